@@ -1,0 +1,123 @@
+"""Every error a user can meet, by whose turn it is to act.
+
+- the user's request: `SpecError`, `PayloadError`
+- the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`
+- the wire: `WireError` and under it `ConnectionLost`, `ProtocolError`
+- the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Cancelled`, `TimedOut`
+
+A message says what happened and to which host or rank; the hint says what to do now. Exceptions of foreign
+libraries become one of these in the one file that imports the library.
+"""
+
+from __future__ import annotations
+
+
+class DistmagicError(Exception):
+    """Base of all errors of distmagic: a message, and a hint that says what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows these lines instead of a traceback through distmagic's own frames."""
+        return [f"{type(self).__name__}: {self.message}", *([self.hint] if self.hint else [])]
+
+
+class SpecError(DistmagicError):
+    """The request itself is wrong: a flag, a host list, a hostfile, a cell without a call."""
+
+
+class PayloadError(DistmagicError):
+    """The function or a value that it uses can't travel to the hosts."""
+
+
+class HostError(DistmagicError):
+    """A host can't be used. `host` is the name the user typed."""
+
+    def __init__(self, host: str, message: str, hint: str = "") -> None:
+        super().__init__(f"{host}: {message}", hint)
+        self.host = host
+
+
+class Unreachable(HostError):
+    """No SSH connection: unknown name, refused port, no answer."""
+
+
+class HostKeyError(HostError):
+    """The host's key is unknown or has changed."""
+
+
+class AuthenticationError(HostError):
+    """The host refused every key and answer that we had."""
+
+
+class PreflightError(HostError):
+    """The host was reached but can't run the job: Python, torch, disk, a directory."""
+
+
+class HostErrors(DistmagicError):
+    """Several hosts can't be used; `errors` holds one `HostError` for each."""
+
+    def __init__(self, errors: tuple[HostError, ...]) -> None:
+        self.errors = errors
+        lines = [f"- {str(e).replace(chr(10), chr(10) + '  ')}" for e in errors]
+        super().__init__(f"{len(errors)} hosts can't be used; nothing was started.\n" + "\n".join(lines))
+
+
+class WireError(DistmagicError):
+    """What travels between the notebook and a host broke."""
+
+
+class ConnectionLost(WireError):
+    """The connection to a host ended before the run did."""
+
+
+class ProtocolError(WireError):
+    """A host sent something that is not of our protocol."""
+
+
+class RunError(DistmagicError):
+    """The run itself failed; `run` is the `Run` so far, with states, logs and metrics."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.run: object | None = None
+
+
+class WorkerFailed(RunError):
+    """A rank raised, exited with a code or was ended by a signal.
+
+    `remote_traceback` is the text of its traceback on the host ("" where there was none).
+    """
+
+    def __init__(self, message: str, hint: str = "", remote_traceback: str = "") -> None:
+        super().__init__(message, hint)
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        parts = (self.remote_traceback.rstrip(), self.message, self.hint)
+        return "\n".join(part for part in parts if part)
+
+    def _render_traceback_(self) -> list[str]:
+        return [*self.remote_traceback.rstrip().splitlines(), *super()._render_traceback_()]
+
+
+class RendezvousFailed(RunError):
+    """The nodes did not find each other; the message names those that are missing."""
+
+
+class NodeLost(RunError):
+    """A host's agent or connection ended while its ranks were running."""
+
+
+class TimedOut(RunError):
+    """The run was stopped because `--timeout` ran out."""
+
+
+class Cancelled(RunError, KeyboardInterrupt):
+    """The user interrupted the run; every rank on every host was stopped."""

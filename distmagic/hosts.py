@@ -1,0 +1,147 @@
+"""Hosts as users write them: a list on the command line, a hostfile, an environment variable. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from distmagic.errors import SpecError
+
+Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
+SLOT_WORDS = ("gpu", "cpu", "auto")
+_NAME = re.compile(r"[A-Za-z0-9._%-]+\Z")
+_USER = re.compile(r"[^\s@:/]+\Z")
+_HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine as the user named it. `slots` is its number of ranks, None where nothing was said."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    slots: Slots | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """This machine, reached without SSH."""
+        return self.name == "localhost" and self.user is None and self.port is None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LOCALHOST = Host(name="localhost")
+
+
+def parse_slots(text: str, where: str) -> Slots:
+    """Return a positive number of ranks, or one of `SLOT_WORDS`. Raises `SpecError` naming `where`."""
+    if text in SLOT_WORDS:
+        return text
+    if re.fullmatch(r"[+-]?\d+", text) is None:
+        raise SpecError(f"{where}: {text!r} is not a number of ranks.", "Use a number, or gpu, cpu or auto.")
+    if int(text) < 1:
+        raise SpecError(f"{where}: {text} ranks were asked for; a host runs at least 1.", "Use 1 or more.")
+    return int(text)
+
+
+def parse_host(text: str) -> Host:
+    """Parse `[user@]name[:port][:ranks]`; `[...]` around an IPv6 address that is followed by a number.
+
+    A single number is a port when it is 22 or at least 1024, else a number of ranks: `gpu-a:4`, `me@gpu-a:2222`.
+    Raises `SpecError`.
+    """
+    text = text.strip().removeprefix("ssh://")
+    user, at, rest = text.rpartition("@")
+    name, numbers = _split_name(rest, text)
+    if (at and not _USER.match(user)) or not name or len(numbers) > 2:
+        raise SpecError(f"{text!r} is not a host.", _HOSTS_HINT)
+    port, slots = _port_and_slots(numbers, text)
+    return Host(name=name, user=user or None, port=port, slots=slots)
+
+
+def _split_name(rest: str, whole: str) -> tuple[str, list[str]]:
+    if rest.startswith("["):
+        address, bracket, tail = rest[1:].partition("]")
+        if not bracket or not _is_ipv6(address) or (tail and not tail.startswith(":")):
+            raise SpecError(f"{whole!r}: the part in brackets is not an IPv6 address.", "Write [fe80::1]:22.")
+        return address, tail[1:].split(":") if tail else []
+    if rest.count(":") > 1 and _is_ipv6(rest):
+        return rest, []
+    name, *numbers = rest.split(":")
+    return (name if _NAME.match(name) else ""), numbers
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text.partition("%")[0]).version == 6
+    except ValueError:
+        return False
+
+
+def _port_and_slots(numbers: list[str], whole: str) -> tuple[int | None, Slots | None]:
+    if not numbers:
+        return None, None
+    if len(numbers) == 1 and not _looks_like_port(numbers[0]):
+        return None, parse_slots(numbers[0], f"host {whole!r}")
+    port = numbers[0]
+    if not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise SpecError(f"host {whole!r}: {port!r} is not a port (1 to 65535).", _HOSTS_HINT)
+    return int(port), parse_slots(numbers[1], f"host {whole!r}") if len(numbers) == 2 else None
+
+
+def _looks_like_port(text: str) -> bool:
+    return text.isdigit() and (int(text) == 22 or int(text) >= 1024)
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Parse a list of hosts separated by commas or blanks. Raises `SpecError`."""
+    hosts = tuple(parse_host(part) for part in re.split(r"[,\s]+", text.strip()) if part)
+    if not hosts:
+        raise SpecError("The list of hosts is empty.", _HOSTS_HINT)
+    return _without_twins(hosts)
+
+
+def _without_twins(hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    seen: set[Host] = set()
+    for host in hosts:
+        place = replace(host, slots=None)
+        if place in seen:
+            raise SpecError(f"{host.name} is listed twice.", f"Write it once with all its ranks: {host.name}:N.")
+        seen.add(place)
+    return hosts
+
+
+def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
+    """Parse a hostfile as OpenMPI, Horovod and DeepSpeed write it: `name slots=N` a line, `#` comments.
+
+    Raises `SpecError` naming `path` and the line.
+    """
+    hosts = tuple(_hostfile_lines(text.splitlines(), path))
+    if not hosts:
+        raise SpecError(f"{path}: no host in this hostfile.", "Write one host a line: gpu-a slots=4")
+    return _without_twins(hosts)
+
+
+def _hostfile_lines(lines: Iterable[str], path: str) -> Iterable[Host]:
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            yield _hostfile_host(words, f"{path}, line {number}")
+
+
+def _hostfile_host(words: list[str], where: str) -> Host:
+    try:
+        host = parse_host(words[0])
+        for word in words[1:]:
+            key, _, value = word.partition("=")
+            if key not in ("slots", "max_slots", "max-slots"):
+                raise SpecError(f"{word!r} is not understood.", "Write: gpu-a slots=4")
+            if key == "slots":
+                host = replace(host, slots=parse_slots(value, f"slots of {host.name}"))
+    except SpecError as error:
+        raise SpecError(f"{where}: {error.message}", error.hint) from None
+    return host

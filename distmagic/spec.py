@@ -1,0 +1,86 @@
+"""What is asked for: the job (no host in it), the way to the hosts, and how it is shown. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from distmagic.errors import SpecError
+from distmagic.hosts import SLOT_WORDS, Slots
+
+BACKENDS = ("static", "c10d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job, in torchrun's words. None means: not said, decided by `plan`.
+
+    `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
+    log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run. Raises `SpecError`.
+    """
+
+    nproc_per_node: Slots | None = None
+    nnodes: tuple[int, int] | None = None
+    max_restarts: int = 0
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # may hold secrets
+    cwd: str | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_nproc(self.nproc_per_node)
+        _check_rendezvous(self)
+        if self.max_restarts < 0:
+            raise SpecError(f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more.")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
+        for name, _ in self.env:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise SpecError(f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE.")
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of nodes may change while the job runs."""
+        return self.nnodes is not None and self.nnodes[0] != self.nnodes[1]
+
+
+def _check_nproc(nproc: Slots | None) -> None:
+    if isinstance(nproc, str) and nproc not in SLOT_WORDS:
+        raise SpecError(f"--nproc-per-node {nproc!r} is not a number of ranks.", "Use a number, or gpu, cpu or auto.")
+    if isinstance(nproc, int) and nproc < 1:
+        raise SpecError(f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more.")
+
+
+def _check_rendezvous(spec: JobSpec) -> None:
+    if spec.rdzv_backend not in (None, *BACKENDS):
+        raise SpecError(f"--rdzv-backend {spec.rdzv_backend!r} is not known.", "Use static or c10d.")
+    if spec.nnodes is not None and not 1 <= spec.nnodes[0] <= spec.nnodes[1]:
+        raise SpecError(f"--nnodes {spec.nnodes[0]}:{spec.nnodes[1]} is not a range.", "Write --nnodes MIN:MAX.")
+    if spec.is_elastic and spec.rdzv_backend == "static":
+        raise SpecError("--rdzv-backend static can't change the number of nodes.", "Use --rdzv-backend c10d.")
+    if spec.master_port is not None and not 1 <= spec.master_port <= 65535:
+        raise SpecError(f"--master-port {spec.master_port} is not a port.", "Use 1 to 65535.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
+
+    `ssh_command` names the system's client to use instead of paramiko. `connect_timeout_s` bounds one connection,
+    from the name's look-up to the end of authentication (waiting for an answer typed by the user not counted).
+    """
+
+    ssh_config: str | None = None
+    ssh_command: str | None = None
+    pythons: tuple[tuple[str, str], ...] = ()
+    connect_timeout_s: float = 15.0
+    lease_s: float = 60.0
+
+    def python_of(self, name: str) -> str | None:
+        """Return the interpreter chosen for host `name`, or None."""
+        table = dict(self.pythons)
+        return table.get(name, table.get(""))

@@ -1,0 +1,45 @@
+"""The seam between the launcher and a host: start one process there and hold its pipes. Nothing else.
+
+A transport knows nothing of torch, jobs or ranks. `tests/transports/contract.py` is the contract, run over
+every implementation:
+
+- `local`: this machine, no SSH
+- `ssh`: paramiko, one connection a host and a channel a process
+- `ssh_command`: the system's `ssh` program, for configurations that paramiko can't do
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Process(Protocol):
+    """A process on a host. Methods block; `close` from another thread ends a blocked one."""
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        """Return some bytes of its stdout, as soon as there are any; b"" at end of file or after `close`."""
+
+    def stderr(self) -> str:
+        """Return what it has written to stderr so far, at most the last 8 KiB."""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return its exit code, negative for a signal; None if still running after `timeout_s` or unknown."""
+
+    def close_stdin(self) -> None:
+        """Give it end of file on stdin."""
+
+    def close(self) -> None:
+        """Let go of the pipes. Does not promise that the process ends. Safe to call twice."""
+
+
+class Transport(Protocol):
+    """A way to a host. Made by a function `connect(...)` that returns once the host can start processes."""
+
+    def start(self, argv: tuple[str, ...]) -> Process:
+        """Start `argv` on the host, its stdin, stdout and stderr ours. Raises a `HostError` or `ConnectionLost`."""
+
+    def close(self) -> None:
+        """End the connection. Safe to call twice."""

@@ -151,14 +151,16 @@ class Progress:
 class Output:
     """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
 
-    `skipped_bytes` in front of it are in the log but not sent, because the reader was too far behind.
+    `skipped_bytes` in front of it are in the log but not sent, because they came too fast to be read by anybody.
+    The journal keeps `size_bytes` in place of the text, which stands in the log already.
     """
 
     rank: int
     stream: str
     offset: int
-    text: str
+    text: str = ""
     skipped_bytes: int = 0
+    size_bytes: int = 0
 
 
 @_message
@@ -274,14 +276,20 @@ class Offer:
 
 @_message
 class Start:
-    """Start the agent of one node. `torchrun` are torchrun's flags; `env` is added to the host's own environment."""
+    """Start the agent of one node. `torchrun` are torchrun's flags, `call` and `code` the payload's blobs.
+
+    `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
+    "address port" of the rendezvous, "" where there is only one node.
+    """
 
     job: str
     node_rank: int
     torchrun: tuple[str, ...]
     env: dict[str, str]
+    defaults: dict[str, str]
     cwd: str
-    payload: str
+    call: str
+    code: str
     endpoint: str
     lead: bool
     lease_s: float

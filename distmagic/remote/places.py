@@ -1,0 +1,94 @@
+"""Where things lie on a host.
+
+`~/.distmagic/` (or `$DISTMAGIC_HOME`), kept and bounded:
+    blobs/SHA256          bundles and payloads, content-addressed
+    jobs/JOB/NODE-HOST/   journal, logs and results of one node of one job (homes are often shared between hosts)
+
+`/tmp/distmagic-UID-JOB-NODE/`, gone with the job: sockets (they fail on NFS and beyond 107 bytes).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+KEPT_DAYS = 7.0
+KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
+
+
+def home() -> Path:
+    """Return the directory of all that is kept."""
+    return Path(os.environ.get("DISTMAGIC_HOME") or os.path.expanduser("~/.distmagic"))
+
+
+def blob(sha256: str) -> Path:
+    """Return the place of a blob, whether or not it is there. Raises ValueError for what is no SHA-256."""
+    if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+        raise ValueError(f"{sha256[:80]!r} is no SHA-256")
+    return home() / "blobs" / sha256
+
+
+def job_dir(job: str, node_rank: int) -> Path:
+    """Return the directory of one node of a job, whether or not it is there."""
+    if not job.replace("-", "").isalnum():
+        raise ValueError(f"{job[:80]!r} is no job")
+    return home() / "jobs" / job / f"{node_rank}-{socket.gethostname()}"
+
+
+def run_dir(job: str, node_rank: int) -> Path:
+    """Return the directory of a job's sockets, whether or not it is there."""
+    return Path(f"/tmp/distmagic-{os.getuid()}-{job}-{node_rank}")
+
+
+def make_run_dir(job: str, node_rank: int) -> Path:
+    """Make the directory of the sockets, 0700. Raises OSError, also if anything of that name is there already."""
+    path = run_dir(job, node_rank)
+    path.mkdir(mode=0o700)
+    return path
+
+
+def check_run_dir(path: Path) -> None:
+    """Raise PermissionError unless `path` is a directory of ours that nobody else may enter, and no link."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise PermissionError(f"{path} is not a private directory of this user")
+
+
+def expire(now: float | None = None) -> None:
+    """Remove jobs and blobs that are older than `KEPT_DAYS` or beyond `KEPT_BYTES`, the oldest first.
+
+    A job that still runs is kept: its journal is young, because an agent touches it while it lives.
+    """
+    now = time.time() if now is None else now
+    for kind, floor_s in (("jobs", 300.0), ("blobs", 300.0)):
+        kept = 0
+        for changed, size, path in sorted(_entries(home() / kind), reverse=True):
+            kept += size
+            age_s = now - changed
+            if age_s > KEPT_DAYS * 86400 or (kept > KEPT_BYTES and age_s > floor_s):
+                _remove(path)
+
+
+def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield (last change, bytes, path) of every entry of a folder."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        try:
+            files = [path, *path.rglob("*")] if path.is_dir() else [path]
+            stats = [file.lstat() for file in files]
+        except FileNotFoundError:
+            continue  # another contact removes at the same time
+        yield max(s.st_mtime for s in stats), sum(s.st_size for s in stats), path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

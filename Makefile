@@ -1,0 +1,50 @@
+# make test | demo | lint | clean: each does all of its own set-up in .venv.
+#   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
+#   JOBS=1              tests at the same time (0: in pytest's own process); 2 if not said
+#   NO_APT=1            never install a system package, only say what is missing
+#   CI=true             a missing system package is a failure, not a skip
+#   ARGS="-k ssh"       more arguments for pytest
+
+PYTHON ?= python3
+# The version that the tests are made for. A plain request, so that pip takes the build that its configuration prefers.
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+ARGS ?=
+
+venv := .venv
+bin := $(abspath $(venv))/bin
+pip := $(bin)/python -m pip --quiet --disable-pip-version-check --no-input
+export PATH := $(bin):$(PATH)
+
+.PHONY: test demo lint clean setup
+.DELETE_ON_ERROR:
+
+setup: $(venv)/.ready
+
+$(venv)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "distmagic needs Python 3.10 or later; this is " + sys.version.split()[0] + ". Say which with: make PYTHON=python3.11")'
+	@sh .ci/make-venv $(PYTHON) $(venv)
+	@echo "installing $(TORCH) into $(venv): the largest part, some minutes where it isn't cached"
+	@$(pip) install '$(TORCH)'
+	@echo "installing distmagic and what its tests and notebooks need into $(venv)"
+	@$(pip) install '$(TORCH)' --editable '.[dev]'
+	@touch $@
+
+test: $(venv)/.ready
+	@$(bin)/python -m tests.system
+	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile $(ARGS)
+
+demo: $(venv)/.ready
+	@mkdir -p build
+	@echo "running notebooks/00_quickstart.ipynb: two throw-away SSH hosts, two ranks each"
+	@$(bin)/jupyter nbconvert --log-level=WARN --to notebook --execute --output-dir build notebooks/00_quickstart.ipynb
+	@$(bin)/python notebooks/summary.py build/00_quickstart.ipynb
+
+lint: $(venv)/.ready
+	@$(bin)/ruff check
+	@$(bin)/ruff format --check
+	@$(bin)/mypy
+
+clean:
+	rm -rf $(venv) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find distmagic notebooks tests -name __pycache__ -type d -prune -exec rm -rf {} +

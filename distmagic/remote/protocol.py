@@ -250,6 +250,11 @@ class Data:
 
 
 @_message
+class Over:
+    """The agent of the job that was started or attached to is gone; requests are answered again."""
+
+
+@_message
 class Refused:
     """The request can't be met, in words that name the cause."""
 

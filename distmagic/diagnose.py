@@ -1,0 +1,82 @@
+"""What stands in the way of a job on a host, before anything is started. Pure."""
+
+from __future__ import annotations
+
+from distmagic.errors import PreflightError
+from distmagic.remote.protocol import Facts
+
+_NEEDED_BYTES = 16 << 20
+
+
+def check_python(host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str) -> None:
+    """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that."""
+    if found[:2] != ours[:2]:
+        raise PreflightError(
+            host,
+            f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
+            f"functions travel only between equal minor versions.",
+            f"Name a Python {_dots(ours[:2])} on the host: --python {host}=/path/to/python{_dots(ours[:2])}",
+        )
+
+
+def _dots(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def check_system(host: str, system: str) -> None:
+    """Raise `PreflightError` unless the host is a Linux machine."""
+    if not system.startswith("linux"):
+        raise PreflightError(host, f"runs {system}; hosts of distmagic are Linux machines.", "Use a Linux host.")
+
+
+def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
+    """Return warnings for what may work. Raises `PreflightError` for what can't.
+
+    `local_torch` is the version of torch on this machine, None where it has none (then nothing is compared).
+    """
+    if facts.torch is None:
+        raise PreflightError(
+            host,
+            f"Python {facts.executable} has no torch.",
+            f"Install torch there, or name a Python that has it: --python {host}=/path/to/python",
+        )
+    if facts.free_bytes < _NEEDED_BYTES:
+        raise PreflightError(
+            host,
+            f"the disk under {facts.state_dir} is full ({facts.free_bytes >> 20} MiB free).",
+            "Make room there, or set DISTMAGIC_HOME on the host to a directory on another disk.",
+        )
+    return tuple(_torch_warnings(host, facts.torch, local_torch))
+
+
+def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
+    if local is None or "unknown" in (remote, local):
+        return []
+    theirs, ours = _numbers(remote), _numbers(local)
+    if theirs[0] != ours[0]:
+        raise PreflightError(
+            host,
+            f"torch {remote}, but this notebook has torch {local}; tensors and modules don't travel between them.",
+            f"Install torch {ours[0]}.{ours[1]} there, or name a Python that has it: --python {host}=/path/to/python",
+        )
+    if theirs != ours:
+        return [f"{host} has torch {remote}, this notebook {local}: modules that travel may not load."]
+    return []
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
+
+
+def check_among(names: tuple[str, ...], facts: tuple[Facts, ...]) -> None:
+    """Raise `PreflightError` unless all hosts have one minor version of torch: their ranks must understand each other."""
+    versions = {name: _numbers(one.torch or "") for name, one in zip(names, facts, strict=True)}
+    first = next(iter(versions))
+    for name, version in versions.items():
+        if version != versions[first]:
+            theirs, ours = dict(zip(names, facts, strict=True))[name].torch, facts[0].torch
+            raise PreflightError(
+                name,
+                f"torch {theirs}, but {first} has torch {ours}; the ranks of one job need the same minor version.",
+                "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH.",
+            )

@@ -1,0 +1,135 @@
+"""From what is asked for and what the hosts are like to what each host is told. Pure: ids and ports are arguments."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distmagic import torchrun
+from distmagic.errors import PreflightError, SpecError
+from distmagic.hosts import Host, Slots
+from distmagic.remote.protocol import Facts, Route
+from distmagic.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A host that answered, with its facts and its address as the other nodes dial it."""
+
+    host: Host
+    facts: Facts
+    route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What one host is told. `env` replaces variables, `defaults` only fills gaps in the host's own environment."""
+
+    host: Host
+    node_rank: int
+    nproc_per_node: int
+    torchrun: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    defaults: tuple[tuple[str, str], ...]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole run. `endpoint` is "address port" where node 0 listens, "" with a single node."""
+
+    job: str
+    nodes: tuple[NodePlan, ...]
+    endpoint: str
+    max_restarts: int
+
+
+def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd: str) -> Plan:
+    """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
+
+    `local_cwd` is the working directory of ranks on this machine, unless the job names one.
+    """
+    rdzv = _rendezvous(spec, reached, job)
+    nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
+    endpoint = f"{rdzv.address} {rdzv.port}" if len(nodes) > 1 else ""
+    return Plan(job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts)
+
+
+def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
+    low, high = spec.nnodes or (len(reached), len(reached))
+    if not low <= len(reached) <= high:
+        raise SpecError(
+            f"--nnodes asks for {low if low == high else f'{low} to {high}'} nodes, but {len(reached)} hosts are given.",
+            "List as many hosts with --hosts, or leave --nnodes out.",
+        )
+    address, port = _endpoint(spec, reached[0])
+    return torchrun.Rendezvous(
+        backend=choose_backend(spec, len(reached)), address=address, port=port, rdzv_id=spec.rdzv_id or job,
+        min_nodes=low, max_nodes=high, max_restarts=spec.max_restarts,
+    )  # fmt: skip
+
+
+def choose_backend(spec: JobSpec, nodes: int) -> str:
+    """Return static, or c10d where the number of nodes may change or several nodes restart. Raises `SpecError`."""
+    restarts = spec.max_restarts > 0 and nodes > 1
+    if spec.rdzv_backend == "static" and restarts:
+        raise SpecError(
+            "--rdzv-backend static can't restart ranks on more than one node: the nodes never meet again.",
+            "Use --rdzv-backend c10d with --max-restarts, or leave --rdzv-backend out.",
+        )
+    return spec.rdzv_backend or ("c10d" if spec.is_elastic or restarts else "static")
+
+
+def _endpoint(spec: JobSpec, lead: Reached) -> tuple[str, int]:
+    if spec.rdzv_endpoint is None:
+        return lead.route.address, spec.master_port or lead.facts.free_port
+    address, colon, port = spec.rdzv_endpoint.rpartition(":")
+    if not colon:
+        return spec.rdzv_endpoint, spec.master_port or lead.facts.free_port
+    if not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise SpecError(f"--rdzv-endpoint {spec.rdzv_endpoint!r} is not address:port.", "Write 10.0.0.1:29500.")
+    return address.strip("[]"), int(port)
+
+
+def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str) -> NodePlan:
+    nproc = count_ranks(one.host.slots or spec.nproc_per_node, one.facts, one.host.name)
+    address = spec.local_addr if spec.local_addr and rank == 0 else one.route.address
+    return NodePlan(
+        host=one.host, node_rank=rank, nproc_per_node=nproc,
+        torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
+        env=spec.env, defaults=_defaults(one, nproc), cwd=spec.cwd or (local_cwd if one.host.is_local else "~"),
+    )  # fmt: skip
+
+
+def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
+    """Return how many ranks a host runs: a number as it is, `gpu`, `cpu` and `auto` as torchrun means them.
+
+    Nothing said: one rank a GPU, or one. Raises `PreflightError` for `gpu` on a host without one.
+    """
+    if isinstance(slots, int):
+        return slots
+    if slots == "gpu" and not facts.gpus:
+        raise PreflightError(host, "--nproc-per-node gpu, but no GPU was found.", "Use a number, or auto.")
+    if slots == "cpu":
+        return facts.cpus
+    return facts.gpus or (facts.cpus if slots == "auto" else 1)
+
+
+def _defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
+    """Bind the collectives to the interface that the other nodes dial, and spare users torchrun's thread warning."""
+    name = one.route.interface
+    binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}")) if name else ()
+    return (*binding, *((("OMP_NUM_THREADS", "1"),) if nproc > 1 else ()))
+
+
+def commands(plan: Plan, pythons: Sequence[str]) -> str:
+    """Return, for people, what is run on every host: one torchrun command each, values of `--env` left out."""
+    return "\n".join(_command(node, python) for node, python in zip(plan.nodes, pythons, strict=True))
+
+
+def _command(node: NodePlan, python: str) -> str:
+    env = [f"{name}=..." for name, _ in node.env] + [shlex.join([f"{k}={v}"]) for k, v in node.defaults]
+    run = shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
+    head = f"# {node.host.name} (node_rank {node.node_rank}, {node.nproc_per_node} ranks)"
+    return f"{head}\ncd {node.cwd} && env {' '.join(env)} {run} <the cell>" if env else f"{head}\ncd {node.cwd} && {run} <the cell>"

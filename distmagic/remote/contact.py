@@ -1,0 +1,205 @@
+"""The process behind one SSH channel: answers the notebook, starts agents, and carries bytes between the two.
+
+It holds nothing: when its channel ends it ends, and agents go on under their lease.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.remote import facts, places, processes, protocol
+from distmagic.remote.lines import Lines
+
+_CHUNK = 1 << 20
+
+
+class Contact:
+    """The conversation on stdin and stdout. Standard output is ours alone: stray prints go to stderr."""
+
+    def __init__(self) -> None:
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+        self._lines = Lines()
+
+    def run(self) -> None:
+        """Tell the facts, then answer until end of file."""
+        places.expire()
+        self._say(facts.gather())
+        while (line := self._line()) is not None:
+            _, request = protocol.decode(line)
+            handler = _HANDLERS.get(type(request))
+            if handler is not None:
+                self._handle(handler, request)
+
+    def _handle(self, handler: object, request: protocol.Message) -> None:
+        try:
+            handler(self, request)  # type: ignore[operator]
+        except (OSError, ValueError) as error:
+            self._say(protocol.Refused(what=type(request).__name__.lower(), error=str(error)))
+
+    # ---- bytes
+
+    def _say(self, message: protocol.Message) -> None:
+        self._write(protocol.encode(message))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._out, view) :]
+
+    def _line(self) -> bytes | None:
+        while (line := self._lines.line()) is None:
+            data = os.read(0, 65536)
+            if not data:
+                return None
+            self._lines.feed(data)
+        return line
+
+    # ---- answers
+
+    def _ask(self, request: protocol.Ask) -> None:
+        address, interface = facts.route(request.peer)
+        self._say(protocol.Route(address=address, interface=interface))
+
+    def _offer(self, request: protocol.Offer) -> None:
+        wanted = [blob for blob in request.blobs if not places.blob(blob.sha256).exists()]
+        self._say(protocol.Want(sha256=tuple(blob.sha256 for blob in wanted)))
+        for blob in wanted:
+            self._receive(blob)
+        for blob in request.blobs:
+            os.utime(places.blob(blob.sha256))  # young again
+        if wanted:
+            self._say(protocol.Want())
+
+    def _receive(self, blob: protocol.Blob) -> None:
+        path = places.blob(blob.sha256)
+        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        digest, left, failed = hashlib.sha256(), blob.size_bytes, None
+        with aside.open("wb") as file:
+            while left:
+                data = self._lines.take(min(left, _CHUNK)) or os.read(0, min(left, _CHUNK))
+                if not data:
+                    raise OSError("the connection ended in the middle of a file")
+                left -= len(data)
+                digest.update(data)
+                try:
+                    file.write(data)
+                except OSError as error:
+                    failed = failed or error  # go on reading: the conversation must stay whole
+        if failed is not None or digest.hexdigest() != blob.sha256:
+            aside.unlink()
+            raise failed or OSError("a file arrived damaged")
+        aside.rename(path)
+
+    def _start(self, request: protocol.Start) -> None:
+        folder = places.job_dir(request.job, request.node_rank)
+        cwd = os.path.expanduser(request.cwd)
+        if not os.path.isdir(cwd):
+            raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
+        folder.mkdir(parents=True, mode=0o700)
+        run_dir = places.make_run_dir(request.job, request.node_rank)
+        try:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(run_dir / "readers"))
+            listener.listen(16)
+            child = _spawn(request, listener, folder, cwd)
+        except BaseException:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise
+        listener.close()
+        self._relay(run_dir / "readers", protocol.Attach(job=request.job, node_rank=request.node_rank))
+        child.wait()
+        self._say(protocol.Over())
+
+    def _attach(self, request: protocol.Attach) -> None:
+        run_dir = places.run_dir(request.job, request.node_rank)
+        places.check_run_dir(run_dir)
+        self._relay(run_dir / "readers", request)
+        self._say(protocol.Over())
+
+    def _relay(self, path: Path, attach: protocol.Attach) -> None:
+        """Carry bytes both ways until the agent closes, which it does as its last act."""
+        with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
+            conn.connect(str(path))
+            conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
+            selector.register(0, selectors.EVENT_READ, "notebook")
+            selector.register(conn, selectors.EVENT_READ, "agent")
+            while True:
+                sides = [key.data for key, _ in selector.select()]
+                if "agent" in sides:
+                    data = _receive(conn)
+                    if not data:
+                        return
+                    self._write(data)
+                if "notebook" in sides:
+                    data = os.read(0, 65536)
+                    if not data:
+                        sys.exit(0)  # the channel is gone; the agent waits for its lease
+                    conn.sendall(data)
+
+    def _fetch(self, request: protocol.Fetch) -> None:
+        path = places.job_dir(request.job, request.node_rank) / request.name
+        if request.name != path.name or not path.is_file():
+            raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
+        with path.open("rb") as file:
+            size = max(0, os.fstat(file.fileno()).st_size - request.offset)
+            file.seek(request.offset)
+            self._say(protocol.Data(size_bytes=size))
+            while size and (data := file.read(min(size, _CHUNK))):
+                size -= len(data)
+                self._write(data)
+
+    def _sweep(self, request: protocol.Sweep) -> None:
+        left = processes.sweep(request.job)
+        for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-{request.job}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
+        self._say(protocol.Final(reason="swept", survivors=names))
+
+
+def _receive(conn: socket.socket) -> bytes:
+    try:
+        return conn.recv(1 << 18)
+    except ConnectionResetError:
+        return b""
+
+
+def _spawn(request: protocol.Start, listener: socket.socket, folder: Path, cwd: str) -> subprocess.Popen[bytes]:
+    """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
+    line = protocol.encode(replace(request, cwd=cwd))
+    env = {**os.environ, processes.MARK: request.job}
+    with (folder / "agent.log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
+            stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True,
+        )  # fmt: skip
+    assert child.stdin is not None
+    child.stdin.write(line)
+    child.stdin.close()
+    return child
+
+
+_HANDLERS = {
+    protocol.Ask: Contact._ask,
+    protocol.Offer: Contact._offer,
+    protocol.Start: Contact._start,
+    protocol.Attach: Contact._attach,
+    protocol.Fetch: Contact._fetch,
+    protocol.Sweep: Contact._sweep,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Serve one channel."""
+    try:
+        Contact().run()
+    except BrokenPipeError:
+        sys.exit(0)  # nobody reads any more

@@ -1,0 +1,116 @@
+"""The agent's side of one rank: its socket, its two streams, and what it reports, coalesced."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.remote import exits, processes, protocol
+from distmagic.remote.streams import Stream
+
+_ROWS_A_LINE = 20
+
+
+class Rank:
+    """A rank that has said hello. `ended` is its own last word, None if it went without one."""
+
+    def __init__(self, conn: socket.socket, hello: protocol.Worker, fds: list[int], folder: Path, now: float) -> None:
+        self.conn = conn
+        self.hello = hello
+        self.streams = tuple(Stream(fd, folder, hello.rank, name, now) for fd, name in zip(fds, STREAMS, strict=True))
+        self.process = processes.read(hello.pid)
+        self.pidfd = _open_pidfd(hello.pid)
+        self.ended: protocol.Ended | None = None
+        self.is_over = False
+        self._latest: protocol.Progress | None = None
+        self._rows: list[protocol.Row] = []
+        self._bars: dict[int, protocol.Bar] = {}
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._reports = os.open(folder / f"rank{hello.rank}.reports.jsonl", flags, 0o600)
+
+    def receive(self) -> bool:
+        """Take one packet from the rank; False when there is none (now, or for ever)."""
+        try:
+            packet = self.conn.recv(1 << 18)
+        except (BlockingIOError, ConnectionResetError):
+            return False
+        if not packet:
+            return False
+        _, message = protocol.decode(packet)
+        if isinstance(message, protocol.Progress):
+            self._take(message, packet)
+        elif isinstance(message, protocol.Ended):
+            self.ended = message
+        return True
+
+    def _take(self, message: protocol.Progress, packet: bytes) -> None:
+        if message.rows:
+            try:
+                os.write(self._reports, packet)
+            except OSError:
+                pass  # a full disk: the streams tell of it, once for all
+        old = self._latest or message
+        self._latest = replace(
+            message, step=old.step if message.step is None else message.step,
+            total=old.total if message.total is None else message.total, device=message.device or old.device,
+        )  # fmt: skip
+        self._rows.extend(message.rows)
+        self._bars.update({bar.id: bar for bar in message.bars})
+
+    def progress(self) -> protocol.Progress | None:
+        """Return all reports since the last call as one event, None if there were none."""
+        if self._latest is None:
+            return None
+        event = replace(self._latest, rows=thin(self._rows, _ROWS_A_LINE), bars=tuple(self._bars.values()))
+        self._latest, self._rows, self._bars = None, [], {}
+        return event
+
+    def last_word(self, out_of_memory: bool) -> protocol.Ended | None:
+        """Return how the rank ended, once its process has; None while it runs or where only torchrun can tell."""
+        if self.ended is not None:
+            return self.ended
+        now = processes.read(self.hello.pid)
+        if now is None or self.process is None or now.started != self.process.started or now.state not in "ZX":
+            return None
+        return self.end_by_code(exits.code_of(now.exit_status), out_of_memory)
+
+    def end_by_code(self, code: int, out_of_memory: bool) -> protocol.Ended:
+        """Return an end made from an exit code."""
+        return protocol.Ended(
+            rank=self.hello.rank, restart=self.hello.restart, outcome=exits.outcome_of(code), code=code,
+            meaning=exits.meaning_of(code, out_of_memory),
+        )  # fmt: skip
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process still runs (a zombie does not)."""
+        now = processes.read(self.hello.pid)
+        return now is not None and self.process is not None and now.started == self.process.started and now.state not in "ZX"
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.conn.close()
+        os.close(self._reports)
+        for stream in self.streams:
+            stream.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+
+STREAMS = ("stdout", "stderr")
+
+
+def _open_pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # gone already, or a kernel before 5.3: the agent's clock notices the end then
+        return -1
+
+
+def thin(rows: list[protocol.Row], limit: int) -> tuple[protocol.Row, ...]:
+    """Return at most `limit` rows, evenly spaced, the last one always among them."""
+    if len(rows) <= limit:
+        return tuple(rows)
+    return tuple(rows[(i + 1) * len(rows) // limit - 1] for i in range(limit))

@@ -1,0 +1,182 @@
+"""The worker: one rank. Gives its streams to the agent, calls the user's function, reports the end.
+
+Started by torchrun. Its exit code is what any script's would be: 0 after a return, 1 after an exception.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import linecache
+import os
+import socket
+import sys
+import traceback
+import types
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from distmagic.remote import bars, call, parcel, processes, protocol, report
+
+_F_SETPIPE_SZ = 1031  # fcntl(2)
+_PIPE_BYTES = 1 << 20
+_MAX_TRACEBACK = 60_000
+_MAX_MESSAGE = 8_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """What torchrun and the agent told this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    restart: int
+    folder: Path
+    call: Path
+    code: Path
+    socket: str
+
+    @property
+    def result(self) -> Path:
+        """Where the return value goes."""
+        return self.folder / f"rank{self.rank}.result"
+
+
+def main(argv: list[str]) -> None:
+    """Be one rank."""
+    processes.die_with_parent()
+    rank = _who_am_i()
+    conn = _say_hello(rank)
+    report.begin(lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart)
+    bundle = sys.path.pop(0)
+    sys.path[:0] = [bundle, f"{rank.code}/modules"]
+    sys.argv[:] = ["distmagic"]
+    labels = _load_sources(rank.code)
+    try:
+        bars.install(report.post_bar, fallback=f"{bundle}/fallback")
+        value = call.perform(parcel.load(rank.call), _fresh_main())
+        ended = _keep(rank, value)
+    except SystemExit as stop:
+        ended = _exited(rank, stop)
+    except BaseException as error:  # noqa: BLE001 - the end of a rank, whatever it is, is told
+        ended = _raised(rank, error, labels)
+    _finish(conn, ended)
+
+
+def _who_am_i() -> Rank:
+    told = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
+    return Rank(
+        rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        folder=Path(told["folder"]), call=Path(told["call"]), code=Path(told["code"]), socket=told["socket"],
+    )  # fmt: skip
+
+
+def _say_hello(rank: Rank) -> socket.socket:
+    """Connect to the agent and hand it the reading ends of our stdout and stderr."""
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.connect(rank.socket)
+    out, err = os.pipe(), os.pipe()
+    for _, writing in (out, err):
+        try:
+            fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            continue  # over the user's limit: a small pipe will do
+    hello = protocol.Worker(
+        rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid()
+    )
+    socket.send_fds(conn, [protocol.encode(hello)], [out[0], err[0]])
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out[1], 1), (err[1], 2)):
+        os.dup2(source, target)
+    for fd in (null, *out, *err):
+        os.close(fd)
+    return conn
+
+
+def _send(conn: socket.socket, packet: bytes) -> bool:
+    try:
+        conn.send(packet, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # the agent is gone; this process follows it in a moment
+    return True
+
+
+def _load_sources(code: Path) -> dict[str, str]:
+    """Show the cells' text to tracebacks, `inspect.getsource`, Triton and torch.compile; return the cells' labels."""
+    with zipfile.ZipFile(code) as archive:
+        sources = json.loads(archive.read("sources.json"))
+    for name, text in sources["texts"].items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return dict(sources["labels"])
+
+
+def _fresh_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
+    return main
+
+
+def _ended(rank: Rank, outcome: str, code: int = 0, **more: object) -> protocol.Ended:
+    return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, **more)  # type: ignore[arg-type]
+
+
+def _keep(rank: Rank, value: object) -> protocol.Ended:
+    size = 0 if value is None else parcel.dump(value, rank.result)
+    return _ended(rank, "returned", result_bytes=size)
+
+
+def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
+    """Return the end by sys.exit(): no code is a return, a text goes to stderr and means 1."""
+    if stop.code is None or stop.code == 0:
+        return _ended(rank, "returned", result_bytes=0)
+    if not isinstance(stop.code, int):
+        print(stop.code, file=sys.stderr)
+        return _ended(rank, "exited", 1, meaning=str(stop.code)[:_MAX_MESSAGE])
+    return _ended(rank, "exited", stop.code & 0xFF, meaning=f"sys.exit({stop.code}) was called")
+
+
+def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
+    text = shown_traceback(error, labels)
+    print(text, file=sys.stderr, flush=True)
+    message = str(error)[:_MAX_MESSAGE]
+    kind = type(error).__name__
+    failure = protocol.Failure(type=kind, message=message, traceback=text[-_MAX_TRACEBACK:])
+    return _ended(rank, "raised", 1, failure=failure)
+
+
+def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
+    """Return the traceback without our own frames, cells under the label that the notebook shows."""
+    own = str(Path(__file__).parent)
+    summary = traceback.TracebackException.from_exception(error)
+    _hide_frames(summary, own)
+    text = "".join(summary.format()).rstrip()
+    for name, label in labels.items():
+        text = text.replace(f'File "{name}", line', f"{label}, line")
+    return text
+
+
+def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None:
+    while summary is not None:
+        kept = [frame for frame in summary.stack if not frame.filename.startswith(own)]
+        summary.stack[:] = kept
+        _hide_frames(summary.__cause__, own)
+        summary = summary.__context__
+
+
+def _finish(conn: socket.socket, ended: protocol.Ended) -> None:
+    """Tell the end, then leave as any Python program does: atexit, threads, flush."""
+    report.end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        conn.setblocking(True)
+        conn.send(protocol.encode(ended))
+    except OSError:
+        sys.exit(1)  # the agent is gone
+    sys.exit(ended.code)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,10 +22,10 @@ ALIVE = ("starting", "running")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One host in this run. `phase`: connecting, starting, running, ended (torchrun is over), gone (all is over).
+    """One host in this run. `phase`: connecting, starting, running, ended (torchrun is over), clear (no process is left), gone.
 
-    `hostname` is the host's own name for itself, `host` what the user typed. `survivors`: processes that could not
-    be ended.
+    `hostname` is the host's own name for itself, `host` what the user typed. `code` is torchrun's exit code.
+    `survivors`: processes that could not be ended.
     """
 
     node_rank: int
@@ -111,6 +112,18 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """Event of the launcher: a node's agent has said all and is gone, and what is wanted of it has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """Event of the launcher: what a lost agent had left running on a node was ended, but for `survivors`."""
+
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """Event of the launcher: the job is being stopped; `reason` is "interrupted", "failed", "timeout" or words."""
 
@@ -119,11 +132,14 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened: on which node, when by the notebook's clock (seconds since the run began), what."""
+    """Something that happened: on which node, when by the notebook's clock (seconds since the run began), what.
+
+    None is the clock's own: nothing happened, but time has passed.
+    """
 
     node_rank: int
     at_s: float
-    what: protocol.Message | Lost | Stopping
+    what: protocol.Message | Lost | Swept | Gone | Stopping | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +163,8 @@ class RunState:
     notices: tuple[str, ...] = ()
     stopping: str = ""
     lost: tuple[tuple[int, str], ...] = ()
-    unreached: tuple[tuple[int, str], ...] = ()
-    endpoint_open: bool = False
+    unreached: Mapping[int, str] = field(default_factory=dict)
+    endpoint_open_at_s: float | None = None
     at_s: float = 0.0
     max_restarts: int = 0
 
@@ -174,10 +190,10 @@ class RunState:
         return "done" if all(node.code == 0 for node in self.nodes) else "failed"
 
 
-def begin(job: str, hosts: Iterable[str], max_restarts: int = 0) -> RunState:
+def begin(job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = ()) -> RunState:
     """Return the state of a run of which nothing is known but its hosts."""
     nodes = tuple(NodeState(node_rank=i, host=host) for i, host in enumerate(hosts))
-    return RunState(job=job, nodes=nodes, max_restarts=max_restarts)
+    return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices)
 
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
@@ -208,16 +224,16 @@ class _Draft:
         self.notices = list(state.notices)
         self.stopping = state.stopping
         self.lost = list(state.lost)
-        self.unreached = list(state.unreached)
-        self.endpoint_open = state.endpoint_open
+        self.unreached = dict(state.unreached)
+        self.endpoint_open_at_s = state.endpoint_open_at_s
 
     def freeze(self) -> RunState:
         return replace(
             self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
             series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
             open_lines=self.open_lines, first_failure=self.first_failure, notices=tuple(self.notices),
-            stopping=self.stopping, lost=tuple(self.lost), unreached=tuple(self.unreached),
-            endpoint_open=self.endpoint_open,
+            stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
+            endpoint_open_at_s=self.endpoint_open_at_s,
         )  # fmt: skip
 
     def label(self, rank: int, node_rank: int) -> str:
@@ -316,11 +332,17 @@ def _ended(draft: _Draft, node: int, what: protocol.Ended) -> None:
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
     draft.close_lines(what.rank, node)
-    failed = what.outcome != "returned"
-    phase = "done" if not failed else "stopped" if draft.stopping else "failed"
+    phase = _end_phase(draft, what)
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
     if phase == "failed" and draft.first_failure is None:
         draft.first_failure = what.rank
+
+
+def _end_phase(draft: _Draft, what: protocol.Ended) -> str:
+    if what.outcome == "returned" or (what.outcome == "exited" and what.code == 0):
+        return "done"
+    by_torchrun = draft.first_failure is not None and what.outcome == "signalled" and what.code == -signal.SIGTERM
+    return "stopped" if draft.stopping or by_torchrun else "failed"
 
 
 def _engine_ended(draft: _Draft, node: int, what: protocol.Engineended) -> None:
@@ -333,9 +355,11 @@ def _engine_ended(draft: _Draft, node: int, what: protocol.Engineended) -> None:
 
 def _endpoint(draft: _Draft, node: int, what: protocol.Endpoint) -> None:
     if what.state == "open":
-        draft.endpoint_open = True
+        draft.endpoint_open_at_s = draft.at_s
     elif what.state == "unreached":
-        draft.unreached.append((node, what.detail))
+        draft.unreached[node] = what.detail
+    else:
+        draft.unreached.pop(node, None)
 
 
 def _notice(draft: _Draft, node: int, what: protocol.Notice) -> None:
@@ -344,7 +368,7 @@ def _notice(draft: _Draft, node: int, what: protocol.Notice) -> None:
 
 def _final(draft: _Draft, node: int, what: protocol.Final) -> None:
     old = draft.nodes[node]
-    draft.nodes[node] = replace(old, phase="gone", reason=what.reason, survivors=what.survivors)
+    draft.nodes[node] = replace(old, phase="clear", reason=what.reason, survivors=what.survivors)
     draft.close_lines(-1, node)
     for rank, worker in draft.workers.items():
         if worker.node_rank == node:
@@ -353,11 +377,19 @@ def _final(draft: _Draft, node: int, what: protocol.Final) -> None:
                 draft.workers[rank] = replace(worker, phase="stopped")
 
 
+def _gone(draft: _Draft, node: int, what: Gone) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], phase="gone")
+
+
 def _lost(draft: _Draft, node: int, what: Lost) -> None:
     draft.lost.append((node, what.why))
     for rank, worker in draft.workers.items():
         if worker.node_rank == node and worker.phase in ALIVE:
             draft.workers[rank] = replace(worker, phase="lost")
+
+
+def _swept(draft: _Draft, node: int, what: Swept) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], phase="clear", survivors=what.survivors)
 
 
 def _stopping(draft: _Draft, node: int, what: Stopping) -> None:
@@ -374,6 +406,8 @@ _HANDLERS = {
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
     protocol.Final: _final,
+    Gone: _gone,
     Lost: _lost,
+    Swept: _swept,
     Stopping: _stopping,
 }

@@ -1,0 +1,186 @@
+"""One call from function to result: what the magic and plain Python scripts both use."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from distmagic import diagnose
+from distmagic import plan as planning
+from distmagic.bundle import build
+from distmagic.drive import Screen, drive
+from distmagic.errors import DistmagicError
+from distmagic.hosts import LOCALHOST, Host, parse_hosts
+from distmagic.launch import Launch
+from distmagic.link import Link
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.outcome import Run
+from distmagic.pack import Payload
+from distmagic.plan import Plan, Reached
+from distmagic.reach import PARALLEL, Connections, Reaching, connect
+from distmagic.remote import facts
+from distmagic.remote.protocol import Route
+from distmagic.spec import Access, JobSpec
+from distmagic.state import Event, RunState, Swept, begin, fold
+from distmagic.verdict import verdict
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Session:
+    """What a kernel keeps between runs: its open connections."""
+
+    def __init__(self) -> None:
+        self._connections = Connections(connect)
+
+    def reach(self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker) -> Reaching:
+        """Begin to reach hosts, in the background; no host means this machine."""
+        hosts = hosts or (LOCALHOST,)
+        pythons = tuple(python_of(host, access) for host in hosts)
+        return Reaching(hosts, access, asker, self._connections, pythons, build)
+
+    def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
+        """Return the commands that a run would start on every host, having started nothing."""
+        links = reaching.wait()
+        try:
+            plan, _ = prepare(links, spec, _new_job())
+            return planning.commands(plan, [link.facts.executable for link in links])
+        finally:
+            _in_parallel(Link.finish, links)
+
+    def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run:
+        """Run a job to its end and return what is left of it.
+
+        Raises a `HostError` before anything is started, or a `RunError` that carries the `Run`.
+        """
+        links = reaching.wait()
+        try:
+            plan, warnings = prepare(links, spec, _new_job())
+            launch = Launch(plan, links, (payload.call, payload.code), reaching.access.lease_s, time.monotonic)
+            launch.start()
+        except BaseException:
+            _in_parallel(Link.close, links)
+            raise
+        state = begin(plan.job, [host.name for host in reaching.hosts], spec.max_restarts, warnings)
+        try:
+            state = drive(launch, state, screen, spec.timeout_s)
+        finally:
+            launch.close()
+        state = fold(state, self._sweep_lost(state, reaching))
+        screen.finish(state)
+        return self._finish(state, launch, reaching)
+
+    def _finish(self, state: RunState, launch: Launch, reaching: Reaching) -> Run:
+        def open_link(node_rank: int) -> Link:
+            return self._link(reaching, node_rank)
+
+        error = verdict(state)
+        run = Run(state, launch.small_results, open_link, shown=error is None)
+        if error is not None:
+            error.run = run
+            raise error
+        return run
+
+    def _link(self, reaching: Reaching, node_rank: int) -> Link:
+        host, python = reaching.hosts[node_rank], reaching.pythons[node_rank]
+        return self._connections.link(host, reaching.access, reaching.asker, python, build())
+
+    def _sweep_lost(self, state: RunState, reaching: Reaching) -> list[Event]:
+        """End what is left on nodes whose agent is lost, as far as they can be reached."""
+
+        def sweep(node_rank: int) -> list[Event]:
+            self._connections.drop(reaching.hosts[node_rank], reaching.access)
+            try:
+                link = self._link(reaching, node_rank)
+                left = link.sweep(state.job).survivors
+                link.finish()
+            except DistmagicError:
+                return []  # out of reach: its own lease ends it, and the verdict says so
+            return [Event(node_rank=node_rank, at_s=state.at_s, what=Swept(survivors=left))]
+
+        return [event for found in _in_parallel(sweep, [node for node, _ in state.lost]) for event in found]
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connections.close()
+
+
+@cache
+def session() -> Session:
+    """Return this process's one session."""
+    found = Session()
+    atexit.register(found.close)
+    return found
+
+
+def python_of(host: Host, access: Access) -> str:
+    """Return the interpreter to start on a host: the one named, here the notebook's own, else `python3`."""
+    return access.python_of(host.name) or (sys.executable if host.is_local else "python3")
+
+
+def prepare(links: Sequence[Link], spec: JobSpec, job: str) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
+    names = tuple(link.host.name for link in links)
+    local_torch = facts.torch_version()
+    warnings = [text for link in links for text in diagnose.check(link.host.name, link.facts, local_torch)]
+    diagnose.check_among(names, tuple(link.facts for link in links))
+    routes = _routes(links)
+    reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
+    return planning.make_plan(spec, reached, job=job, local_cwd=os.getcwd()), tuple(warnings)
+
+
+def _routes(links: Sequence[Link]) -> list[Route]:
+    """Return each host's address as the others dial it: the lead's, and of the others the one that leads to it."""
+    lead, *others = links
+    peers = [link.facts.address for link in others if not link.host.is_local]
+    first = lead.ask(peers[0] if lead.host.is_local and peers else "")
+    return [first, *_in_parallel(lambda link: link.ask(first.address), others)]
+
+
+def _new_job() -> str:
+    return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
+
+
+def _in_parallel(act: Callable[[A], B], things: Sequence[A]) -> list[B]:
+    if not things:
+        return []
+    with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
+        return list(pool.map(act, things))
+
+
+def run(
+    fn: Callable[..., Any], *args: Any, hosts: str | Sequence[Host] | None = None,
+    kwargs: Mapping[str, Any] | None = None, access: Access | None = None, screen: Screen | None = None,
+    payload_limit_bytes: int = 256 << 20, **spec: Any,
+) -> Run:  # fmt: skip
+    """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
+
+    `hosts` is written as after `--hosts`; None means DISTMAGIC_HOSTS, else this machine. `spec` are fields of
+    `JobSpec`: nproc_per_node, nnodes, max_restarts, rdzv_backend, env (a dict), cwd, timeout_s and so on. `access` says
+    how hosts are reached. Raises what the magic raises: `SpecError`, `PayloadError`, `HostError`, `RunError`.
+    """
+    from distmagic.pack import pack_call
+    from distmagic.screen import screen_for
+
+    if isinstance(spec.get("env"), Mapping):
+        spec["env"] = tuple(spec["env"].items())
+    job = JobSpec(**spec)
+    text = hosts if hosts is not None else os.environ.get("DISTMAGIC_HOSTS", "")
+    chosen = (parse_hosts(text) if text else ()) if isinstance(text, str) else tuple(text)
+    asker = NotebookAsker(can_ask=sys.stdin is not None and sys.stdin.isatty())
+    reaching = session().reach(chosen, access or Access(), asker)
+    try:
+        payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
+    except BaseException:
+        reaching.cancel()
+        raise
+    return session().launch(reaching, job, payload, screen or screen_for(None))

@@ -1,0 +1,260 @@
+"""The notebook's end of one conversation with one host: boot, facts, blobs, start, events, files.
+
+A `Link` is one `contact` process on the host, reached over a transport. Every wrong byte from the host becomes a
+`ProtocolError`, every end of file a `ConnectionLost`, each naming the host.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from distmagic import diagnose
+from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
+from distmagic.hosts import Host
+from distmagic.remote import boot, protocol
+from distmagic.remote.lines import Lines
+from distmagic.transports import Process, Transport
+
+BOOT_TIMEOUT_S = 30.0
+_NOISE_BYTES = 1 << 20  # of log-in banners before our first line
+_CHUNK = 1 << 18
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalBlob:
+    """A content-addressed file on this machine."""
+
+    blob: protocol.Blob
+    path: Path
+
+
+class Link:
+    """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self.host = host
+        self._process = process
+        self._lines = Lines()
+        self._writing = threading.Lock()
+        self._closed = False
+        self.facts: protocol.Facts
+
+    # ---- opening
+
+    @classmethod
+    def open(cls, host: Host, transport: Transport, python: str, bundle: LocalBlob) -> Link:
+        """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`."""
+        link = cls(host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)))
+        try:
+            with link._bounded(BOOT_TIMEOUT_S):
+                link._boot(python, bundle)
+                link.facts = link._expect(protocol.Facts)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    @contextmanager
+    def _bounded(self, timeout_s: float) -> Iterator[None]:
+        """Close the conversation, and say so, when the block takes too long."""
+        late = threading.Event()
+        timer = threading.Timer(timeout_s, lambda: (late.set(), self.close()))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except ConnectionLost:
+            if late.is_set():
+                raise Unreachable(
+                    self.host.name, f"connected, but gave no answer within {timeout_s:g} s.",
+                    f"Is the machine overloaded, or its home directory's file server down? Try: ssh {self.host.name} true",
+                ) from None  # fmt: skip
+            raise
+        finally:
+            timer.cancel()
+
+    def _boot(self, python: str, bundle: LocalBlob) -> None:
+        self._write(boot.program(bundle.blob.sha256))
+        reply = self._boot_reply(python)
+        name = self.host.name
+        diagnose.check_system(name, str(reply.get("system")))
+        diagnose.check_python(name, _version(reply), sys.version_info[:3], str(reply.get("executable")))
+        if reply.get("error"):
+            raise PreflightError(
+                name, f"can't write to {reply.get('home')}: {reply['error']}.",
+                "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
+            )  # fmt: skip
+        if reply.get("have"):
+            self._write(b"0\n")
+        else:
+            self._write(f"{bundle.blob.size_bytes}\n".encode() + bundle.path.read_bytes())
+
+    def _boot_reply(self, python: str) -> dict[str, object]:
+        """Return the first line that is ours; log-in shells may have printed anything before it."""
+        noise = 0
+        while noise < _NOISE_BYTES:
+            try:
+                line = self._line()
+            except ConnectionLost:
+                raise self._no_python(python) from None
+            noise += len(line) + 1
+            start = line.find(boot.MARK)
+            if start >= 0:
+                return _parse_reply(line[start + len(boot.MARK) :], self.host.name)
+        raise ProtocolError(f"{self.host.name}: its log-in shell prints without end.", "Look at its start-up files.")
+
+    def _no_python(self, python: str) -> Exception:
+        if self._closed:
+            return ConnectionLost(f"{self.host.name}: the connection was closed.")
+        code, said = self._process.wait(2.0), self._process.stderr().strip()
+        name = self.host.name
+        if code in (126, 127) or "not found" in said or "No such file" in said:
+            return PreflightError(
+                name, f"there is no {python} (the host said: {said[-300:] or f'exit code {code}'}).",
+                f"Name its Python, one that has torch: --python {name}=/path/to/python",
+            )  # fmt: skip
+        return PreflightError(
+            name, f"{python} ended before it said anything (exit code {code}): {said[-500:]}",
+            f"Try by hand: ssh {name} {python} -c 'import sys'",
+        )  # fmt: skip
+
+    # ---- before the start
+
+    def ask(self, peer: str) -> protocol.Route:
+        """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
+        self.send(protocol.Ask(peer=peer))
+        return self._expect(protocol.Route)
+
+    def deliver(self, blobs: tuple[LocalBlob, ...]) -> int:
+        """Bring the host those of the files that it lacks; return the number of bytes sent."""
+        self.send(protocol.Offer(blobs=tuple(local.blob for local in blobs)))
+        wanted = self._expect(protocol.Want).sha256
+        sending = [local for local in blobs if local.blob.sha256 in wanted]
+        for local in sending:
+            with local.path.open("rb") as file:
+                while data := file.read(_CHUNK):
+                    self._write(data)
+        if sending:
+            self._expect(protocol.Want)
+        return sum(local.blob.size_bytes for local in sending)
+
+    # ---- a job
+
+    def start(self, request: protocol.Start) -> None:
+        """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't."""
+        self.send(request)
+        self._hello = self._expect_numbered(protocol.Hello)
+
+    def events(self) -> Iterator[tuple[int, protocol.Message]]:
+        """Yield (number, event) from hello on, until the agent is gone. Raises `ConnectionLost`, `ProtocolError`."""
+        n, hello = self._hello
+        yield n, hello
+        while True:
+            number, message = self._next()
+            if isinstance(message, protocol.Over):
+                return
+            if message is None or number == 0:
+                continue  # of a younger protocol
+            if number != n + 1:
+                raise ProtocolError(f"{self.host.name}: event {number} came after event {n}.")
+            n = number
+            yield n, message
+
+    def send(self, message: protocol.Message) -> None:
+        """Say something. Raises `ConnectionLost`."""
+        self._write(protocol.encode(message))
+
+    def fetch(self, request: protocol.Fetch, write: Callable[[bytes], object]) -> int:
+        """Hand a file of a job to `write`, piece by piece; return its size. Raises `PreflightError` if it isn't there."""
+        self.send(request)
+        size = left = self._expect(protocol.Data).size_bytes
+        while left:
+            data = self._lines.take(min(left, _CHUNK)) or self._read(min(left, _CHUNK))
+            left -= len(data)
+            write(data)
+        return size
+
+    def sweep(self, job: str) -> protocol.Final:
+        """End what a dead agent of this job left running there; return what could not be ended."""
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(protocol.Sweep(job=job))
+            return self._expect(protocol.Final)
+
+    def close(self) -> None:
+        """Hang up. The agent, if there is one, goes on under its lease."""
+        self._closed = True
+        self._process.close()
+
+    def finish(self) -> None:
+        """Let the host's process end by itself, and wait for it."""
+        self._process.close_stdin()
+        self._process.wait(5.0)
+        self.close()
+
+    # ---- bytes
+
+    def _write(self, data: bytes) -> None:
+        with self._writing:
+            self._process.write(data)
+
+    def _read(self, size: int = 65536) -> bytes:
+        data = self._process.read(size)
+        if not data:
+            raise ConnectionLost(f"{self.host.name}: the connection ended. {self._process.stderr()[-500:]}".strip())
+        return data
+
+    def _line(self) -> bytes:
+        try:
+            while (line := self._lines.line()) is None:
+                self._lines.feed(self._read())
+        except protocol.WireError as error:
+            raise ProtocolError(f"{self.host.name} sent {error}.") from None
+        return line
+
+    def _next(self) -> tuple[int, protocol.Message | None]:
+        try:
+            return protocol.decode(self._line())
+        except protocol.WireError as error:
+            raise ProtocolError(f"{self.host.name} sent {error}.") from None
+
+    def _expect(self, kind: type[M]) -> M:
+        return self._expect_numbered(kind)[1]
+
+    def _expect_numbered(self, kind: type[M]) -> tuple[int, M]:
+        n, message = self._next()
+        if isinstance(message, protocol.Refused):
+            raise PreflightError(self.host.name, f"{message.error}.".replace("..", "."), _REFUSAL_HINTS.get(message.what, ""))
+        if not isinstance(message, kind):
+            raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
+        return n, message
+
+
+_REFUSAL_HINTS = {
+    "offer": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "start": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
+    "fetch": "Logs and results are kept for 7 days, at most 2 GiB of them.",
+}
+
+
+def _version(reply: dict[str, object]) -> tuple[int, ...]:
+    found = reply.get("python")
+    return tuple(int(part) for part in found) if isinstance(found, list) else ()
+
+
+def _parse_reply(text: bytes, host: str) -> dict[str, object]:
+    try:
+        reply = json.loads(text)
+    except ValueError:
+        raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.") from None
+    if not isinstance(reply, dict):
+        raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.")
+    return reply

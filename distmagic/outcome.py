@@ -1,0 +1,173 @@
+"""What is left of a run: return values, logs, metrics, the last state."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from distmagic import render
+from distmagic.errors import SpecError
+from distmagic.link import Link
+from distmagic.remote import journal, parcel, protocol
+from distmagic.state import RunState
+
+_TELL_S = 0.5
+
+
+class Run:
+    """A run that is over.
+
+    `results[rank]` is what the rank returned; `logs(rank)` what it wrote; `metrics` what it reported; `state` all that
+    was known at the end. Shown as a cell's value it is the table and the curves once more.
+    """
+
+    def __init__(
+        self, state: RunState, small_results: Mapping[int, bytes], open_link: Callable[[int], Link], *, shown: bool
+    ) -> None:
+        self.state = state
+        self._open_link = open_link
+        self._shown = shown
+        self.results = Results(state, small_results, self._fetch)
+
+    @property
+    def job(self) -> str:
+        """The job's name, which its directories on the hosts carry."""
+        return self.state.job
+
+    @property
+    def metrics(self) -> list[dict[str, float | int | None]]:
+        """What was reported: one row a report, with rank, at_s (seconds since the rank began), step and the values.
+
+        At most 20 rows a tenth of a second and rank come to the notebook; every one of them is on the rank's host.
+        `pandas.DataFrame(run.metrics)` makes a frame of it.
+        """
+        rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
+        for rank, table in sorted(self.state.series.items()):
+            for name, series in table.items():
+                for point in series:
+                    key = (rank, point.at_s, point.step)
+                    rows.setdefault(key, {"rank": rank, "at_s": point.at_s, "step": point.step})[name] = point.value
+        return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))  # type: ignore[arg-type, return-value]
+
+    def logs(self, rank: int, stream: str | None = None) -> str:
+        """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
+
+        `stream` is "stdout" or "stderr"; None gives both, one after the other. Raises `SpecError` for an unknown rank.
+        """
+        names = [journal.log_name(rank, one) for one in ([stream] if stream else ["stdout", "stderr"])]
+        nodes = range(len(self.state.nodes)) if rank == -1 else [self._node_of(rank)]
+        texts = []
+        for node_rank in nodes:
+            for name in names:
+                data = io.BytesIO()
+                self._fetch(node_rank, name, data.write)
+                texts.append(data.getvalue().decode(errors="replace"))
+        return "".join(texts)
+
+    def _node_of(self, rank: int) -> int:
+        if rank not in self.state.workers:
+            raise SpecError(f"There is no rank {rank} in this run.", f"Its ranks: {sorted(self.state.workers)}.")
+        return self.state.workers[rank].node_rank
+
+    def _fetch(self, node_rank: int, name: str, write: Callable[[bytes], object]) -> int:
+        link = self._open_link(node_rank)
+        try:
+            return link.fetch(protocol.Fetch(job=self.job, node_rank=node_rank, name=name), write)
+        finally:
+            link.finish()
+
+    def __repr__(self) -> str:
+        return render.text(self.state)
+
+    def _repr_html_(self) -> str:
+        return render.html(self.state)
+
+    def _ipython_display_(self) -> None:
+        """Show the summary, but not a second time right after the run itself has shown it."""
+        from IPython.display import display
+
+        if self._shown:
+            self._shown = False
+            return
+        display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+
+
+class Results(Mapping[int, Any]):
+    """Return values by rank. One is unpickled when it is looked at for the first time, large ones fetched then.
+
+    Unpickling runs code that the hosts chose: look at results only of hosts that you trust with your notebook.
+    """
+
+    def __init__(self, state: RunState, small: Mapping[int, bytes], fetch: Callable[..., int]) -> None:
+        self._state, self._small, self._fetch = state, small, fetch
+        self._loaded: dict[int, Any] = {}
+
+    def __getitem__(self, rank: int) -> Any:
+        if rank not in self._loaded:
+            self._loaded[rank] = self._load(rank)
+        return self._loaded[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(r for r, w in self._state.workers.items() if w.ended and w.ended.result_bytes is not None))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        sizes = {rank: self._size(rank) for rank in self}
+        return f"<results of {len(sizes)} ranks: " + ", ".join(f"{r}: {s:,} bytes" for r, s in sizes.items()) + ">"
+
+    def _size(self, rank: int) -> int:
+        ended = self._state.workers[rank].ended
+        return (ended.result_bytes or 0) if ended else 0
+
+    def _load(self, rank: int) -> Any:
+        if rank not in set(self):
+            raise KeyError(f"rank {rank} returned nothing that could be kept; ranks that did: {list(self)}")
+        if not self._size(rank):
+            return None
+        with tempfile.TemporaryDirectory(prefix="distmagic-result-") as folder:
+            path = Path(folder) / "result"
+            with path.open("wb") as file:
+                if rank in self._small:
+                    file.write(self._small[rank])
+                else:
+                    self._download(rank, file)
+            return parcel.load(path)  # mapped: the file's name may go, its bytes stay until nobody looks at them
+
+    def _download(self, rank: int, file: io.BufferedWriter) -> None:
+        line = _ProgressLine(f"result of rank {rank}", self._size(rank))
+
+        def write(data: bytes) -> None:
+            file.write(data)
+            line.add(len(data))
+
+        self._fetch(self._state.workers[rank].node_rank, f"rank{rank}.result", write)
+        line.end()
+
+
+class _ProgressLine:
+    """One line on stderr that says how far a transfer is."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._began = self._told = time.monotonic()
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._told > _TELL_S:
+            self._tell("\r")
+
+    def end(self) -> None:
+        self._tell("\n")
+
+    def _tell(self, end: str) -> None:
+        self._told = time.monotonic()
+        rate = self._done / max(self._told - self._began, 1e-9) / 1e6
+        text = f"{self._what}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({rate:,.0f} MB/s)"
+        print(f"\r{text}", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,129 @@
+"""Reaching hosts: all at once, in the background, while the notebook's own statements still run.
+
+The kernel keeps one connection a host and uses it again for the next run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+
+from distmagic.errors import ConnectionLost, DistmagicError, HostError, HostErrors
+from distmagic.hosts import Host
+from distmagic.link import Link, LocalBlob
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.spec import Access
+from distmagic.transports import Transport
+from distmagic.transports.prompts import Asker
+
+PARALLEL = 16  # more threads are no faster: the servers' forking is the cost
+
+
+class Connections:
+    """The kernel's open connections, one for each host and way of reaching it. Safe to use from threads."""
+
+    def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
+        self._connect = connect
+        self._open: dict[tuple[Host, Access], Transport] = {}
+        self._lock = threading.Lock()
+
+    def link(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
+        """Return a new conversation with a host, over the open connection if there is one that still works."""
+        key = (replace(host, slots=None), access)
+        with self._lock:
+            known = self._open.get(key)
+        if known is not None:
+            try:
+                return Link.open(host, known, python, bundle)
+            except (ConnectionLost, HostError):
+                self.drop(host, access)
+        transport = self._connect(host, access, asker)
+        with self._lock:
+            self._open[key] = transport
+        return Link.open(host, transport, python, bundle)
+
+    def drop(self, host: Host, access: Access) -> None:
+        """Close a host's connection."""
+        with self._lock:
+            transport = self._open.pop((replace(host, slots=None), access), None)
+        if transport is not None:
+            transport.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            transports, self._open = list(self._open.values()), {}
+        for transport in transports:
+            transport.close()
+
+
+def connect(host: Host, access: Access, asker: Asker) -> Transport:
+    """Return a transport to a host: this machine without SSH, the system's client if one is named, else paramiko."""
+    if host.is_local:
+        from distmagic.transports import local
+
+        return local.connect()
+    if access.ssh_command:
+        from distmagic.transports import ssh_command
+
+        return ssh_command.connect(host, access, asker)
+    from distmagic.transports import ssh
+
+    return ssh.connect(host, access, asker)
+
+
+class Reaching:
+    """Conversations with hosts that are being opened. `wait` returns them all, or says what is wrong with each."""
+
+    def __init__(
+        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, connections: Connections,
+        pythons: tuple[str, ...], bundle: Callable[[], LocalBlob],
+    ) -> None:  # fmt: skip
+        self.hosts, self.access, self.pythons = hosts, access, pythons
+        self.asker = asker
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
+        self._links = [
+            self._pool.submit(lambda h=host, p=python: connections.link(h, access, asker, p, bundle()))  # type: ignore[misc]
+            for host, python in zip(hosts, pythons, strict=True)
+        ]
+
+    def wait(self) -> tuple[Link, ...]:
+        """Return one open `Link` a host, in order. Raises `HostErrors`, or the one error; then all links are closed.
+
+        Questions (passphrases, one-time passwords) are asked meanwhile, on this thread.
+        """
+        try:
+            while wait(self._links, 0.02).not_done:
+                self.asker.serve(0.02)
+        except BaseException:
+            self.cancel()
+            raise
+        errors = [error for link in self._links if (error := link.exception()) is not None]
+        if errors:
+            self.cancel()
+            raise join_errors(errors)
+        self._pool.shutdown(wait=False)
+        return tuple(link.result() for link in self._links)
+
+    def cancel(self) -> None:
+        """Give up: nothing is kept but the connections."""
+        self.asker.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for link in self._links:
+            link.add_done_callback(_close_link)
+
+
+def _close_link(future: Future[Link]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+def join_errors(errors: list[BaseException]) -> BaseException:
+    """Return the one error, or one that names all hosts. What is no error of ours comes first: it is a bug."""
+    foreign = [error for error in errors if not isinstance(error, DistmagicError)]
+    if foreign or len(errors) == 1:
+        return (foreign or errors)[0]
+    hosts = tuple(error for error in errors if isinstance(error, HostError))
+    return HostErrors(hosts) if len(hosts) == len(errors) else errors[0]

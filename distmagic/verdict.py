@@ -1,0 +1,92 @@
+"""From the last state of a run to the exception it ends with, if it does. Pure."""
+
+from __future__ import annotations
+
+from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.state import NodeState, RunState, WorkerState
+
+_TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
+_LAST_LINES = 12
+
+
+def verdict(state: RunState) -> RunError | None:
+    """Return what to raise for a run that is over; None for one that went well.
+
+    The rank that failed first speaks for all: the others were stopped because of it.
+    """
+    error = _verdict(state)
+    survivors = [f"{what} on {node.host}" for node in state.nodes for what in node.survivors]
+    if error is not None and survivors:
+        error.hint = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
+    return error
+
+
+def _verdict(state: RunState) -> RunError | None:
+    if state.first_failure is not None:
+        return _worker_failed(state, state.workers[state.first_failure])
+    if state.stopping == "interrupted":
+        return Cancelled("The run was interrupted; every rank on every host was stopped.", _lost_hint(state))
+    if state.stopping == "timeout":
+        return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
+    if state.stopping == "rendezvous":
+        return _unreached(state)
+    if state.lost:
+        return _node_lost(state)
+    broken = [node for node in state.nodes if node.code not in (0, None) or node.reason not in ("done", "")]
+    return _engine_failed(state, broken[0]) if broken else None
+
+
+def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
+    ended = worker.ended
+    assert ended is not None
+    where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
+    if ended.failure is not None:
+        what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
+        return WorkerFailed(what, where, ended.failure.traceback)
+    how = f"ended with exit code {ended.code}" if ended.code >= 0 else f"was ended by signal {-ended.code}"
+    meaning = f" ({ended.meaning})" if ended.meaning else ""
+    return WorkerFailed(f"{worker.label} {how}{meaning}.", _with_last_lines(state, worker.rank, where))
+
+
+def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
+    lines = [line.text for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
+    if not lines:
+        return hint
+    return "Its last words:\n" + "\n".join(f"    {line}" for line in lines[-_LAST_LINES:]) + f"\n{hint}"
+
+
+def _unreached(state: RunState) -> RendezvousFailed:
+    lead = state.nodes[0].host
+    lines = [f"{state.nodes[i].host} can't dial {lead} at {why}" for i, why in sorted(state.unreached.items())]
+    return RendezvousFailed(
+        "The nodes can't meet: " + "; ".join(lines) + ".",
+        f"Open that port on {lead} for the other hosts, or name an open one with --master-port; if they reach {lead} "
+        "under another address, name it with --rdzv-endpoint ADDRESS:PORT.",
+    )
+
+
+def _node_lost(state: RunState) -> NodeLost:
+    lines = [f"{state.nodes[i].host}: {why}" for i, why in state.lost]
+    return NodeLost("A host was lost, and the others were stopped. " + " ".join(lines), _lost_hint(state))
+
+
+def _lost_hint(state: RunState) -> str:
+    left = [state.nodes[i] for i, _ in state.lost if state.nodes[i].phase != "clear"]
+    names = ", ".join(dict.fromkeys(node.host for node in left))
+    return f"What still runs on {names} ends by itself when its lease runs out." if names else ""
+
+
+def _engine_failed(state: RunState, node: NodeState) -> RunError:
+    if node.reason == "lease":
+        return RunError(f"{node.host} ended its ranks: it had not heard of this notebook for the length of its lease.")
+    if node.reason not in ("done", ""):
+        return RunError(f"{node.host} ended its ranks: {node.reason}.")
+    lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
+    if any(word in line for line in lines for word in _TAKEN):
+        return RendezvousFailed(
+            f"{node.host}: the port of the rendezvous is taken there.",
+            "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+        )
+    said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
+    hint = f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else ""
+    return RunError(f"torchrun on {node.host} ended with exit code {node.code} before any rank told why.", hint)

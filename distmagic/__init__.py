@@ -1,0 +1,101 @@
+"""distmagic: a notebook cell trains on several hosts under torchrun, with every rank's progress live.
+
+Where each thing happens, in the direction of the data. Each arrow is a function, each noun a frozen dataclass;
+nothing flows back.
+
+    the cell's line   --flags.parse_line-->    Request: a JobSpec (what; no host in it) and an Access (spec.py)
+    --hosts, settings --config.choose_hosts--> Hosts (hosts.py)
+    the cell          --cell.parse_cell-->     statements for the notebook, and one call for every rank
+    the call          --pack-->                Payload: the pickled call, or the cell's whole text
+    Hosts             --transports, link-->    Facts of each host (remote/facts.py)
+    Facts             --diagnose-->            errors that name the host and the cure
+    all of these      --plan, torchrun-->      Plan: what every host starts. Pure; torchrun's flags are spelled here
+    Plan              --launch-->              Event, Event, ... : the only place with threads
+    Events            --state.fold-->          RunState: everything that changes what a user sees is in that file
+    RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
+    the end           --outcome-->             Run, with results, logs and metrics, or an error (errors.py)
+
+On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
+IPython, api.py is the same from plain Python, backend.py is where the magics meet the rest. notebook_prompts.py asks
+for passwords. playground.py starts throw-away SSH hosts to try all this on.
+
+In between: `transports/` can start one process on a host and hold its pipes, nothing else: on this machine, through
+paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process.
+
+On the host: `remote/`, which travels there and uses the standard library alone. boot.py comes first and unpacks;
+contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun, gathers what the ranks say into
+a journal, and ends every process when told so or when its lease runs out; worker.py is one rank and calls the user's
+function; report.py and bars.py are the rank's progress; protocol.py is the wire, JSON lines, the same file on both
+ends.
+
+This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
+what is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from distmagic.api import run as run
+    from distmagic.outcome import Run as Run
+    from distmagic.remote.report import report as report
+    from distmagic.remote.report import track as track
+
+__version__ = "0.1.0"
+
+_ERRORS = (
+    "AuthenticationError",
+    "Cancelled",
+    "ConnectionLost",
+    "DistmagicError",
+    "HostError",
+    "HostErrors",
+    "HostKeyError",
+    "NodeLost",
+    "PayloadError",
+    "PreflightError",
+    "ProtocolError",
+    "RendezvousFailed",
+    "RunError",
+    "SpecError",
+    "TimedOut",
+    "Unreachable",
+    "WireError",
+    "WorkerFailed",
+)
+_HOMES = {
+    "report": "distmagic.remote.report",
+    "track": "distmagic.remote.report",
+    "run": "distmagic.api",
+    "Run": "distmagic.outcome",
+    **dict.fromkeys(_ERRORS, "distmagic.errors"),
+}
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604  # the names of one table
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'distmagic' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """`%load_ext distmagic`: register `%%distributed` and `%distributed`."""
+    from distmagic.magic import load_ipython_extension as load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """`%unload_ext distmagic`: take them back, and end connections and playground."""
+    from distmagic.magic import unload_ipython_extension as unload
+
+    unload(shell)

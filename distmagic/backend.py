@@ -1,0 +1,80 @@
+"""What the magics hand their work to: the session with the hosts, the packer, the screen, the playground.
+
+Opened when first needed, so that `%load_ext distmagic` imports neither torch nor paramiko; tests put their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from distmagic.hosts import Host
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.spec import Access, JobSpec
+
+
+class Reaching(Protocol):
+    """Hosts that are being reached in the background."""
+
+    def cancel(self) -> None:
+        """Stop reaching them. Safe to call at any time."""
+
+
+class Session(Protocol):
+    """The connections of this kernel."""
+
+    def reach(self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker) -> Reaching:
+        """Begin to reach `hosts` in the background, and return at once."""
+
+    def launch(self, reaching: Reaching, spec: JobSpec, payload: object, screen: object) -> object:
+        """Run to the end and return the `Run`. Raises a `RunError` that carries it, or what kept it from starting."""
+
+    def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
+        """Return what every host would execute."""
+
+    def close(self) -> None:
+        """End all connections."""
+
+
+class Playground(Protocol):
+    """Throw-away SSH hosts on this machine."""
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts, by the names in `ssh_config`."""
+
+    @property
+    def ssh_config(self) -> str:
+        """Path of the OpenSSH configuration that leads to them."""
+
+    def stop(self) -> None:
+        """End them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The doors that the magics knock at."""
+
+    session: Callable[[], Session]
+    pack_call: Callable[..., object]
+    pack_whole: Callable[..., object]
+    screen_for: Callable[..., object]
+    playground: Callable[[int], Playground]
+
+
+def _lazily(module: str, name: str) -> Callable[..., Any]:
+    def call(*args: object, **kwargs: object) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return call
+
+
+BACKEND = Backend(
+    session=_lazily("distmagic.api", "session"),
+    pack_call=_lazily("distmagic.pack", "pack_call"),
+    pack_whole=_lazily("distmagic.pack", "pack_whole"),
+    screen_for=_lazily("distmagic.screen", "screen_for"),
+    playground=_lazily("distmagic.playground", "start"),
+)

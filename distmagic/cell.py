@@ -1,0 +1,272 @@
+"""A cell's text, read: what runs in the notebook and what every rank executes. Pure, with `ast` alone.
+
+    text --parse_cell--> CellPlan --make_thunk--> a function without arguments
+
+All statements but the last run in the notebook; the last expression, its arguments included, is what every rank
+executes. The text that comes in is the visible cell with its first line, the magic's, as a comment: so every line
+number, here and on the hosts, is the one that the user sees.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import re
+import symtable
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from distmagic.errors import SpecError
+
+_MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
+_BLOCKS = {
+    "For": "a for loop",
+    "AsyncFor": "a for loop",
+    "While": "a while loop",
+    "If": "an if block",
+    "With": "a with block",
+    "AsyncWith": "a with block",
+    "Try": "a try block",
+    "TryStar": "a try block",
+    "Match": "a match block",
+}
+_LAST_HINT = "What every rank executes is the cell's last expression: end the cell with a call, such as {call}."
+_IPYTHON_HINT = "Take it out, or run it in a cell of its own."
+_WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}  # what the user wrote for these calls
+_SHORT_CHARS = 60
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPlan:
+    """What a cell asks for.
+
+    `local` are the statements for the notebook. `call` is the expression for every rank; None means that nothing
+    runs in the notebook and the whole `text` is every rank's program. `targets` are the names on the left of
+    `run = train()`: they get the run itself, since every rank has a value of its own. `is_async`: `call` awaits.
+    """
+
+    text: str
+    local: tuple[ast.stmt, ...] = ()
+    call: ast.expr | None = None
+    targets: tuple[str, ...] = ()
+    is_async: bool = False
+
+
+def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
+    """Return what the cell `text` asks for; with `whole`, all of it runs on every rank.
+
+    Raises `SyntaxError` with `filename` and the line, and `SpecError`, which says what to write.
+    """
+    tree = _parse(text, filename, whole=whole)
+    if not tree.body:
+        raise SpecError("The cell is empty.", "Define a function under the magic's line, and call it at the end.")
+    if whole:
+        return _whole(text, tree, filename)
+    body = _without_guard(tree.body)
+    found = _final_call(body[-1])
+    if found is not None:
+        return _call_plan(text, body[:-1], *found, filename)
+    functions = {node.name: node for node in body if isinstance(node, Function)}
+    _reject_last(body[-1], functions)
+    if not functions:
+        return _whole(text, tree, filename)
+    return _call_plan(text, body, _call_of_only(list(functions.values())), (), filename)
+
+
+def _parse(text: str, filename: str, *, whole: bool) -> ast.Module:
+    try:
+        return ast.parse(text, filename)
+    except SyntaxError as error:
+        line = text.splitlines()[(error.lineno or 1) - 1 :][:1]
+        if whole and line and _MAGIC.match(line[0]):
+            raise _ipython_only(error.lineno or 1, line[0].strip()) from None
+        raise
+
+
+def _ipython_only(lineno: int, line: str) -> SpecError:
+    return SpecError(f"line {lineno}: {_short(line)} is IPython's, and ranks run plain Python.", _IPYTHON_HINT)
+
+
+def _short(source: str) -> str:
+    source = " ".join(source.split())
+    return f"`{source if len(source) <= _SHORT_CHARS else source[: _SHORT_CHARS - 3] + '...'}`"
+
+
+def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
+    compile(tree, filename, "exec", dont_inherit=True)  # a `return` outside a function is found here, not by a rank
+    _reject_ipython(tree)
+    return CellPlan(text=text)
+
+
+def _reject_ipython(tree: ast.AST) -> None:
+    """Refuse the calls that IPython's own syntax became: a rank has no IPython."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython")), attr=method)):
+                words = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+                written = _WRITTEN.get(method, "{}").format(*words, "", "").strip()
+                raise _ipython_only(node.lineno, written if method in _WRITTEN else ast.unparse(node))
+
+
+def _without_guard(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Unwrap a trailing `if __name__ == "__main__":`, which is always true in a notebook."""
+    last = body[-1]
+    if isinstance(last, ast.If) and not last.orelse and ast.unparse(last.test) in _GUARDS:
+        return [*body[:-1], *last.body]
+    return body
+
+
+_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
+
+
+def _final_call(last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
+    """Return the expression and the names it is assigned to, or None where the cell does not end with a call."""
+    if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return None
+    value = last.value
+    if value is None or not _calls(value):
+        return None
+    _reject_ipython(last)
+    if isinstance(last, ast.Expr):
+        return value, ()
+    targets = last.targets if isinstance(last, ast.Assign) else [last.target]
+    if isinstance(last, ast.AugAssign) or not all(isinstance(target, ast.Name) for target in targets):
+        raise SpecError(
+            f"line {last.lineno}: {_short(ast.unparse(last))} can't use the value: every rank has one of its own.",
+            f"Write run = {ast.unparse(value)} and look at run.results[0].",
+        )
+    return value, tuple(target.id for target in targets if isinstance(target, ast.Name))
+
+
+def _calls(node: ast.AST) -> bool:
+    """Whether evaluating `node` calls something: not so inside a lambda, which only defines."""
+    if isinstance(node, ast.Lambda):
+        return False
+    return isinstance(node, ast.Call | ast.Await) or any(_calls(child) for child in ast.iter_child_nodes(node))
+
+
+def _call_plan(text: str, local: list[ast.stmt], call: ast.expr, targets: tuple[str, ...], filename: str) -> CellPlan:
+    for statement in local:
+        if _awaits(statement, filename):
+            raise SpecError(
+                f"line {statement.lineno}: await can only be in the cell's last expression.",
+                "Run this statement in a cell of its own, before this one.",
+            )
+    is_async = _awaits(ast.copy_location(ast.Expr(call), call), filename)
+    return CellPlan(text=text, local=tuple(local), call=call, targets=targets, is_async=is_async)
+
+
+def _awaits(statement: ast.stmt, filename: str) -> bool:
+    """Whether `statement` needs an event loop. Raises `SyntaxError` for what can't stand outside a function."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(ast.Module([statement], []), filename, "exec", flags=flags, dont_inherit=True)
+    return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def _reject_last(last: ast.stmt, functions: dict[str, Function]) -> None:
+    """Refuse a last statement that is neither a call nor a reason to guess one."""
+    call = f"{next(reversed(functions), 'train')}()"
+    hint = _LAST_HINT.format(call=call)
+    if isinstance(last, ast.Expr):
+        _reject_ipython(last)
+        raise SpecError(f"line {last.lineno}: {_short(ast.unparse(last.value))} calls nothing.", hint)
+    block = _BLOCKS.get(type(last).__name__)
+    if functions and block:
+        raise SpecError(
+            f"line {last.lineno}: the cell ends with {block}, not with a call.",
+            f"Put the block into a function and end the cell with its call, such as {call}; "
+            "or write %%distributed --whole, and every rank runs the whole cell.",
+        )
+    if not functions and isinstance(last, ast.ClassDef | ast.Import | ast.ImportFrom):
+        raise SpecError(f"line {last.lineno}: the cell has no function and no call, so there is nothing to run.", hint)
+
+
+def _call_of_only(functions: list[Function]) -> ast.expr:
+    """Return the call of the cell's only function, which must need no argument."""
+    if len(functions) > 1:
+        names = [f"{node.name} (line {node.lineno})" for node in functions]
+        few = "none of them" if names[2:] else "neither"
+        raise SpecError(
+            f"The cell defines {', '.join(names[:-1])} and {names[-1]}, and calls {few}.",
+            _LAST_HINT.format(call=_call_text(functions[-1])),
+        )
+    (function,) = functions
+    if missing := _needed(function):
+        raise SpecError(
+            f"line {function.lineno}: {function.name} needs {_listed(missing)}, and the cell does not call it.",
+            f"End the cell with {_call_text(function)}.",
+        )
+    awaited = "await " if isinstance(function, ast.AsyncFunctionDef) else ""
+    call = ast.parse(f"{awaited}{function.name}()", mode="eval").body
+    ast.increment_lineno(call, function.lineno - 1)
+    return call
+
+
+def _needed(function: Function) -> list[str]:
+    """Return the arguments without a default."""
+    args = function.args
+    positional = [*args.posonlyargs, *args.args]
+    named = [arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
+    return [arg.arg for arg in (*positional[: len(positional) - len(args.defaults)], *named)]
+
+
+def _call_text(function: Function) -> str:
+    positional = {arg.arg for arg in function.args.posonlyargs}
+    values = ("..." if name in positional else f"{name}=..." for name in _needed(function))
+    awaited = "await " if isinstance(function, ast.AsyncFunctionDef) else ""
+    return f"{awaited}{function.name}({', '.join(values)})"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def make_thunk(plan: CellPlan, namespace: dict[str, object], filename: str, flags: int = 0) -> Callable[[], object]:
+    """Return `plan.call` as a function without arguments whose globals are `namespace`.
+
+    Its code has the cell's `filename` and line numbers, and is called `<module>` in tracebacks, as the line that it
+    is. A call that awaits gives a coroutine function. `flags` are the compiler's (`from __future__` of the notebook).
+    """
+    if plan.call is None:
+        raise ValueError("a cell that runs as a whole has no call")
+    keyword = "async def" if plan.is_async else "def"
+    function = ast.parse(f"{keyword} cell():\n    return None").body[0]
+    for node in ast.walk(function):
+        if hasattr(node, "lineno"):
+            ast.copy_location(node, plan.call)
+    assert isinstance(function, Function)
+    assert isinstance(function.body[0], ast.Return)
+    function.body[0].value = plan.call
+    module = compile(ast.Module([function], []), filename, "exec", flags=flags, dont_inherit=True)
+    code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
+    return types.FunctionType(code.replace(co_name="<module>"), namespace, "cell")
+
+
+def names_wanted(plan: CellPlan) -> dict[str, int]:
+    """Return the names that the text of a whole cell takes from outside itself, with the line of the first use.
+
+    Built-in names are left out. Empty where it can't be known (`from x import *`).
+    """
+    tree = ast.parse(plan.text)
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
+        return {}
+    wanted, defined = set(), set(dir(builtins))
+    for table in _tables(symtable.symtable(plan.text, "<cell>", "exec")):
+        names = [symbol for symbol in table.get_symbols() if symbol.is_global() or table.get_type() == "module"]
+        wanted |= {symbol.get_name() for symbol in names if symbol.is_referenced()}
+        defined |= {s.get_name() for s in names if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    lines = ((node.id, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Name))
+    first: dict[str, int] = {}
+    for name, lineno in lines:
+        first[name] = min(lineno, first.get(name, lineno))
+    return {name: first.get(name, 1) for name in sorted(wanted - defined) if not name.startswith("__")}
+
+
+def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _tables(child)

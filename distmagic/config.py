@@ -1,0 +1,108 @@
+"""Defaults of the notebook: `%config Distmagic`, `ipython_config.py`, `DISTMAGIC_HOSTS`, hostfiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from traitlets import Dict, Float, Unicode
+from traitlets.config import Configurable
+
+from distmagic.errors import SpecError
+from distmagic.flags import Defaults, Request, parse_size
+from distmagic.hosts import LOCALHOST, Host, parse_hostfile, parse_hosts, parse_slots
+from distmagic.spec import Access
+
+
+class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets' base may be untyped
+    """Defaults for every %%distributed cell; a cell's own line overrides them."""
+
+    hosts = Unicode("", help="Hosts and their ranks, such as 'gpu-a:4,gpu-b:2'.").tag(config=True)
+    hostfile = Unicode("", help="A file with a host a line, such as 'gpu-a slots=4'.").tag(config=True)
+    ssh_config = Unicode("", help="OpenSSH configuration instead of ~/.ssh/config.").tag(config=True)
+    ssh_command = Unicode("", help="Reach hosts with this program, such as 'ssh'.").tag(config=True)
+    python = Unicode("", help="Python interpreter on the hosts.").tag(config=True)
+    pythons = Dict(
+        value_trait=Unicode(), key_trait=Unicode(), help="Interpreters of single hosts, by the host's name."
+    ).tag(config=True)
+    nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.").tag(config=True)
+    payload_limit = Unicode("256M", help="Largest captured data.").tag(config=True)
+    lease_s = Float(60.0, help="Seconds that ranks outlive a lost notebook.").tag(config=True)
+    connect_timeout_s = Float(15.0, help="Longest time to connect to a host, in seconds.").tag(config=True)
+
+    def defaults(self, environ: Mapping[str, str]) -> Defaults:
+        """Return these settings as the magic's defaults. Raises `SpecError` naming the setting."""
+        _positive(self.lease_s, "Distmagic.lease_s")
+        _positive(self.connect_timeout_s, "Distmagic.connect_timeout_s")
+        pythons = {**({"": self.python} if self.python else {}), **self.pythons}
+        nproc = self.nproc_per_node
+        return Defaults(
+            access=Access(
+                ssh_config=self.ssh_config or None,
+                ssh_command=self.ssh_command or None,
+                pythons=tuple(pythons.items()),
+                connect_timeout_s=self.connect_timeout_s,
+                lease_s=self.lease_s,
+            ),
+            nproc_per_node=parse_slots(nproc, "Distmagic.nproc_per_node") if nproc else None,
+            payload_limit_bytes=parse_size(self.payload_limit, "Distmagic.payload_limit"),
+            environ=environ,
+        )
+
+
+def _positive(seconds: float, where: str) -> None:
+    if not seconds > 0:
+        raise SpecError(f"{where}: {seconds:g} is not a time.", "Use a number of seconds above 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The hosts of a run, and who named them (`source`, in words)."""
+
+    hosts: tuple[Host, ...] = field(default=(LOCALHOST,))
+    source: str = "no hosts are named: this machine"
+
+
+def choose_hosts(request: Request, notebook: Chosen | None, config: Distmagic, environ: Mapping[str, str]) -> Chosen:
+    """Return the hosts by precedence: the line, `%distributed hosts`, `%config`, `DISTMAGIC_HOSTS`, this machine.
+
+    Reads a hostfile where one is named. Raises `SpecError`.
+    """
+    return _of_line(request) or notebook or _of_settings(config, environ)
+
+
+def _of_line(request: Request) -> Chosen | None:
+    if request.hosts is not None:
+        return Chosen(hosts=request.hosts, source="--hosts")
+    if request.hostfile is not None:
+        return Chosen(hosts=read_hostfile(request.hostfile), source=f"--hostfile {request.hostfile}")
+    return None
+
+
+def _of_settings(config: Distmagic, environ: Mapping[str, str]) -> Chosen:
+    if config.hosts:
+        return Chosen(hosts=_named(config.hosts, "Distmagic.hosts"), source="%config Distmagic.hosts")
+    if config.hostfile:
+        return Chosen(hosts=read_hostfile(config.hostfile), source="%config Distmagic.hostfile")
+    if environ.get("DISTMAGIC_HOSTS"):
+        return Chosen(hosts=_named(environ["DISTMAGIC_HOSTS"], "DISTMAGIC_HOSTS"), source="DISTMAGIC_HOSTS")
+    return Chosen()
+
+
+def _named(text: str, where: str) -> tuple[Host, ...]:
+    try:
+        return parse_hosts(text)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error.message}", error.hint) from None
+
+
+def read_hostfile(path: str) -> tuple[Host, ...]:
+    """Return the hosts of the hostfile at `path` (`~` is the home). Raises `SpecError` naming file and line."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a text file"
+        raise SpecError(f"{path}: the hostfile can't be read: {why.lower()}.", "Check the path.") from None
+    return parse_hostfile(text, path)

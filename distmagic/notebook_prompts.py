@@ -1,0 +1,104 @@
+"""Questions to the user while hosts are being reached: asked by worker threads, answered on the main thread.
+
+Only the main thread of a kernel may ask for input. So a connecting thread puts its question here and waits, and the
+main thread, which waits for the run anyway, serves the questions in turn.
+"""
+
+from __future__ import annotations
+
+import getpass
+import queue
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distmagic.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    prompt: str
+    secret: bool
+    answer: Future[str] = field(default_factory=Future)
+
+
+class NotebookAsker:
+    """Asks in the notebook; where nobody can answer, every question raises at once what `NoAsker` raises."""
+
+    def __init__(self, *, can_ask: bool) -> None:
+        self._can_ask = can_ask
+        self._questions: queue.Queue[_Question] = queue.Queue()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, prompt: str, *, secret: bool) -> str:
+        """Return the user's answer. Callable from any thread; blocks until the main thread has served it.
+
+        Raises `AuthenticationError` where nobody can answer, or when the run ended before anybody did.
+        """
+        if not self._can_ask:
+            from distmagic.transports.prompts import NoAsker
+
+            return NoAsker().ask(prompt, secret=secret)
+        question = _Question(prompt=prompt, secret=secret)
+        if threading.current_thread() is threading.main_thread():
+            _answer(question)
+        else:
+            self._put(question)
+        return question.answer.result()
+
+    def _put(self, question: _Question) -> None:
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._questions.put(question)
+        if closed:
+            question.answer.set_exception(_unanswered(question))
+
+    def serve(self, timeout_s: float) -> None:
+        """Answer one question, waiting at most `timeout_s` for it. Call it on the main thread only."""
+        try:
+            question = self._questions.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        _answer(question)
+
+    def close(self) -> None:
+        """Let every thread that still waits for an answer go on with an error. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+        while True:
+            try:
+                question = self._questions.get_nowait()
+            except queue.Empty:
+                return
+            question.answer.set_exception(_unanswered(question))
+
+
+def asker_of(shell: InteractiveShell) -> NotebookAsker:
+    """Return an asker for the cell that `shell` is executing now."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is not None:
+        return NotebookAsker(can_ask=bool(getattr(kernel, "_allow_stdin", False)))
+    return NotebookAsker(can_ask=sys.stdin is not None and sys.stdin.isatty())
+
+
+def _answer(question: _Question) -> None:
+    try:
+        answer = getpass.getpass(question.prompt) if question.secret else input(question.prompt)
+    except BaseException as error:  # an interrupt too has to wake the thread that waits
+        question.answer.set_exception(_unanswered(question))
+        if isinstance(error, EOFError):
+            return
+        raise
+    question.answer.set_result(answer)
+
+
+def _unanswered(question: _Question) -> AuthenticationError:
+    host, _, words = question.prompt.partition(": ")
+    return AuthenticationError(host, f"asked {words.strip()!r}, and got no answer.", "Run the cell again and answer.")

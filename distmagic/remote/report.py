@@ -30,8 +30,6 @@ _TRACK_EVERY_S = 0.05
 _FLUSH_S = 2.0
 _JUNK = (TypeError, ValueError, OverflowError, AttributeError, RuntimeError)  # what float(x) or x.item() may raise
 
-_link: _Link | None = None  # the way to the agent while a run is on
-_watches_forks = False
 bar_ids = itertools.count(1)  # of all bars of this rank: an outer bar is made first and has the smaller number
 
 
@@ -43,7 +41,7 @@ def report(*, step: float | None = None, total: float | None = None, **metrics: 
     GPU is only known once all work before it is done, so a tensor here waits for the GPU as `.item()` does.
     Costs some microseconds; called faster than 100 times a second, several calls travel together.
     """
-    link = _link
+    link = _here.link
     if link is None:
         return
     values = {name: value for name, given in metrics.items() if (value := _number(name, given)) is not None}
@@ -56,7 +54,7 @@ def track(iterable: Iterable[T], *, desc: str = "", total: float | None = None) 
 
     `total` is `len(iterable)` where it has one. May be nested.
     """
-    if _link is None:
+    if _here.link is None:
         yield from iterable
         return
     gauge = _Gauge(desc, _length(iterable) if total is None else _number("total", total))
@@ -85,7 +83,7 @@ class _Gauge:
             self.due = now + _TRACK_EVERY_S
             self.post()
 
-    def post(self, closed: bool = False) -> None:
+    def post(self, *, closed: bool = False) -> None:
         past = time.monotonic() - self.began
         rate = self.n / past if self.n and past > 0 else None
         post_bar(Bar(id=self.id, desc=self.desc, n=self.n, total=self.total, rate=rate, closed=closed))
@@ -111,28 +109,32 @@ def _number(name: str, value: Any) -> float | None:
         return None
 
 
-_has_complained = False
-
-
 def _complain(what: str) -> None:
-    global _has_complained
-    if not _has_complained:
-        _has_complained = True
-        print(f"distmagic.report: {what[:300]}. It is left out; this is said once.", file=sys.stderr)
+    if not _here.has_complained:
+        _here.has_complained = True
+        sys.stderr.write(f"distmagic.report: {what[:300]}. It is left out; this is said once.\n")
 
 
 # ---- inside a run
 
 
-def begin(
-    send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float] = time.monotonic
-) -> None:
+class _Here:
+    """What this process knows: the way to the agent while a run is on."""
+
+    link: _Link | None = None
+    watches_forks = False
+    has_complained = False
+
+
+_here = _Here()
+
+
+def begin(send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float] = time.monotonic) -> None:
     """Start to report: called by the worker. `send` returns False where it would have to wait."""
-    global _link, _watches_forks
-    if not _watches_forks:
-        _watches_forks = True
+    if not _here.watches_forks:
+        _here.watches_forks = True
         os.register_at_fork(after_in_child=_turn_off)  # a DataLoader's worker is not this rank
-    _link = _Link(send, rank, restart, clock)
+    _here.link = _Link(send, rank, restart, clock)
 
 
 def end() -> None:
@@ -141,22 +143,21 @@ def end() -> None:
     _turn_off()
 
 
-def flush(blocking: bool = True) -> bool:
+def flush(*, blocking: bool = True) -> bool:
     """Send all that is left, waiting for the agent at most 2 s if `blocking`; return whether nothing is left."""
-    return _link is None or _link.flush(_FLUSH_S if blocking else 0.0)
+    return _here.link is None or _here.link.flush(_FLUSH_S if blocking else 0.0)
 
 
 def post_bar(bar: Bar) -> None:
     """Report the state of a bar; nothing outside a run."""
-    link = _link
+    link = _here.link
     if link is not None:
         link.inbox.append(bar)
         link.pump()
 
 
 def _turn_off() -> None:
-    global _link
-    _link = None
+    _here.link = None
 
 
 class _Link:

@@ -1,0 +1,198 @@
+"""ssh_config files as OpenSSH reads them: lines, Include, Host and Match blocks, the first value wins.
+
+`evaluate` gives the options that apply to one host. What a Match line asks beyond what is known here is named in a
+warning and its block is left out; a line that can't be read never stops the user. Match exec is run, as ssh does.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+MAX_INCLUDES = 16  # as OpenSSH
+EXEC_TIMEOUT_S = 10.0
+_REST_OF_LINE = ("proxycommand", "localcommand", "remotecommand", "knownhostscommand")
+_REPEATED = ("identityfile", "certificatefile")
+_LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+|$)(.*?)\s*\Z")
+_WORD = re.compile(r'"([^"]*)"|\'([^\']*)\'|(\S+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line with something on it. `words` are without quotes and comment; `rest` is as it was written."""
+
+    file: str
+    number: int
+    keyword: str
+    words: tuple[str, ...]
+    rest: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}, line {self.number}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Scope:
+    """What is known while the files are read: who connects to what, and the options found so far."""
+
+    name: str
+    local_user: str
+    expand: Callable[[str, Scope], str]
+    options: dict[str, list[str]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    final: bool = False
+    wants_final: bool = False
+
+    def first(self, keyword: str, default: str) -> str:
+        """Return the first word of an option."""
+        return (self.options.get(keyword) or [default])[0]
+
+    def warn(self, text: str) -> None:
+        """Note something the user should know, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def evaluate(files: tuple[tuple[str, str], ...], scope: Scope) -> None:
+    """Fill `scope` from files, each with the directory of its relative Includes; an unreadable one is a warning."""
+    for scope.final in (False, True):
+        for file, base in files:
+            _evaluate_readable(file, base, scope, True, 0)
+        if not scope.wants_final:
+            return
+
+
+def _evaluate_file(file: str, base: str, scope: Scope, active: bool, depth: int) -> None:
+    outer = active
+    for line in read_lines(file):
+        if line.keyword == "host":
+            active = outer and matches_any(line.words, scope.name)
+        elif line.keyword == "match":
+            active = outer and _match(line, scope)
+        elif line.keyword == "include":
+            for included in included_files(line, base, depth):
+                _evaluate_readable(included, base, scope, active, depth + 1)
+        elif active:
+            _set(line, scope)
+
+
+def _evaluate_readable(file: str, base: str, scope: Scope, active: bool, depth: int) -> None:
+    try:
+        _evaluate_file(file, base, scope, active, depth)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        scope.warn(f"{file}: {error.strerror}; it is left out.")
+
+
+def _set(line: Line, scope: Scope) -> None:
+    if not line.words:
+        scope.warn(f"{line.where}: {line.keyword} has no value; it is left out.")
+        return
+    values = [line.rest] if line.keyword in _REST_OF_LINE else list(line.words)
+    if line.keyword in _REPEATED:
+        known = scope.options.setdefault(line.keyword, [])
+        known += [value for value in values if value not in known]
+    elif line.keyword == "proxyjump" and "proxycommand" in scope.options:
+        return  # whichever of the two comes first wins
+    elif line.keyword == "proxycommand" and "proxyjump" in scope.options:
+        return
+    else:
+        scope.options.setdefault(line.keyword, values)
+
+
+def read_lines(file: str) -> Iterator[Line]:
+    """Yield the lines of a file that say something. Raises OSError."""
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        for number, text in enumerate(lines, 1):
+            found = _LINE.match(text)
+            if found is not None:
+                keyword, rest = found[1].lower(), found[2]
+                yield Line(file=file, number=number, keyword=keyword, words=_words(rest), rest=rest)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = []
+    for found in _WORD.finditer(text):
+        if (found[3] or "").startswith("#"):
+            break
+        words.append(next(part for part in found.groups() if part is not None))
+    return tuple(words)
+
+
+def included_files(line: Line, base: str, depth: int) -> list[str]:
+    """Return the files an Include names, in order; none beyond `MAX_INCLUDES` levels."""
+    if depth >= MAX_INCLUDES:
+        return []
+    patterns = (os.path.join(base, os.path.expanduser(word)) for word in line.words)
+    return [file for pattern in patterns for file in sorted(glob.glob(pattern))]
+
+
+def matches_any(patterns: tuple[str, ...], text: str) -> bool:
+    """Whether `text` fits one of the patterns (`*`, `?`) and none of those that begin with `!`."""
+    found = False
+    for pattern in patterns:
+        negated = pattern.startswith("!")
+        if fnmatch.fnmatchcase(text.lower(), pattern[negated:].lower().replace("[", "[[]")):
+            if negated:
+                return False
+            found = True
+    return found
+
+
+def _match(line: Line, scope: Scope) -> bool:
+    words = list(line.words)
+    if not words:
+        scope.warn(f"{line.where}: Match without a condition; its block is left out.")
+        return False
+    result = True
+    while words:
+        word = words.pop(0).lower()
+        test = _TESTS.get(word.removeprefix("!"))
+        needs_value = word.removeprefix("!") not in ("all", "canonical", "final")
+        if test is None or (needs_value and not words):
+            scope.warn(f"{line.where}: {line.rest!r} is not understood; this Match block is left out.")
+            return False
+        value = words.pop(0) if needs_value else ""
+        if result and test(value, scope) == word.startswith("!"):
+            result = False
+    return result
+
+
+def _is_final(value: str, scope: Scope) -> bool:
+    scope.wants_final = True
+    return scope.final
+
+
+def _exec_succeeds(value: str, scope: Scope) -> bool:
+    command = scope.expand(value, scope)
+    quiet = subprocess.DEVNULL
+    try:
+        done = subprocess.run(command, shell=True, stdin=quiet, stdout=quiet, stderr=quiet, timeout=EXEC_TIMEOUT_S)  # noqa: S602
+    except subprocess.TimeoutExpired:
+        scope.warn(f"Match exec {value!r} took longer than {EXEC_TIMEOUT_S:g} s; it counts as failed.")
+        return False
+    return done.returncode == 0
+
+
+def _hostname(scope: Scope) -> str:
+    return scope.first("hostname", scope.name).replace("%h", scope.name)
+
+
+_TESTS: dict[str, Callable[[str, Scope], bool]] = {
+    "all": lambda value, scope: True,
+    "canonical": lambda value, scope: False,  # names are not canonicalized here
+    "final": _is_final,
+    "exec": _exec_succeeds,
+    "host": lambda value, scope: matches_any(tuple(value.split(",")), _hostname(scope)),
+    "originalhost": lambda value, scope: matches_any(tuple(value.split(",")), scope.name),
+    "user": lambda value, scope: matches_any(tuple(value.split(",")), scope.first("user", scope.local_user)),
+    "localuser": lambda value, scope: matches_any(tuple(value.split(",")), scope.local_user),
+    "tagged": lambda value, scope: matches_any(tuple(value.split(",")), scope.first("tag", "")),
+}

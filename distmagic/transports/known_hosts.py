@@ -1,0 +1,151 @@
+"""known_hosts files, read strictly: which keys are known for a host, from which file and line.
+
+Several files, hashed names, wildcards, negation, `[host]:port` and the markers @revoked and @cert-authority.
+Checking is pure; only `read` touches files.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from distmagic.transports import troubles
+
+_MARKERS = ("@revoked", "@cert-authority")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKey:
+    """One line of a known_hosts file. `patterns` are the hosts it is for, `blob` is the key itself."""
+
+    file: str
+    line: int
+    marker: str
+    patterns: str
+    type: str
+    blob: bytes
+
+    def is_for(self, name: str) -> bool:
+        """Whether this line is about the host known as `name`."""
+        found = False
+        for pattern in self.patterns.split(","):
+            negated = pattern.startswith("!")
+            if _matches(pattern[negated:], name):
+                if negated:
+                    return False
+                found = True
+        return found
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("|1|"):
+        return _matches_hash(pattern, name)
+    literal = pattern.lower().replace("[", "[[]")  # known_hosts knows * and ?, and writes [host]:port
+    return fnmatch.fnmatchcase(name, literal)
+
+
+def _matches_hash(pattern: str, name: str) -> bool:
+    try:
+        _, _, salt, digest = pattern.split("|")
+        made = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+        return hmac.compare_digest(made, base64.b64decode(digest))
+    except (ValueError, binascii.Error):
+        return False
+
+
+def read(files: Iterable[str]) -> tuple[KnownKey, ...]:
+    """Return the lines of all files that can be read; a missing file is an empty one."""
+    found: list[KnownKey] = []
+    for file in files:
+        try:
+            with open(file, encoding="utf-8", errors="replace") as lines:
+                found += parse(lines, file)
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def parse(lines: Iterable[str], file: str) -> list[KnownKey]:
+    """Return the keys in `lines`; lines that are no known_hosts line are left out, as OpenSSH does."""
+    return [key for number, line in enumerate(lines, 1) if (key := _parse_line(line, file, number)) is not None]
+
+
+def _parse_line(line: str, file: str, number: int) -> KnownKey | None:
+    words = line.split()
+    marker = words.pop(0) if words and words[0].startswith("@") else ""
+    if len(words) < 3 or words[0].startswith("#") or (marker and marker not in _MARKERS):
+        return None
+    try:
+        blob = base64.b64decode(words[2], validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    return KnownKey(file=file, line=number, marker=marker, patterns=words[0], type=words[1], blob=blob)
+
+
+def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
+    """Return the names a host may be known as, the right one first.
+
+    As OpenSSH: HostKeyAlias as it is; another port than 22 in the name, but also without it.
+    """
+    if alias is not None:
+        return (alias.lower(),)
+    plain = hostname.lower()
+    return (plain,) if port == 22 else (f"[{plain}]:{port}", plain)
+
+
+def types_known(keys: tuple[KnownKey, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the types of the keys known for a host, so that the server is asked for one of these."""
+    for name in names:
+        types = tuple(dict.fromkeys(k.type for k in keys if not k.marker and k.is_for(name)))
+        if types:
+            return types
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialled:
+    """The server whose key is checked. `where` are words, `names` are from `names_of`, `file` is for new keys."""
+
+    where: str
+    hostname: str
+    port: int
+    names: tuple[str, ...]
+    file: str
+
+
+def check(keys: tuple[KnownKey, ...], server: Dialled, key_type: str, blob: bytes) -> None:
+    """Return if the key that `server` showed is known; else raise a `Trouble` with its cure."""
+    shown = f"{key_type.removeprefix('ssh-')} {fingerprint(blob)}"
+    about = [k for k in keys if any(k.is_for(name) for name in server.names)]
+    for known in about:
+        if known.marker == "@revoked" and known.blob == blob:
+            raise troubles.revoked_host_key(server.where, shown, known.file, known.line)
+    if any(known.blob == blob and not known.marker for known in about):
+        return
+    for known in about:
+        if not known.marker and known.type == key_type and known.is_for(server.names[0]):
+            raise troubles.changed_host_key(server.where, server.names[0], shown, known.file, known.line)
+    for known in about:
+        if known.marker == "@cert-authority":
+            raise troubles.certified_host_key(server.where, shown, known.file, known.line)
+    raise troubles.unknown_host_key(server.where, server.names[0], server.hostname, server.port, shown, server.file)
+
+
+def fingerprint(blob: bytes) -> str:
+    """Return a key's fingerprint as `ssh-keygen -l` shows it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def read_public_key(file: str) -> bytes | None:
+    """Return the key in a `.pub` file; None if there is none."""
+    try:
+        with open(file, encoding="utf-8", errors="replace") as lines:
+            words = lines.readline().split()
+        return base64.b64decode(words[1], validate=True)
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,45 @@
+"""This machine as a host, without SSH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from distmagic.errors import Unreachable
+from distmagic.hosts import LOCALHOST
+from distmagic.transports.piped import PipedProcess
+
+
+class LocalTransport:
+    """Starts processes of this machine, each in its own session, in the notebook's working directory."""
+
+    def __init__(self) -> None:
+        self._processes: list[PipedProcess] = []
+
+    def start(self, argv: tuple[str, ...]) -> PipedProcess:
+        """Start `argv`. A program that isn't there ends with code 127 and a word on stderr, as on any host."""
+        if not argv:
+            raise ValueError("a command needs a program")
+        words = (os.path.expanduser(argv[0]), *argv[1:])
+        try:
+            process = PipedProcess(spawn(("/bin/sh", "-c", 'exec "$@"', "sh", *words)), LOCALHOST.name)
+        except OSError as error:
+            raise Unreachable(LOCALHOST.name, f"no process can be started: {error.strerror}.") from error
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """Let go of all pipes."""
+        while self._processes:
+            self._processes.pop().close()
+
+
+def connect() -> LocalTransport:
+    """Return the way to this machine; never fails."""
+    return LocalTransport()
+
+
+def spawn(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """Start `argv` in its own session with three pipes. Raises OSError."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)

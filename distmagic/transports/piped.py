@@ -1,0 +1,133 @@
+"""A child process of this machine behind the `Process` seam: three pipes, no thread ever stuck in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import threading
+
+from distmagic.errors import ConnectionLost
+
+STDERR_KEPT_BYTES = 8192
+_PIECE_BYTES = 65536
+
+
+class Tail:
+    """The last bytes of a stream; safe to append to and read from different threads."""
+
+    def __init__(self, size_bytes: int = STDERR_KEPT_BYTES) -> None:
+        self._size = size_bytes
+        self._data = b""
+        self._lock = threading.Lock()
+
+    def append(self, data: bytes) -> None:
+        """Add `data`, dropping the oldest."""
+        with self._lock:
+            self._data = (self._data + data)[-self._size :]
+
+    def text(self) -> str:
+        """Return what is kept."""
+        with self._lock:
+            return self._data.decode(errors="replace")
+
+
+class PipedProcess:
+    """A started child whose stdin, stdout and stderr are pipes. `name` is the host, for messages."""
+
+    def __init__(self, child: subprocess.Popen[bytes], name: str) -> None:
+        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+        self.name = name
+        self.pid = child.pid
+        self._child = child
+        self._stdin, self._stdout, self._stderr = child.stdin, child.stdout, child.stderr
+        self._tail = Tail()
+        self._ended = threading.Event()
+        self._wake_read, self._wake_write = os.pipe()
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
+        self._drainer = self._background(self._drain, "stderr")
+        self._background(self._reap, "wait")
+
+    def _background(self, work: object, what: str) -> threading.Thread:
+        thread = threading.Thread(target=work, name=f"distmagic-{what}-{self.pid}", daemon=True)  # type: ignore[arg-type]
+        thread.start()
+        return thread
+
+    def _drain(self) -> None:
+        with self._stderr:
+            while data := os.read(self._stderr.fileno(), 4096):
+                self._tail.append(data)
+
+    def _reap(self) -> None:
+        self._child.wait()
+        self._ended.set()
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data`. Raises `ConnectionLost` if the other end is gone."""
+        view = memoryview(data)
+        with self._writing:
+            try:
+                while view:
+                    self._wait_for(self._stdin.fileno(), select.POLLOUT)
+                    with contextlib.suppress(BlockingIOError):
+                        view = view[os.write(self._stdin.fileno(), view[:_PIECE_BYTES]) :]
+            except (OSError, ValueError):
+                raise ConnectionLost(f"{self.name}: the process no longer takes input.") from None
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        """Return bytes as soon as there are any; b"" at end of file or after `close`."""
+        with self._reading:
+            while True:
+                try:
+                    self._wait_for(self._stdout.fileno(), select.POLLIN)
+                    return os.read(self._stdout.fileno(), max_bytes)
+                except BlockingIOError:
+                    continue
+                except (OSError, ValueError):  # closed
+                    return b""
+
+    def _wait_for(self, descriptor: int, event: int) -> None:
+        """Wait until `descriptor` is ready. Raises ValueError once this process is closed."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        poll.register(descriptor, event)
+        if self._closed or any(ready == self._wake_read for ready, _ in poll.poll()):
+            raise ValueError("closed")
+
+    def stderr(self) -> str:
+        """Return the last of what it wrote to stderr; all of it once it has ended."""
+        if self._ended.is_set():
+            self._drainer.join(0.2)
+        return self._tail.text()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return its exit code, negative for a signal; None if still running after `timeout_s`."""
+        return self._child.returncode if self._ended.wait(timeout_s) else None
+
+    def close_stdin(self) -> None:
+        """Give it end of file on stdin, after what is being written."""
+        with self._writing:
+            self._close_file(self._stdin)
+
+    def close(self) -> None:
+        """Let go of the pipes; a blocked read or write ends. The process itself goes on if it wants to."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            os.write(self._wake_write, b"x")
+            with self._writing, self._reading:
+                self._close_file(self._stdin)
+                self._close_file(self._stdout)
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+
+    @staticmethod
+    def _close_file(file: object) -> None:
+        with contextlib.suppress(OSError):
+            file.close()  # type: ignore[attr-defined]

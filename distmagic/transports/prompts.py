@@ -1,0 +1,67 @@
+"""Questions to the user: passphrases of keys, passwords, one-time passwords. One question at a time.
+
+Every prompt begins with the host that asks: "gpu-a: Verification code: ". A passphrase is asked for once per
+key file and kernel, and kept in this process's memory only; passwords and one-time passwords are never kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from distmagic.errors import AuthenticationError
+
+ATTEMPTS = 3
+Key = TypeVar("Key")
+
+_one_at_a_time = threading.RLock()
+_passphrases: dict[str, str] = {}
+
+
+class Asker(Protocol):
+    """Somebody who can answer. Called from any thread, never from two at once."""
+
+    def ask(self, prompt: str, *, secret: bool) -> str:
+        """Return the answer, blocking until it is there; `secret`: don't show what is typed.
+
+        Raises `AuthenticationError` when nobody can answer.
+        """
+
+
+class NoAsker:
+    """A headless run: nobody can answer."""
+
+    def ask(self, prompt: str, *, secret: bool) -> str:
+        """Raise `AuthenticationError` that says what was asked and by which host."""
+        host, _, question = prompt.partition(": ")
+        raise AuthenticationError(
+            host,
+            f"asks {question.strip()!r}, and nobody is here to answer.",
+            "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer.",
+        )
+
+
+def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
+    """Ask one question for `host`, after all questions of other threads. Raises what `asker` raises."""
+    with _one_at_a_time:
+        return asker.ask(f"{host}: {question.strip() or 'Answer:'} ", secret=secret)
+
+
+def unlock(asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]) -> Key | None:
+    """Return `load(passphrase)` for the first passphrase that fits; `load` returns None for a wrong one.
+
+    A passphrase that was right is used again without asking. None after `ATTEMPTS` wrong answers.
+    """
+    with _one_at_a_time:
+        kept = _passphrases.get(key_file)
+        key = load(kept) if kept is not None else None
+        for attempt in range(ATTEMPTS):
+            if key is not None:
+                break
+            again = "That was not it. " if attempt else ""
+            answer = asker.ask(f"{host}: {again}Passphrase of {key_file}: ", secret=True)
+            key = load(answer)
+            if key is not None:
+                _passphrases[key_file] = answer
+        return key

@@ -1,0 +1,35 @@
+"""An argv as one line for a log-in shell that we can't choose: sh, bash, dash, zsh, fish, csh and tcsh. Pure.
+
+sshd hands the line to the user's shell with `-c`. Inside single quotes these shells agree on everything but the
+quote itself, the backslash (fish) and the exclamation mark (csh); those three stand outside, each behind a backslash.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:,@+-]*\Z|-[A-Za-z0-9-]*\Z")
+_OUTSIDE = re.compile(r"([\\'!])")
+
+
+def command_line(argv: tuple[str, ...]) -> str:
+    """Return `argv` as a line that replaces the shell by the program; a leading `~/` of the program means home there.
+
+    Raises `ValueError` for an empty argv, and for a line break or a NUL, which csh can't be given in a line.
+    A word of more than about 3000 characters is too long for csh.
+    """
+    if not argv or not argv[0]:
+        raise ValueError("a command needs a program")
+    home, program = ("~/", argv[0][2:]) if argv[0].startswith("~/") else ("", argv[0])
+    words = [home + quote(program), *(quote(word) for word in argv[1:])]
+    return "exec " + " ".join(words)
+
+
+def quote(word: str) -> str:
+    """Return `word` as every shell named above reads it back."""
+    if re.search(r"[\n\r\0]", word):
+        raise ValueError(f"a line break or a NUL in {word[:80]!r}: it can't be on a command line")
+    if _PLAIN.match(word):
+        return word
+    parts = (f"\\{part}" if _OUTSIDE.match(part) else f"'{part}'" for part in _OUTSIDE.split(word) if part)
+    return "".join(parts) or "''"

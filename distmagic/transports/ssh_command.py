@@ -1,0 +1,164 @@
+"""Hosts over SSH with the system's own client, for configurations that paramiko can't do. One master a host.
+
+The master connection is a child of ours that runs `cat` on the host: when this process ends, however it ends, its
+pipe closes, `cat` ends and the master with it. Every process is one more session of that master. The client never
+asks anything (BatchMode): keys come from the agent, and what needs a typed answer needs paramiko.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+
+from distmagic.errors import ConnectionLost, SpecError, Unreachable
+from distmagic.hosts import Host
+from distmagic.spec import Access
+from distmagic.transports import quoting, ssh_words, troubles
+from distmagic.transports.local import spawn
+from distmagic.transports.piped import PipedProcess
+from distmagic.transports.prompts import Asker
+
+_READY = "distmagic-ready"
+_CLIENT_FAILED = 255
+_END_TIMEOUT_S = 2.0
+_OPTIONS = (
+    "BatchMode=yes",
+    "StrictHostKeyChecking=yes",
+    "ServerAliveInterval=2",
+    "ServerAliveCountMax=3",
+    "ControlPersist=no",
+    "RemoteCommand=none",
+    "RequestTTY=no",
+    "PermitLocalCommand=no",
+    "ClearAllForwardings=yes",
+    "LogLevel=INFO",
+)
+
+
+class SessionProcess(PipedProcess):
+    """A process on the host. Its exit code is unknown (None) when the client's is 255: a signal, or a lost connection."""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return its exit code; None if still running after `timeout_s` or unknown."""
+        code = super().wait(timeout_s)
+        return None if code == _CLIENT_FAILED else code
+
+
+class CommandTransport:
+    """One master connection, and the directory of its socket."""
+
+    def __init__(self, name: str, client: tuple[str, ...], destination: tuple[str, ...], directory: str) -> None:
+        self.name = name
+        self._client = client
+        self._destination = destination
+        self._directory = directory
+        self._socket = os.path.join(directory, "s")
+        self._master: PipedProcess | None = None
+        self._processes: list[PipedProcess] = []
+
+    def open(self, seconds: float) -> str:
+        """Start the master; return "" once it is connected, else what the client said. Raises OSError."""
+        options = (
+            "-o",
+            "ControlMaster=yes",
+            "-o",
+            f"ControlPath={self._socket}",
+            "-o",
+            f"ConnectTimeout={round(seconds) or 1}",
+        )
+        line = f"echo {_READY}; exec cat"  # every shell knows these
+        self._master = PipedProcess(spawn((*self._client, *options, *self._destination, line)), self.name)
+        limit = threading.Timer(seconds, self._master.close)
+        limit.daemon = True
+        limit.start()
+        heard = b""
+        try:
+            while _READY.encode() not in heard:  # a log-in shell may print a banner first
+                data = self._master.read()
+                if not data:
+                    return self._why_not(limit)
+                heard = (heard + data)[-65536:]
+        finally:
+            limit.cancel()
+        return ""
+
+    def _why_not(self, limit: threading.Timer) -> str:
+        assert self._master is not None
+        if limit.finished.is_set() and self._master.wait(0) is None:
+            return "Connection timed out"
+        self._master.wait(_END_TIMEOUT_S)
+        return self._master.stderr() or "it ended without a word"
+
+    def start(self, argv: tuple[str, ...]) -> SessionProcess:
+        """Start `argv` through the log-in shell there. Raises `ConnectionLost`."""
+        if self._master is None or self._master.wait(0) is not None or not os.path.exists(self._socket):
+            raise ConnectionLost(f"{self.name}: the connection is lost.")
+        # Without its master the client would dial by itself: `ProxyCommand=false` makes that fail at once.
+        options = ("-o", "ControlMaster=no", "-o", f"ControlPath={self._socket}", "-o", "ProxyCommand=false")
+        try:
+            child = spawn((*self._client, *options, *self._destination, quoting.command_line(argv)))
+        except OSError as error:
+            raise ConnectionLost(f"{self.name}: the ssh client can't be started: {error.strerror}.") from error
+        process = SessionProcess(child, self.name)
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """End the master, its sessions and its directory."""
+        while self._processes:
+            self._processes.pop().close()
+        master, self._master = self._master, None
+        if master is not None:
+            master.close()
+            if master.wait(0) is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(master.pid, 15)
+                if master.wait(_END_TIMEOUT_S) is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(master.pid, 9)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # noqa: ARG001 - one signature for all
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it."""
+    client = _client(access)
+    destination = _destination(host)
+    directory = tempfile.mkdtemp(prefix="dm-", dir="/tmp" if len(tempfile.gettempdir()) > 60 else None)
+    transport = CommandTransport(host.name, client, destination, directory)
+    try:
+        said = transport.open(access.connect_timeout_s)
+    except OSError as error:
+        transport.close()
+        raise SpecError(f"--ssh-command: {client[0]} can't be run: {error.strerror}.", "Check the path.") from error
+    except BaseException:
+        transport.close()
+        raise
+    if said:
+        transport.close()
+        raise ssh_words.trouble(said, host, access.connect_timeout_s).for_host(host.name)
+    return transport
+
+
+def _client(access: Access) -> tuple[str, ...]:
+    try:
+        words = shlex.split(access.ssh_command or "ssh")
+    except ValueError as error:
+        raise SpecError(f"--ssh-command {access.ssh_command!r}: {error}.", "Close the quotation.") from None
+    if not words:
+        raise SpecError("--ssh-command is empty.", "Write --ssh-command ssh.")
+    if shutil.which(os.path.expanduser(words[0])) is None:
+        raise SpecError(f"--ssh-command: there is no program {words[0]!r}.", "Install it, or leave --ssh-command out.")
+    config = () if access.ssh_config is None else ("-F", os.path.expanduser(access.ssh_config))
+    options = tuple(part for option in _OPTIONS for part in ("-o", option))
+    return (os.path.expanduser(words[0]), *words[1:], *config, "-T", *options)
+
+
+def _destination(host: Host) -> tuple[str, ...]:
+    user = () if host.user is None else ("-l", host.user)
+    port = () if host.port is None else ("-p", str(host.port))
+    return (*user, *port, "--", host.name)

@@ -1,0 +1,98 @@
+"""A process on a host behind the `Process` seam: one channel of an SSH session."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from typing import Protocol
+
+from distmagic.errors import ConnectionLost
+from distmagic.transports.piped import Tail
+
+_PIECE_BYTES = 32768  # what fits a packet: larger pieces would be copied for every packet
+
+
+class _Connection(Protocol):
+    def is_active(self) -> bool: ...
+
+
+class Channel(Protocol):
+    """What is used of paramiko's channel."""
+
+    exit_status: int
+    status_event: threading.Event
+    transport: _Connection
+
+    def send(self, data: bytes) -> int: ...
+    def recv(self, max_bytes: int) -> bytes: ...
+    def recv_stderr(self, max_bytes: int) -> bytes: ...
+    def shutdown_write(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class SshProcess:
+    """A process on host `name`: one channel. `broken` are the exceptions of a channel that is gone."""
+
+    def __init__(self, channel: Channel, name: str, broken: tuple[type[Exception], ...]) -> None:
+        self._channel = channel
+        self._broken = broken
+        self._name = name
+        self._tail = Tail()
+        self._writing = threading.Lock()
+        self._closed = False
+        self._drainer = threading.Thread(target=self._drain, name=f"distmagic-stderr-{name}", daemon=True)
+        self._drainer.start()
+
+    def _drain(self) -> None:
+        """Read stderr all the time: it shares its window with stdout, which would block."""
+        while data := self._channel.recv_stderr(_PIECE_BYTES):
+            self._tail.append(data)
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data`. Raises `ConnectionLost` if the other end is gone."""
+        view = memoryview(data)
+        try:
+            with self._writing:
+                while view:
+                    sent = self._channel.send(bytes(view[:_PIECE_BYTES]))
+                    if sent == 0 or not self._channel.transport.is_active():
+                        raise EOFError
+                    view = view[sent:]
+        except self._broken:
+            raise ConnectionLost(f"{self._name}: the process or the connection no longer takes input.") from None
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        """Return bytes as soon as there are any; b"" at end of file, after `close` or when the connection is lost."""
+        if self._closed:
+            return b""
+        try:
+            data = bytes(self._channel.recv(max_bytes))
+        except self._broken:
+            return b""
+        return b"" if self._closed else data
+
+    def stderr(self) -> str:
+        """Return the last of what it wrote to stderr; all of it once it has ended."""
+        if self._channel.status_event.is_set():
+            self._drainer.join(0.2)
+        return self._tail.text()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return its exit code, negative for a signal; None if still running or if the connection ended first."""
+        if not self._channel.status_event.wait(timeout_s):
+            return None
+        if (name := getattr(self._channel, "distmagic_signal", None)) is not None:
+            return -int(getattr(signal, f"SIG{name}", 0)) or None
+        return None if self._channel.exit_status == -1 else int(self._channel.exit_status)
+
+    def close_stdin(self) -> None:
+        """Give it end of file on stdin, after what is being written."""
+        with self._writing, contextlib.suppress(*self._broken):
+            self._channel.shutdown_write()
+
+    def close(self) -> None:
+        """Let go of the channel; a blocked read or write ends. The process itself goes on if it wants to."""
+        self._closed = True
+        with contextlib.suppress(*self._broken):
+            self._channel.close()

@@ -1,0 +1,146 @@
+"""What goes wrong on the way to a host, in words: one function a cause, used by both SSH transports. Pure.
+
+A `Trouble` doesn't know which host the user typed, because a jump host serves several; `for_host` adds that.
+`where` names the machine that was dialled: "10.0.0.5 port 22" or "jump host bastion (10.0.0.1 port 22)".
+"""
+
+from __future__ import annotations
+
+import errno
+import shlex
+import socket
+
+from distmagic.errors import AuthenticationError, HostError, HostKeyError, Unreachable
+
+
+class Trouble(Exception):
+    """A `HostError` that does not know its host yet."""
+
+    def __init__(self, kind: type[HostError], message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+
+    def for_host(self, name: str) -> HostError:
+        """Return the error as the user meets it."""
+        return self.kind(name, self.message, self.hint)
+
+
+def unknown_name(where: str) -> Trouble:
+    """The name service doesn't know the name."""
+    hint = "Check the spelling, and that a Host block in your ssh config gives its HostName."
+    return Trouble(Unreachable, f"no address is known for {where}.", hint)
+
+
+def refused(where: str) -> Trouble:
+    """Something answered that nobody listens on the port."""
+    hint = "Check the port, and that sshd runs there: systemctl status ssh"
+    return Trouble(Unreachable, f"{where} refused the connection: nothing listens on that port.", hint)
+
+
+def no_answer(where: str, seconds: float) -> Trouble:
+    """Nothing came back in time."""
+    hint = "Check that the machine is up, that you are in the right network or VPN, and its firewall."
+    return Trouble(Unreachable, f"no answer from {where} within {seconds:g} s.", hint)
+
+
+def no_route(where: str, why: str) -> Trouble:
+    """The network doesn't lead there."""
+    hint = "Check that you are in the right network or VPN, or set a ProxyJump for it in your ssh config."
+    return Trouble(Unreachable, f"the network does not lead to {where} ({why}).", hint)
+
+
+def not_ssh(where: str, why: str = "") -> Trouble:
+    """Whatever answered doesn't speak SSH, or hung up before it did."""
+    detail = f" ({why})" if why else ""
+    hint = "Check the port; an overloaded sshd (MaxStartups) or a firewall also hangs up like this."
+    return Trouble(Unreachable, f"{where} answered, but not as an SSH server{detail}.", hint)
+
+
+def broken(where: str, why: str) -> Trouble:
+    """The connection ended or failed while it was being made."""
+    hint = "Try `ssh -v` to the same host; with a configuration that paramiko can't do, use --ssh-command ssh."
+    return Trouble(Unreachable, f"the connection to {where} failed: {why.rstrip('.')}.", hint)
+
+
+def hung_up(where: str) -> Trouble:
+    """The server ended the connection while we logged in."""
+    hint = "It may limit the number of attempts: name the right key with IdentityFile and IdentitiesOnly yes."
+    return Trouble(AuthenticationError, f"{where} hung up during log-in.", hint)
+
+
+def not_forwarded(jump: str, where: str, why: str) -> Trouble:
+    """A jump host was reached, but the host behind it is not."""
+    hint = "Check the name and port as seen from the jump host, and that it allows forwarding (AllowTcpForwarding)."
+    return Trouble(Unreachable, f"{jump} can't reach {where}: {why.rstrip('.')}.", hint)
+
+
+def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
+    """Return the trouble behind a socket's error."""
+    if isinstance(error, socket.gaierror):
+        return unknown_name(where)
+    if isinstance(error, ConnectionRefusedError):
+        return refused(where)
+    if isinstance(error, TimeoutError):
+        return no_answer(where, seconds)
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES):
+        return no_route(where, error.strerror or str(error))
+    return broken(where, error.strerror or str(error))
+
+
+def unknown_host_key(where: str, known_as: str, hostname: str, port: int, key: str, file: str) -> Trouble:
+    """No known_hosts line says whether `key` (type and SHA256 fingerprint) is this host's.
+
+    `known_as` is the name in known_hosts, `hostname` and `port` are what is dialled.
+    """
+    at = f"-p {port} " if port != 22 else ""
+    hint = (
+        f"Compare the fingerprint with the one its administrator gives you; then trust it:\n"
+        f"  ssh-keyscan {at}{shlex.quote(hostname)} >> {tilde(file)}\n"
+        f"or log in there once with ssh, which asks and remembers."
+    )
+    alias = hostname if port == 22 else f"[{hostname}]:{port}"
+    if known_as != alias:
+        hint = f"Log in there once with ssh, which asks and remembers; compare the fingerprint then. It goes to {file}."
+    return Trouble(HostKeyError, f"the host key of {where} is not known: {key} is in no line for {known_as}.", hint)
+
+
+def changed_host_key(where: str, known_as: str, key: str, file: str, line: int) -> Trouble:
+    """known_hosts has another key of the same type."""
+    hint = (
+        f"Somebody may be listening in, or the machine was set up anew. Ask its administrator; if the key is right:\n"
+        f"  ssh-keygen -R {shlex.quote(known_as)} -f {tilde(file)}\n"
+        f"and log in there once with ssh, which asks and remembers."
+    )
+    return Trouble(
+        HostKeyError, f"the host key of {where} has CHANGED: {key} is not that of {file}, line {line}.", hint
+    )
+
+
+def revoked_host_key(where: str, key: str, file: str, line: int) -> Trouble:
+    """known_hosts marks the key as revoked."""
+    hint = "Don't connect. Ask the machine's administrator for its new key."
+    return Trouble(HostKeyError, f"the host key of {where} is REVOKED: {key}, by {file}, line {line}.", hint)
+
+
+def certified_host_key(where: str, key: str, file: str, line: int) -> Trouble:
+    """known_hosts trusts an authority's certificates for this host, which paramiko can't check."""
+    hint = "Use --ssh-command ssh, which can check certificates, or log in once with ssh to add the plain key."
+    text = f"the host key of {where}, {key}, is not known; {file}, line {line} trusts an authority for it instead."
+    return Trouble(HostKeyError, text, hint)
+
+
+def not_accepted(where: str, user: str, login: str, tried: tuple[str, ...], accepts: tuple[str, ...]) -> Trouble:
+    """The server refused whatever we had. `login` are ssh's arguments for this host."""
+    had = "; ".join(tried) or "nothing, because there was no key to try"
+    hint = f"Check the user name, and put your public key there: ssh-copy-id {login}"
+    if "gssapi-with-mic" in accepts and "publickey" not in accepts:
+        hint = "It wants a Kerberos ticket: use kinit and --ssh-command ssh."
+    accepted = f" It accepts: {', '.join(accepts)}." if accepts else ""
+    return Trouble(AuthenticationError, f"{where} did not let in user {user}. Tried: {had}.{accepted}", hint)
+
+
+def tilde(path: str) -> str:
+    """Return `path` as it can be pasted into a shell."""
+    return path if path.startswith("~/") and shlex.quote(path[2:]) == path[2:] else shlex.quote(path)

@@ -1,0 +1,55 @@
+"""Content-addressed files on this machine, on their way to the hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distmagic.remote import places
+from distmagic.remote.protocol import Blob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalBlob:
+    """A content-addressed file on this machine."""
+
+    blob: Blob
+    path: Path
+
+
+def folder() -> Path:
+    """Return this machine's own folder of blobs, which `places.expire` keeps bounded. Raises OSError."""
+    found = places.home() / "blobs"
+    found.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return found
+
+
+def keep(data: bytes, where: Path) -> LocalBlob:
+    """Write `data` to a file of the folder `where` that is named by its SHA-256. Raises OSError."""
+    blob = Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    descriptor, aside = tempfile.mkstemp(dir=where, prefix=".blob-")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(aside, where / blob.sha256)
+    except BaseException:
+        os.unlink(aside)
+        raise
+    return LocalBlob(blob=blob, path=where / blob.sha256)
+
+
+def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
+    """Return a zip of `files`, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name)  # dated 1980
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, files[name], zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED)
+    return buffer.getvalue()

@@ -1,0 +1,53 @@
+"""The bundle: one zip with all that a host needs besides Python and torch.
+
+    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine or worker
+    distmagic/             the package's __init__ and the half that travels, remote/
+    cloudpickle/           as installed here
+    fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+from distmagic import blobs
+from distmagic.errors import DistmagicError
+
+_MAIN = b'''"""Starts one of the roles: python BUNDLE ROLE ARGUMENTS..."""
+
+import importlib
+import sys
+
+ROLES = ("contact", "agent", "engine", "worker")
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in ROLES:
+        sys.exit("distmagic: the first argument is one of: " + ", ".join(ROLES))
+    importlib.import_module("distmagic.remote." + sys.argv[1]).main(sys.argv[2:])
+'''
+
+
+@functools.cache
+def build() -> blobs.LocalBlob:
+    """Return the bundle, written among this machine's blobs. The same bytes for the same installed files."""
+    here = Path(__file__).parent
+    files = {"__main__.py": _MAIN, "distmagic/__init__.py": (here / "__init__.py").read_bytes()}
+    files |= {f"distmagic/remote/{file.name}": file.read_bytes() for file in (here / "remote").glob("*.py")}
+    cloudpickle = _package("cloudpickle")
+    if not cloudpickle:
+        raise DistmagicError("cloudpickle is not installed here.", "Run: python -m pip install cloudpickle")
+    files |= cloudpickle
+    files |= {f"fallback/{name}": data for name, data in _package("tqdm").items()}
+    return blobs.keep(blobs.zipped(files, compressed=True), blobs.folder())
+
+
+def _package(name: str) -> dict[str, bytes]:
+    """Return the Python files of an installed package; none where it is not installed."""
+    spec = importlib.util.find_spec(name)
+    files: dict[str, bytes] = {}
+    for place in (spec.submodule_search_locations if spec else None) or ():
+        root = Path(place)
+        files |= {f"{name}/{file.relative_to(root).as_posix()}": file.read_bytes() for file in root.rglob("*.py")}
+    return files

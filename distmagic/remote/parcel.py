@@ -1,0 +1,236 @@
+"""A value in a file: how a function travels to the ranks, and how what it returns travels back.
+
+    magic | pickle, protocol 5 | buffers, each aligned to 64 bytes | table, JSON | trailer: where the table is
+
+cloudpickle makes the pickle; the memory of tensors and numpy arrays follows it out of band, written straight from
+where it lies and mapped, never copied, by `load` (writable; changes stay private). Tensors always arrive on the CPU.
+The trailer comes last, so a file that was cut off is known by its missing end.
+
+Functions and classes of `__main__` travel by value. Loaded with `namespace`, they and what they use become names in
+it; without, they get a namespace of their own and touch nobody else's.
+
+cloudpickle, torch and numpy are imported only where a value needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import pickle
+import struct
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from distmagic.remote import culprits
+from distmagic.remote.pickling import Loader, Packer, Refuse, Seen
+from distmagic.remote.storages import ALIGN, CHUNK_BYTES, Shelf
+
+MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
+_TRAILER = struct.Struct("<QQ16s")  # offset and size of the table, and the end's own mark
+_END = b"end of parcel 1\n"
+
+
+class ParcelError(Exception):
+    """A value can't be put into a parcel or taken out of one. `hint` says what to do, "" where nothing helps."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}\n{hint}" if hint else message)
+        self.message = message
+        self.hint = hint
+
+
+class Unpicklable(ParcelError):
+    """Some part of the value can't be pickled; `culprit` is the smallest part that was found."""
+
+    def __init__(self, culprit: culprits.Culprit) -> None:
+        super().__init__(f"{culprit.sentence}.", "Return only what can be pickled: numbers, tensors, a state_dict().")
+        self.culprit = culprit
+
+
+class TooLarge(ParcelError):
+    """The parcel would be larger than allowed; `size_bytes` is what it had come to."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"The value takes {size_bytes:,} bytes; {limit_bytes:,} are allowed.")
+        self.size_bytes = size_bytes
+
+
+class Digest(Protocol):
+    """What hashlib's objects are."""
+
+    def update(self, data: Any, /) -> None:
+        """Take more bytes in."""
+
+
+def dump(
+    value: object,
+    path: str | os.PathLike[str],
+    *,
+    seen: Seen | None = None,
+    refuse: Refuse | None = None,
+    limit_bytes: int | None = None,
+    digest: Digest | None = None,
+    name: str = "result",
+) -> int:
+    """Write `value` to `path` (aside, then renamed; readable by its owner only) and return the file's bytes.
+
+    `seen` collects what the pickle refers to, `digest` takes in the file's bytes. Raises `Unpicklable`, which names
+    the part starting from `name`, `TooLarge` before any buffer is written, and OSError when the disk is full.
+    A DistributedDataParallel module travels as the module in it: its process group ends with the run.
+    """
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            sink = _Sink(file=file, digest=digest, limit_bytes=limit_bytes)
+            sink.write(MAGIC)
+            packer = _pickled(value, sink, seen or Seen(), refuse, name)
+            _write_buffers(packer, sink)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return sink.size
+
+
+def measure(value: object, *, refuse: Refuse | None = None) -> int:
+    """Return how many bytes `value` takes in a parcel, or raise what pickling it raises. Copies and writes nothing."""
+    sink = _Sink()
+    packer = Packer(sink, Seen(), refuse)
+    packer.pickle(value)
+    buffers, windows, _ = packer.plan()
+    return sink.size + sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows)
+
+
+def _write_buffers(packer: Packer, sink: _Sink) -> None:
+    buffers, windows, rows = packer.plan()
+    sink.check(sink.size + sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows))
+    table: dict[str, list[Any]] = {"buffers": [], "windows": [], "rows": rows}
+    for buffer in buffers:
+        sink.align()
+        table["buffers"].append([sink.size, buffer.nbytes])
+        sink.write(buffer)
+    for window in windows:
+        sink.align()
+        table["windows"].append([sink.size, window.size_bytes])
+        for chunk in window.chunks():
+            sink.write(chunk)
+    sink.align()
+    offset = sink.size
+    length = sink.write(json.dumps(table, separators=(",", ":")).encode())
+    sink.write(_TRAILER.pack(offset, length, _END))
+
+
+def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str) -> Packer:
+    packer = Packer(sink, seen, refuse)
+    try:
+        packer.pickle(value)
+    except (ParcelError, MemoryError):
+        raise
+    except Exception as error:
+        if sink.error is not None:
+            raise sink.error from None
+        culprit = culprits.find(value, name, error, functools.partial(_why_not, refuse=refuse))
+        raise Unpicklable(culprit) from error
+    return packer
+
+
+def _why_not(value: object, refuse: Refuse | None) -> Exception | None:
+    """Return why `value` can't be pickled, None if it can."""
+    try:
+        measure(value, refuse=refuse)
+    except Exception as error:
+        return error
+    return None
+
+
+@dataclass(slots=True)
+class _Sink:
+    """Where a parcel's bytes go: a file, or nowhere when they are only counted."""
+
+    file: Any = None
+    digest: Digest | None = None
+    limit_bytes: int | None = None
+    size: int = 0
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        self.size += len(view)
+        self.check(self.size)
+        try:
+            for at in range(0, len(view), CHUNK_BYTES) if self.file is not None else ():
+                part = view[at : at + CHUNK_BYTES]
+                self.file.write(part)
+                if self.digest is not None:
+                    self.digest.update(part)
+        except OSError as error:
+            self.error = error  # told apart from an OSError that pickling some object raised
+            raise
+        return len(view)
+
+    def align(self) -> None:
+        self.write(bytes(-self.size % ALIGN))
+
+    def check(self, size: int) -> None:
+        if self.limit_bytes is not None and size > self.limit_bytes:
+            raise TooLarge(size, self.limit_bytes)
+
+
+def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) -> Any:
+    """Return the value in the parcel at `path`. The file may be removed afterwards; it must not be changed.
+
+    `namespace` is the `__dict__` of the `__main__` in which functions and classes are to live. Raises `ParcelError`
+    for a file that is no whole parcel and for a value that can't be rebuilt here.
+    """
+    with open(path, "rb") as file:
+        memory, table = _open(file, str(path))
+        buffers = (memoryview(memory)[offset : offset + size] for offset, size in table["buffers"])
+        shelf = Shelf(memory, table["windows"], table["rows"])
+        file.seek(len(MAGIC))
+        loader = Loader(file, buffers, shelf, {"__name__": "__main__"} if namespace is None else namespace)
+        try:
+            value, definitions = loader.load(), loader.load()
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise _not_here(error) from error
+    for name, defined in definitions.items() if namespace is not None else ():
+        namespace.setdefault(name, defined)
+    return value
+
+
+def _open(file: Any, path: str) -> tuple[mmap.mmap, dict[str, Any]]:
+    size = os.fstat(file.fileno()).st_size
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ParcelError(f"{path} is no parcel.")
+    cut = ParcelError(f"{path} is not whole: it was cut off, or its disk was full.")
+    if size < len(MAGIC) + _TRAILER.size:
+        raise cut
+    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    offset, length, end = _TRAILER.unpack_from(memory, size - _TRAILER.size)
+    if end != _END or offset + length + _TRAILER.size != size:
+        raise cut
+    try:
+        table = json.loads(memory[offset : offset + length])
+        spans = [*table["buffers"], *table["windows"]]
+        sound = all(len(MAGIC) <= at and at + n <= offset for at, n in spans) and isinstance(table["rows"], list)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParcelError(f"{path} is damaged: {error}.") from error
+    if not sound:
+        raise ParcelError(f"{path} is damaged: its table points outside of it.")
+    return memory, table
+
+
+def _not_here(error: Exception) -> ParcelError:
+    """Say why a value can't be rebuilt in this process."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return ParcelError(f"The value needs the module {error.name!r}, which this Python lacks.",
+                           f"Install {error.name.partition('.')[0]} for {sys.executable}.")  # fmt: skip
+    if isinstance(error, (pickle.UnpicklingError, EOFError)):
+        return ParcelError(f"The parcel is damaged: {error}.")
+    return ParcelError(f"The value can't be rebuilt here: {type(error).__name__}: {error}")

@@ -1,0 +1,250 @@
+"""Tensors in a parcel: every torch storage travels once, outside the pickle, and arrives on the CPU.
+
+While pickling, `Storages` only notes which bytes of which storage each tensor sees. `plan` then decides what travels:
+
+- the stretches of a storage that some tensor sees, merged where they touch or overlap, so that tensors which share
+  memory share it again and a small view of a large storage travels as the small one;
+- once such stretches make at least half of the storage, one stretch from the first to the last;
+- a stretch that only one tensor sees, and less than half of whose bytes are its elements (one column of a matrix),
+  travels packed, as a contiguous copy.
+
+No numpy: a host may lack it. Stretches are written straight from the tensors' memory; those of another device pass
+through the CPU `CHUNK_BYTES` at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ALIGN = 64
+CHUNK_BYTES = 32 << 20
+
+Row = list[Any]  # [window, dtype, offset, size, stride, requires_grad, conj, neg], as JSON keeps it; offset in elements
+
+
+@dataclass(slots=True, kw_only=True)
+class _View:
+    """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it sees."""
+
+    storage: Any
+    start: int
+    stop: int
+    tensor: Any = None
+    requires_grad: bool = False
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether less than half of the bytes from start to stop are the tensor's elements."""
+        tensor = self.tensor
+        return tensor is not None and 2 * tensor.numel() * tensor.element_size() < self.stop - self.start
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """Bytes of one storage that some tensors see; `views` are the numbers of these."""
+
+    start: int
+    stop: int
+    views: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Bytes that travel: `size_bytes` from byte `start` of a torch storage, or the elements of `packed`, a tensor."""
+
+    storage: Any = field(repr=False)
+    start: int
+    size_bytes: int
+    packed: Any = field(default=None, repr=False)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the bytes in order; of CPU memory at once and without a copy."""
+        torch = sys.modules["torch"]
+        storage, start = self.storage, self.start
+        if self.packed is not None:
+            with torch.no_grad():
+                storage, start = _plain(self.packed).contiguous().untyped_storage(), 0
+        if storage.device.type == "cpu":
+            yield _memory(storage, start, self.size_bytes)
+            return
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        stop = start + self.size_bytes
+        for at in range(start, stop, CHUNK_BYTES):
+            part = flat[at : min(stop, at + CHUNK_BYTES)].cpu()
+            yield _memory(part.untyped_storage(), 0, part.numel())
+
+
+def _memory(storage: Any, start: int, size_bytes: int) -> memoryview:
+    """Return the CPU memory of a storage as bytes; the caller keeps the storage alive meanwhile."""
+    array = (ctypes.c_char * size_bytes).from_address(storage.data_ptr() + start)
+    return memoryview(array).cast("B")
+
+
+class Storages:
+    """The storages and tensors met while one value is pickled. They are kept alive until it is written."""
+
+    def __init__(self) -> None:
+        self._views: list[_View] = []
+
+    def add_tensor(self, tensor: Any) -> int | None:
+        """Note a tensor and return its number; None for a kind that torch's own reduction has to take apart."""
+        torch = sys.modules["torch"]
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.__dict__:
+            return None
+        if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
+            return None
+        requires_grad = tensor.requires_grad
+        tensor = tensor.detach()
+        if not torch._C._has_storage(tensor):
+            tensor = tensor.cpu()  # XLA and the like keep their memory to themselves
+        start, stop = _span(tensor)
+        storage = tensor.untyped_storage()
+        if stop > storage.nbytes():
+            return None
+        view = _View(storage=storage, start=start, stop=stop, tensor=tensor, requires_grad=requires_grad)
+        self._views.append(view)
+        return len(self._views) - 1
+
+    def add_storage(self, storage: Any) -> int:
+        """Note a bare storage, which always travels whole, and return its number."""
+        self._views.append(_View(storage=storage, start=0, stop=storage.nbytes()))
+        return len(self._views) - 1
+
+    def plan(self) -> tuple[list[Window], list[Row]]:
+        """Return the windows to write, and for each number a row that says how to build it from them."""
+        windows: list[Window] = []
+        rows = [_row(view, -1, 0) for view in self._views]
+        for numbers in self._by_storage():
+            for stretch in self._stretches(numbers):
+                first = self._views[stretch.views[0]]
+                packs = len(stretch.views) == 1 and first.is_sparse
+                if packs:
+                    rows[stretch.views[0]] = _packed_row(first, len(windows))
+                    window = Window(
+                        storage=first.storage, start=0, packed=first.tensor,
+                        size_bytes=first.tensor.numel() * first.tensor.element_size(),
+                    )  # fmt: skip
+                else:
+                    window = Window(storage=first.storage, start=stretch.start, size_bytes=stretch.stop - stretch.start)
+                    for number in stretch.views:
+                        rows[number] = _row(self._views[number], len(windows), stretch.start)
+                windows.append(window)
+        return windows, rows
+
+    def _by_storage(self) -> list[list[int]]:
+        """Return the numbers of the views that see anything, a list for each storage."""
+        table: dict[int, list[int]] = {}
+        for number, view in enumerate(self._views):
+            if view.tensor is None or view.tensor.numel():
+                table.setdefault(view.storage._cdata, []).append(number)
+        return list(table.values())
+
+    def _stretches(self, numbers: Sequence[int]) -> list[_Stretch]:
+        """Return the parts of one storage that are seen, in order."""
+        found: list[_Stretch] = []
+        for number in sorted(numbers, key=lambda n: (self._views[n].start, n)):
+            view = self._views[number]
+            start = view.start // ALIGN * ALIGN  # keeps every element aligned as it was
+            if found and start <= -(-found[-1].stop // ALIGN) * ALIGN:
+                found[-1].stop = max(found[-1].stop, view.stop)
+                found[-1].views.append(number)
+            else:
+                found.append(_Stretch(start=start, stop=view.stop, views=[number]))
+        dense = [s for s in found if len(s.views) > 1 or not self._views[s.views[0]].is_sparse]
+        storage_bytes = self._views[numbers[0]].storage.nbytes()
+        if len(found) > 1 and 2 * sum(s.stop - s.start for s in dense) >= storage_bytes:
+            return [_Stretch(start=found[0].start, stop=max(s.stop for s in found), views=list(numbers))]
+        return found
+
+
+def _row(view: _View, window: int, start: int) -> Row:
+    tensor = view.tensor
+    if tensor is None:
+        return [window, "", 0, [], [], False, False, False]
+    offset = 0 if window < 0 else tensor.storage_offset() - start // tensor.element_size()
+    return _as_row(view, window, offset, list(tensor.stride()))
+
+
+def _packed_row(view: _View, window: int) -> Row:
+    strides, step = [], 1
+    for n in reversed(view.tensor.size()):
+        strides.append(step)
+        step *= n
+    return _as_row(view, window, 0, strides[::-1])
+
+
+def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> Row:
+    tensor = view.tensor
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    flags = [view.requires_grad, tensor.is_conj(), tensor.is_neg()]
+    return [window, dtype, offset, list(tensor.size()), strides, *flags]
+
+
+def _plain(tensor: Any) -> Any:
+    """Return the tensor as its memory holds it, its conjugate and negative bits taken away."""
+    torch = sys.modules["torch"]
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """Return the first byte of its storage that a tensor sees, and the one after the last."""
+    if not tensor.numel():
+        return 0, 0
+    first = tensor.storage_offset()
+    last = first + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return first * tensor.element_size(), (last + 1) * tensor.element_size()
+
+
+class Shelf:
+    """The other end: builds tensors and storages over the memory of a loaded parcel, which it never copies."""
+
+    def __init__(self, memory: Any, windows: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
+        self._memory = memory
+        self._windows = windows
+        self._rows = rows
+        self._built: dict[int, Any] = {}
+
+    def tensor(self, number: int) -> Any:
+        """Return tensor `number`, on the CPU."""
+        import torch
+
+        window, dtype_name, offset, size, stride, requires_grad, conj, neg = self._rows[number]
+        dtype = getattr(torch, dtype_name)
+        if window < 0:
+            made = torch.empty_strided(size, stride, dtype=dtype)
+        else:
+            made = torch.empty(0, dtype=dtype).set_(self._storage(window), offset, size, stride)
+        if conj:
+            torch._C._set_conj(made, True)
+        if neg:
+            torch._C._set_neg(made, True)
+        return made.requires_grad_(requires_grad)
+
+    def storage(self, number: int) -> Any:
+        """Return bare storage `number`, on the CPU."""
+        return self._storage(self._rows[number][0])
+
+    def typed_storage(self, number: int, dtype_name: str) -> Any:
+        """Return storage `number` in the typed form that torch's own reductions use."""
+        import torch
+
+        dtype = getattr(torch, dtype_name)
+        return torch.storage.TypedStorage(wrap_storage=self.storage(number), dtype=dtype, _internal=True)
+
+    def _storage(self, window: int) -> Any:
+        import torch
+
+        if window not in self._built:
+            offset, size_bytes = self._windows[window]
+            if size_bytes:
+                flat = torch.frombuffer(self._memory, dtype=torch.uint8, offset=offset, count=size_bytes)
+                self._built[window] = flat.untyped_storage()
+            else:
+                self._built[window] = torch.UntypedStorage(0)
+        return self._built[window]

@@ -54,11 +54,10 @@ def rank(tmp_path):
         text = BLOCKED + first + BEFORE.format(fallback=fallback) + textwrap.dedent(script) + AFTER
         (tmp_path / "script.py").write_text(text)
         done = subprocess.run(
-            [sys.executable, *flags, str(tmp_path / "script.py")], check=False, capture_output=True, text=True,
-            timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), "POSTED_FILE": str(posted), **env},
+            [sys.executable, *flags, str(tmp_path / "script.py")], check=False, capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), "POSTED_FILE": str(posted), **env},
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return Seen(json.loads(posted.read_text()), done.stdout, done.stderr)
+        assert done.returncode == 0, done.stderr.decode()
+        return Seen(json.loads(posted.read_text()), done.stdout.decode(), done.stderr.decode())
 
     return run
 

@@ -98,7 +98,7 @@ def _length(iterable: Iterable[object]) -> float | None:
 
 def _number(name: str, value: Any) -> float | None:
     if value is None or type(value) is float:
-        return value  # type: ignore[no-any-return]
+        return value
     try:
         if getattr(value, "ndim", 0):
             raise ValueError("its shape is not ()")

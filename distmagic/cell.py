@@ -85,6 +85,8 @@ def _parse(text: str, filename: str, *, whole: bool) -> ast.Module:
         if whole and line and _MAGIC.match(line[0]):
             raise _ipython_only(error.lineno or 1, line[0].strip()) from None
         raise
+    except ValueError as error:  # a null byte, before Python 3.12
+        raise SpecError(f"The cell can't be read: {error}.") from None
 
 
 def _ipython_only(lineno: int, line: str) -> SpecError:

@@ -1,0 +1,61 @@
+"""What all tests share: a network that nothing leaves, the lab of SSH hosts, and the rule for missing components."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.lab import HostSetup, Lab, isolate
+from tests.system.components import in_ci, reason_without
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the machine's network before there are threads; each worker of pytest-xdist does so for itself."""
+    if sys.platform.startswith("linux") and os.geteuid() == 0 and not reason_without("ip"):
+        isolate()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what can't run on this machine, by `@pytest.mark.needs("fish")`."""
+    for mark in item.iter_markers("needs"):
+        _require(*mark.args)
+
+
+def _require(*names: str) -> None:
+    if reason := reason_without(*names):
+        pytest.fail(f"CI: {reason}", pytrace=False) if in_ci() else pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def session_lab() -> Iterator[Lab]:
+    """Three hosts with separate homes, up for the whole session. Tests ask for `lab`, which looks after it."""
+    _require("lab")
+    with Lab(3) as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(session_lab: Lab) -> Iterator[Lab]:
+    """Three hosts with separate homes, whole and clean before the test; what the test broke is mended after it."""
+    session_lab.mend()
+    yield session_lab
+    session_lab.mend()
+
+
+@pytest.fixture
+def make_lab() -> Iterator[Callable[..., Lab]]:
+    """Return a function that starts a lab of its own for this test: `make_lab(2, shared_home=True)`."""
+    _require("lab")
+    labs: list[Lab] = []
+
+    def make(count: int, *, shared_home: bool = False, setups: tuple[HostSetup, ...] = ()) -> Lab:
+        made = Lab(count, shared_home=shared_home, setups=setups)
+        labs.append(made)
+        return made.up()
+
+    yield make
+    for made in labs:
+        made.down()

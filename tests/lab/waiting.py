@@ -1,0 +1,21 @@
+"""Wait for a condition, with a deadline: what tests use in place of sleeping."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+    """Return the condition's first true value. Raises AssertionError, naming `what`, after `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
+        pause.wait(0.01)
+    return value

@@ -1,0 +1,73 @@
+"""The table of system components, and whether this machine has them. Nothing is installed here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+
+_SEARCHED = os.pathsep.join(
+    (os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin")  # sshd and ip are in sbin
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A program that tests start. It is there if one of `programs` is; `packages` are Debian's and Ubuntu's."""
+
+    name: str
+    programs: tuple[str, ...]
+    packages: tuple[str, ...]
+
+    def path(self) -> str | None:
+        """Return where its program lies, None where it is missing."""
+        found = (shutil.which(program, path=_SEARCHED) for program in self.programs)
+        return next((path for path in found if path), None)
+
+
+COMPONENTS = {
+    component.name: component
+    for component in (
+        Component(name="ssh", programs=("ssh",), packages=("openssh-client",)),
+        Component(name="sshd", programs=("sshd",), packages=("openssh-server",)),
+        Component(name="ip", programs=("ip",), packages=("iproute2",)),
+        Component(name="nft", programs=("nft",), packages=("nftables",)),
+        Component(name="nsenter", programs=("nsenter",), packages=("util-linux",)),
+        Component(name="mount", programs=("mount",), packages=("mount",)),
+        Component(name="fish", programs=("fish",), packages=("fish",)),
+        Component(name="csh", programs=("csh", "tcsh"), packages=("csh",)),
+        Component(
+            name="browser",
+            programs=("chromium", "chromium-browser", "google-chrome", "chrome"),
+            packages=("chromium", "fonts-dejavu-core"),
+        ),
+    )
+}
+_LAB = ("ssh", "sshd", "ip", "nft", "nsenter", "mount")
+TEST_NEEDS = ("lab", *(name for name in COMPONENTS if name not in _LAB))  # what a test says that it needs
+
+
+def in_ci() -> bool:
+    """Return whether a missing component is a failure rather than a reason to skip."""
+    return os.environ.get("CI", "").lower() in ("1", "true", "yes")
+
+
+def missing() -> tuple[Component, ...]:
+    """Return every component that this machine lacks."""
+    return tuple(component for component in COMPONENTS.values() if component.path() is None)
+
+
+def reason_without(*names: str) -> str:
+    """Return why a test that needs these components can't run here, "" if it can.
+
+    "lab" stands for all that the lab of SSH hosts is made of. Raises KeyError for what is not in the table.
+    """
+    wanted = [part for name in names for part in (_LAB if name == "lab" else (name,))]
+    if "lab" in names and not sys.platform.startswith("linux"):
+        return "the lab of SSH hosts is made of Linux namespaces"
+    if "lab" in names and os.geteuid() != 0:
+        return "the lab of SSH hosts needs root, to make network namespaces"
+    lacking = [part for part in wanted if COMPONENTS[part].path() is None]
+    packages = " ".join(package for part in lacking for package in COMPONENTS[part].packages)
+    return f"missing here: {', '.join(lacking)} (Debian, Ubuntu: apt-get install {packages})" if lacking else ""

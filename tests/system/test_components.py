@@ -1,0 +1,58 @@
+"""What is said about components that are missing, and the rule for CI."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system import __main__ as command
+from tests.system import components
+from tests.system.components import Component
+
+
+@pytest.fixture
+def nothing(monkeypatch):
+    """Hide every program."""
+    monkeypatch.setattr(Component, "path", lambda self: None)
+    monkeypatch.setattr(components.os, "geteuid", lambda: 0)
+    monkeypatch.setenv("NO_APT", "1")
+
+
+def test_names_what_is_missing_and_its_package(nothing):
+    assert components.reason_without("fish") == "missing here: fish (Debian, Ubuntu: apt-get install fish)"
+    assert "openssh-server" in components.reason_without("lab")
+
+
+def test_the_lab_needs_root(monkeypatch):
+    monkeypatch.setattr(components.os, "geteuid", lambda: 1000)
+    assert "root" in components.reason_without("lab")
+
+
+def test_a_name_that_is_not_in_the_table_is_a_mistake():
+    with pytest.raises(KeyError):
+        components.reason_without("fisch")
+
+
+def test_without_ci_missing_components_are_named_and_pass(nothing, monkeypatch, capsys):
+    monkeypatch.setenv("CI", "")
+    assert command.main() == 0
+    said = capsys.readouterr().out
+    assert all(f"need {name} are skipped" in said for name in components.TEST_NEEDS)
+
+
+def test_in_ci_missing_components_fail(nothing, monkeypatch, capsys):
+    monkeypatch.setenv("CI", "true")
+    assert command.main() == 1
+    assert "tests that need lab fail" in capsys.readouterr().out
+
+
+def test_installs_all_that_is_missing_at_once(nothing, monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("NO_APT")
+    monkeypatch.setattr(command, "_POLICY", tmp_path / "policy-rc.d")
+    monkeypatch.setattr(command.shutil, "which", lambda name: f"/usr/bin/{name}")
+    calls = []
+    monkeypatch.setattr(command, "_run", lambda argv: calls.append(argv) or True)
+    command.main()
+    assert [call[4] for call in calls] == ["update", "install"]
+    assert {"openssh-server", "iproute2", "chromium"} <= set(calls[1])
+    assert "installing with apt-get" in capsys.readouterr().out
+    assert not any(tmp_path.iterdir())

@@ -22,7 +22,7 @@ from distmagic.launch import Launch
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
 from distmagic.outcome import Run
-from distmagic.pack import Payload
+from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
@@ -168,9 +168,6 @@ def run(
     `JobSpec`: nproc_per_node, nnodes, max_restarts, rdzv_backend, env (a dict), cwd, timeout_s and so on. `access` says
     how hosts are reached. Raises what the magic raises: `SpecError`, `PayloadError`, `HostError`, `RunError`.
     """
-    from distmagic.pack import pack_call
-    from distmagic.screen import screen_for
-
     if isinstance(spec.get("env"), Mapping):
         spec["env"] = tuple(spec["env"].items())
     job = JobSpec(**spec)
@@ -183,4 +180,10 @@ def run(
     except BaseException:
         reaching.cancel()
         raise
-    return session().launch(reaching, job, payload, screen or screen_for(None))
+    return session().launch(reaching, job, payload, screen or _screen())
+
+
+def _screen() -> Screen:
+    from distmagic.screen import screen_for  # imports IPython, which a script may not need otherwise
+
+    return screen_for(None)

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from distmagic.blobs import LocalBlob
 from distmagic.errors import DistmagicError
-from distmagic.link import Link, LocalBlob
+from distmagic.link import Link
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol

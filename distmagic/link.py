@@ -11,11 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from distmagic import diagnose
+from distmagic.blobs import LocalBlob
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
 from distmagic.hosts import Host
 from distmagic.remote import boot, protocol
@@ -27,14 +26,6 @@ _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
 
 M = TypeVar("M")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalBlob:
-    """A content-addressed file on this machine."""
-
-    blob: protocol.Blob
-    path: Path
 
 
 class Link:

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
+from distmagic.blobs import LocalBlob
 from distmagic.errors import ConnectionLost, DistmagicError, HostError, HostErrors
 from distmagic.hosts import Host
-from distmagic.link import Link, LocalBlob
+from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
+from distmagic.remote import places
 from distmagic.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.prompts import Asker
@@ -88,6 +90,7 @@ class Reaching:
             self._pool.submit(lambda h=host, p=python: connections.link(h, access, asker, p, bundle()))  # type: ignore[misc]
             for host, python in zip(hosts, pythons, strict=True)
         ]
+        self._pool.submit(places.expire)  # this machine keeps payloads too
 
     def wait(self) -> tuple[Link, ...]:
         """Return one open `Link` a host, in order. Raises `HostErrors`, or the one error; then all links are closed.

@@ -47,7 +47,8 @@ class Agent:
         self.ranks: list[Rank] = []
         self.streams: list[Stream] = []
         self.newcomers: list[socket.socket] = []
-        self.engine_pid, self.engine_code = 0, None
+        self.engine_pid = 0
+        self.engine_code: int | None = None
         self.engine_exits: tuple[protocol.Exit, ...] = ()
         self.reason = "done"
         self.is_final = False
@@ -116,7 +117,7 @@ class Agent:
         if now > self.lease_until and not self.ending.has_begun:
             self._stop(now, 2.0, "lease")
         self.ending.step(now)
-        if self.ending.is_done and not self.is_final:
+        if self.ending.is_done and not self.is_final and (self.engine_code is not None or self.ending.survivors):
             self._finish(now)
         for reader in self.readers:
             reader.send(self.journal)

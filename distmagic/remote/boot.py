@@ -22,8 +22,9 @@ def distmagic_boot(sha):
     reply = {"python": list(sys.version_info[:3]), "home": home, "have": os.path.exists(path), "error": "",
              "executable": sys.executable, "system": sys.platform}
     try:
-        if not os.path.isdir(folder):
-            os.makedirs(folder, 0o700)
+        for each in (home, folder):
+            if not os.path.isdir(each):
+                os.makedirs(each, 0o700)
         trial = os.path.join(folder, "trial-%d-%s" % (os.getpid(), sha[:8]))
         try:
             with open(trial, "wb") as file:

@@ -104,7 +104,8 @@ class Contact:
         cwd = os.path.expanduser(request.cwd)
         if not os.path.isdir(cwd):
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
-        folder.mkdir(parents=True, mode=0o700)
+        for each in (folder.parent.parent, folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=each is not folder)
         run_dir = places.make_run_dir(request.job, request.node_rank)
         try:
             listener = socket.socket(socket.AF_UNIX)

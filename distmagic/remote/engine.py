@@ -13,6 +13,7 @@ from distmagic.remote import processes, protocol
 def main(argv: list[str]) -> None:
     """Run `torchrun` with these arguments; exit 1 after ranks have failed, as torchrun does."""
     processes.die_with_parent()
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
@@ -25,6 +26,8 @@ def main(argv: list[str]) -> None:
         )
         _tell(protocol.Engineended(code=1, exits=exits))
         sys.exit(1)
+    except SignalException as stopped:
+        sys.exit(128 + stopped.sigval)  # the agent's own doing: no traceback
 
 
 def _tell(report: protocol.Engineended) -> None:

@@ -56,7 +56,8 @@ def main(argv: list[str]) -> None:
     labels = _load_sources(rank.code)
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
-        value = call.perform(parcel.load(rank.call), _fresh_main())
+        main = _fresh_main(rank)
+        value = call.perform(call.load(rank.call, main), main)
         ended = _keep(rank, value)
     except SystemExit as stop:
         ended = _exited(rank, stop)
@@ -115,11 +116,13 @@ def _load_sources(code: Path) -> dict[str, str]:
     return dict(sources["labels"])
 
 
-def _fresh_main() -> types.ModuleType:
-    main = types.ModuleType("__main__")
-    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = main
-    return main
+def _fresh_main(rank: Rank) -> types.ModuleType:
+    """Return a new `__main__`, whose file gives spawned children (DataLoader workers) what the payload defines."""
+    fresh = types.ModuleType("__main__")
+    fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    fresh.__file__ = str(call.write_main(rank.call, rank.folder))
+    sys.modules["__main__"] = fresh
+    return fresh
 
 
 def _ended(rank: Rank, outcome: str, code: int = 0, **more: object) -> protocol.Ended:

@@ -1,0 +1,81 @@
+"""Run a function on hosts of the lab, watch it, and see that nothing is left. For the tests of this folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import distmagic
+from distmagic.errors import DistmagicError
+from distmagic.outcome import Run
+from distmagic.spec import Access
+from distmagic.state import RunState
+from tests.lab import Lab
+
+
+class Watch:
+    """A screen that keeps the last state, and calls `act` once when `when` first holds."""
+
+    def __init__(
+        self, when: Callable[[RunState], bool] = lambda _: False, act: Callable[[], object] = lambda: None
+    ) -> None:
+        self._when, self._act = when, act
+        self.states: list[RunState] = []
+        self.last: RunState | None = None
+
+    def show(self, state: RunState) -> None:
+        """Keep a state."""
+        self.last = state
+        if self._when(state):
+            self._when = lambda _: False
+            self._act()
+
+    def finish(self, state: RunState) -> None:
+        """Keep the last state."""
+        self.last = state
+
+
+def access(lab: Lab, **more: Any) -> Access:
+    """Return the way to the hosts of a lab."""
+    return dataclasses.replace(Access(ssh_config=str(lab.ssh_config)), **more)
+
+
+def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, screen: Watch | None = None, **spec: Any) -> Run:
+    """Run a function on hosts of the lab and assert that nothing is left on any, however it ended."""
+    way = spec.pop("access", None) or access(lab)
+    try:
+        return distmagic.run(fn, *args, hosts=hosts, access=way, screen=screen or Watch(), **spec)
+    finally:
+        lab.assert_clean()
+
+
+def failure(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **spec: Any) -> DistmagicError:
+    """Run a function that must fail, and return the error."""
+    try:
+        run(lab, hosts, fn, *args, **spec)
+    except DistmagicError as error:
+        return error
+    raise AssertionError("the run did not fail")
+
+
+def all_reduce() -> dict[str, Any]:
+    """Sum the ranks over gloo; return who and where this rank is."""
+    import os
+    import socket
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    return {
+        "rank": int(os.environ["RANK"]),
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        "world_size": size,
+        "host": socket.gethostname(),
+        "total": total,
+    }

@@ -1,0 +1,82 @@
+"""Hosts that can't be used: each has its sentence, and nothing was started anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from distmagic.errors import HostErrors, PreflightError, Unreachable
+from tests.e2e import runner
+from tests.lab import HostSetup, Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def test_a_host_without_python(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(2, setups=(HostSetup(), HostSetup(python="none")))
+    error = runner.failure(lab, "dm1,dm2", lambda: None)
+    assert isinstance(error, PreflightError)
+    assert error.message.startswith("dm2: there is no python3 (the host said: ")
+    assert error.hint == "Name its Python, one that has torch: --python dm2=/path/to/python"
+
+
+def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(2, setups=(HostSetup(python="bare"),))
+    error = runner.failure(lab, "dm1,dm2", lambda: None)
+    assert isinstance(error, PreflightError)
+    assert error.message.startswith("dm1: Python /")
+    assert error.message.endswith(" has no torch.")
+    assert error.hint == "Install torch there, or name a Python that has it: --python dm1=/path/to/python"
+
+
+def test_a_host_with_another_python(lab: Lab) -> None:
+    fake = lab.hosts[1].home / "python3.9"
+    fake.write_text(
+        '#!/bin/sh\nexec python3 -u -c "import sys; sys.version_info=(3,9,7); '
+        'exec(sys.stdin.buffer.readline())"\n'
+    )
+    fake.chmod(0o755)
+    way = runner.access(lab, pythons=(("dm2", "~/python3.9"),))
+    error = runner.failure(lab, "dm1,dm2", lambda: None, access=way)
+    assert isinstance(error, PreflightError)
+    assert error.message.startswith("dm2: Python 3.9.7 (")
+    assert "functions travel only between equal minor versions." in error.message
+
+
+def test_a_full_disk(lab: Lab) -> None:
+    lab.hosts[0].limit_home(64 << 10)
+    error = runner.failure(lab, "dm1,dm2", lambda: None)
+    assert isinstance(error, PreflightError)
+    assert "No space left on device" in error.message or "is full" in error.message
+    assert error.host == "dm1"
+    assert "DISTMAGIC_HOME" in error.hint
+
+
+def test_a_home_that_can_only_be_read(lab: Lab) -> None:
+    lab.hosts[0].make_home_read_only()
+    error = runner.failure(lab, "dm1,dm2", lambda: None)
+    assert isinstance(error, PreflightError)
+    assert error.message == (
+        "dm1: can't write to /home/node/.distmagic: [Errno 30] Read-only file system: '/home/node/.distmagic'."
+    )
+
+
+def test_a_host_that_does_not_answer(lab: Lab) -> None:
+    lab.hosts[1].cut()
+    way = runner.access(lab, connect_timeout_s=2.0)
+    error = runner.failure(lab, "dm1,dm2", lambda: None, access=way)
+    assert isinstance(error, Unreachable)
+    assert error.host == "dm2"
+
+
+def test_several_bad_hosts_are_all_named(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(2, setups=(HostSetup(python="none"), HostSetup(python="none")))
+    error = runner.failure(lab, "dm1,dm2", lambda: None)
+    assert isinstance(error, HostErrors)
+    assert [one.host for one in error.errors] == ["dm1", "dm2"]
+    assert error.message.startswith("2 hosts can't be used; nothing was started.\n- dm1: there is no python3")

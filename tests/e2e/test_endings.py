@@ -1,0 +1,196 @@
+"""Runs that end badly, and what is left on the hosts: nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import Cancelled, NodeLost, PreflightError, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.state import RunState
+from tests.e2e import runner
+from tests.lab import Lab
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+def at_work(count: int) -> Callable[[RunState], bool]:
+    """Hold when this many ranks have reported a step."""
+    return lambda state: sum(worker.step is not None for worker in state.workers.values()) >= count
+
+
+def stubborn() -> None:
+    """Ignore SIGTERM, with a child and a grandchild that do too; then work for ever."""
+    import os
+    import signal
+    import subprocess
+    import time
+
+    import distmagic
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000"])
+    if os.environ["RANK"] == os.environ.get("FAILS"):
+        distmagic.report(step=1)
+        raise ValueError("enough")
+    distmagic.report(step=1)
+    time.sleep(1000)
+
+
+def by_value(function: Callable[..., object]) -> Callable[..., object]:
+    from tests.e2e.test_runs import as_value
+
+    return as_value(function)
+
+
+def test_the_first_rank_that_fails_stops_all_hosts(lab: Lab) -> None:
+    error = runner.failure(lab, "dm1:2,dm2:1", by_value(stubborn), env={"FAILS": "2"})
+    assert isinstance(error, WorkerFailed)
+    assert error.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
+    assert 'raise ValueError("enough")' in error.remote_traceback
+    assert "distmagic" not in error.remote_traceback.replace("import distmagic", "").replace("distmagic.report", "")
+    assert error.run.state.workers[0].phase == "stopped"
+
+
+@pytest.mark.parametrize(("number", "words"), [
+    (signal.SIGKILL, "SIGKILL: killed from outside"),
+    (signal.SIGSEGV, "SIGSEGV: segmentation fault: native code touched memory that isn't its own"),
+])  # fmt: skip
+def test_a_signal_is_named(lab: Lab, number: int, words: str) -> None:
+    def die(number: int) -> None:
+        import os
+        import sys
+        import time
+
+        if os.environ["RANK"] == "1":
+            print("last words", file=sys.stderr)
+            os.kill(os.getpid(), number)
+        time.sleep(1000)
+
+    error = runner.failure(lab, "dm1:1,dm2:1", die, int(number))
+    assert error.message == f"rank 1 (dm2, local_rank 0) was ended by signal {int(number)} ({words})."
+    assert "    last words\n" in error.hint
+
+
+def test_exit_codes_are_named(lab: Lab) -> None:
+    def leave() -> None:
+        import os
+        import sys
+
+        os._exit(7) if os.environ["RANK"] == "0" else sys.exit("nothing to train on")
+
+    error = runner.failure(lab, "dm1:1", leave)
+    assert error.message == "rank 0 (dm1, local_rank 0) ended with exit code 7."
+
+
+def test_an_interrupt_ends_everything(lab: Lab) -> None:
+    screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))
+    error = runner.failure(lab, "dm1:2,dm2:1", by_value(stubborn), screen=screen)
+    assert isinstance(error, Cancelled)
+    assert isinstance(error, KeyboardInterrupt)
+    assert error.message == "The run was interrupted; every rank on every host was stopped."
+    assert error.run.state.phase == "stopped"
+
+
+def test_a_second_interrupt_does_not_wait(lab: Lab) -> None:
+    def twice() -> None:
+        screen._when = lambda state: state.stopping != ""
+        screen._act = lambda: signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    screen = runner.Watch(at_work(3), twice)
+    error = runner.failure(lab, "dm1:2,dm2:1", by_value(stubborn), screen=screen)
+    assert isinstance(error, Cancelled)
+
+
+def test_a_timeout_ends_everything(lab: Lab) -> None:
+    error = runner.failure(lab, "dm1:1", by_value(stubborn), timeout_s=4.0)
+    assert isinstance(error, TimedOut)
+    assert error.message == "The run was stopped: its --timeout ran out."
+
+
+def test_what_ranks_leave_running_is_ended_after_success(lab: Lab) -> None:
+    def leave_children() -> None:
+        import subprocess
+
+        subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (setsid sleep 1000) & sleep 1000"], start_new_session=True)
+
+    assert runner.run(lab, "dm1:2", leave_children).state.phase == "done"
+
+
+KERNEL = """
+import distmagic
+from distmagic.spec import Access
+from tests.e2e import runner
+from tests.e2e.test_endings import by_value, stubborn
+distmagic.run(by_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0), screen=runner.Watch())
+"""
+
+
+@pytest.mark.parametrize("fault", ["kernel killed", "agent killed"])
+def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
+    script = textwrap.dedent(KERNEL.format(config=str(lab.ssh_config)))
+    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
+    sleeps = lambda host: sum("sleep" in p.cmdline for p in host.processes())  # noqa: E731
+    try:
+        wait_until(lambda: sleeps(lab.hosts[0]) >= 4 and sleeps(lab.hosts[1]) >= 2, "ranks and their children", 60)
+        if fault == "kernel killed":
+            kernel.kill()
+        else:
+            agents = [p for p in lab.hosts[1].processes() if "agent" in p.cmdline]
+            lab.hosts[1].exec(["kill", "-9", str(agents[0].pid)])
+            assert kernel.wait(60) == 1
+            assert b"dm2: its agent ended without a word (was it killed?)" in kernel.stderr.read()
+    finally:
+        kernel.kill()
+        kernel.wait()
+        kernel.stderr.close()
+    wait_until(lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 30)
+    assert not any(sleeps(host) for host in lab.hosts)
+
+
+def test_a_host_that_can_t_start_takes_the_others_back(lab: Lab) -> None:
+    lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
+    error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), cwd="/home/node/only-here")
+    assert isinstance(error, PreflightError)
+    assert error.message == "dm2: the directory /home/node/only-here (--cwd) does not exist."
+
+
+def test_a_closed_port_between_hosts_has_a_name(lab: Lab) -> None:
+    lab.hosts[0].drop(port=29517, source=lab.hosts[1])
+    error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), master_port=29517)
+    assert isinstance(error, RendezvousFailed)
+    assert error.message == f"The nodes can't meet: dm2 can't dial dm1 at {lab.hosts[0].address} port 29517 (Connection timed out)."
+
+
+def test_a_port_that_is_taken(lab: Lab) -> None:
+    script = "import socket;s=socket.create_server(('0.0.0.0',29518));print('up',flush=True);s.accept();s.accept();input()"
+    holder = subprocess.Popen(_on(lab.hosts[0], ["python3", "-c", script]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"up\n"
+        error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), master_port=29518)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert isinstance(error, RunError)
+    assert error.message == "dm1: the port of the rendezvous is taken there."
+
+
+def test_a_host_that_is_switched_off_is_lost(lab: Lab) -> None:
+    screen = runner.Watch(at_work(2), lambda: lab.hosts[1].kill())
+    try:
+        runner.distmagic.run(
+            by_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab, connect_timeout_s=3.0), screen=screen
+        )
+    except NodeLost as error:
+        assert error.message.startswith("A host was lost, and the others were stopped. dm2: ")
+        assert error.hint == "What still runs on dm2 ends by itself when its lease runs out."
+    else:
+        raise AssertionError("the run did not fail")
+    assert lab.hosts[0].leftovers() == ()

@@ -1,0 +1,49 @@
+"""What a host's own name resolves to does not matter: every row that is known to hang plain torchrun works here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e import runner
+from tests.e2e.test_runs import as_value
+from tests.lab import HostSetup, Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def same_names() -> Iterator[Lab]:
+    """Two hosts of the same name."""
+    with Lab(2, setups=(HostSetup(hostname="node"), HostSetup(hostname="node"))) as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("address", [None, "127.0.1.1", "127.0.0.1"])
+def test_own_name_leads_nowhere_useful(lab: Lab, backend: str, address: str | None) -> None:
+    for host in lab.hosts:
+        host.resolve_own_name(address)
+    run = runner.run(lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=90)
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) -> None:
+    for host in same_names.hosts:
+        host.resolve_own_name("127.0.0.1")
+    run = runner.run(same_names, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=90)
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [3.0, 3.0, 3.0]
+
+
+def test_the_user_s_own_choice_of_interface_is_left_alone(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(1, setups=(HostSetup(sshd="SetEnv GLOO_SOCKET_IFNAME=lo"),))
+
+    def look() -> tuple[str, str]:
+        import os
+
+        return os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]
+
+    assert runner.run(lab, "dm1:1", look).results[0] == ("lo", "=eth0")
+    assert runner.run(lab, "dm1:1", look, env={"NCCL_SOCKET_IFNAME": "ib0"}).results[0] == ("lo", "ib0")

@@ -1,0 +1,205 @@
+"""Runs that go well: hosts, ranks, both rendezvous backends, homes apart and shared, all ways of reaching a host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import distmagic
+from tests.e2e import runner
+from tests.lab import HostSetup, Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+def as_value(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a twin of a function that is pickled by value, as those of a notebook's cells are."""
+    import types
+
+    return types.FunctionType(function.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, function.__name__)
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize(("hosts", "places"), [
+    ("dm1:2,dm2:1", ["dm1", "dm1", "dm2"]),
+    ("dm1:1,dm2:1,dm3:1", ["dm1", "dm2", "dm3"]),
+])  # fmt: skip
+def test_ranks_of_several_hosts_meet(lab: Lab, backend: str, hosts: str, places: list[str]) -> None:
+    run = runner.run(lab, hosts, as_value(runner.all_reduce), rdzv_backend=backend)
+    found = [run.results[rank] for rank in sorted(run.results)]
+    assert [one["rank"] for one in found] == [0, 1, 2]
+    assert [float(one["total"]) for one in found] == [3.0, 3.0, 3.0]
+    assert sorted(one["host"] for one in found) == places
+    if backend == "static":
+        assert [one["host"] for one in found] == places  # ranks in the order of the hosts
+    assert {worker.phase for worker in run.state.workers.values()} == {"done"}
+    for rank, one in enumerate(found):  # the view follows what the ranks say of themselves
+        assert run.state.workers[rank].host == one["host"]
+        assert run.state.workers[rank].local_rank == one["local_rank"]
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_hosts_that_share_one_home(make_lab: Callable[..., Lab], backend: str) -> None:
+    lab = make_lab(2, shared_home=True)
+    run = runner.run(lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend)
+    assert [run.results[rank]["world_size"] for rank in run.results] == [3, 3, 3]
+    assert run.logs(2) == ""
+
+
+def test_two_jobs_at_once_on_the_same_hosts(lab: Lab) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def one(number: int) -> list[float]:
+        hosts = "dm1:1,dm2:1"
+        run = distmagic.run(as_value(runner.all_reduce), hosts=hosts, access=runner.access(lab), screen=runner.Watch())
+        return [float(run.results[rank]["total"]) for rank in run.results]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, range(2))) == [[1.0, 1.0], [1.0, 1.0]]
+    lab.assert_clean()
+
+
+def test_this_machine_without_ssh() -> None:
+    run = distmagic.run(as_value(runner.all_reduce), hosts="localhost:2", screen=runner.Watch())
+    assert [run.results[rank]["rank"] for rank in run.results] == [0, 1]
+    assert {worker.host for worker in run.state.workers.values()} == {"localhost"}
+
+
+@pytest.mark.parametrize("shell", ["/usr/bin/fish", "/bin/csh", "/bin/sh"])
+@pytest.mark.needs("fish", "csh")
+def test_log_in_shells_that_talk(make_lab: Callable[..., Lab], shell: str) -> None:
+    lab = make_lab(2, setups=(HostSetup(shell=shell), HostSetup()))
+    for host in lab.hosts:
+        (host.home / ".bashrc").write_text("echo welcome to this host\necho 'and a warning' >&2\n")
+        (host.home / ".cshrc").write_text("echo welcome to csh\n")
+        (host.home / ".config/fish").mkdir(parents=True)
+        (host.home / ".config/fish/config.fish").write_text("echo welcome to fish\n")
+
+    def where() -> str:
+        import os
+
+        return os.uname().nodename
+
+    run = runner.run(lab, "dm1,dm2", where)
+    assert dict(run.results) == {0: "dm1", 1: "dm2"}
+
+
+def test_the_system_s_ssh_client(lab: Lab) -> None:
+    way = runner.access(lab, ssh_command="ssh")
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce), access=way)
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
+
+
+def test_variables_working_directory_and_stdin_of_ranks(lab: Lab) -> None:
+    lab.hosts[0].exec(["mkdir", "-p", "/home/node/project"])
+
+    def look() -> dict[str, object]:
+        import os
+        import sys
+
+        names = [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_RUN"))]
+        return {
+            "cwd": os.getcwd(), "token": os.environ["TOKEN"], "stdin": sys.stdin.read(), "pet": names,
+            "ifname": os.environ["GLOO_SOCKET_IFNAME"], "argv": sys.argv,
+        }  # fmt: skip
+
+    run = runner.run(lab, "dm1:1", look, env={"TOKEN": "s3cret $HOME 'x'"}, cwd="~/project")
+    found = run.results[0]
+    assert found["cwd"] == "/home/node/project"
+    assert found["token"] == "s3cret $HOME 'x'"
+    assert found["stdin"] == ""
+    assert found["ifname"] == "eth0"
+    assert found["argv"] == ["distmagic"]
+
+
+def test_variables_of_a_host_do_not_mislead_torchrun(make_lab: Callable[..., Lab]) -> None:
+    wrong = "SetEnv PET_NNODES=1:3 PET_MASTER_PORT=1 RANK=7 WORLD_SIZE=9 MASTER_ADDR=10.0.0.1 TORCHELASTIC_RUN_ID=x"
+    lab = make_lab(2, setups=(HostSetup(sshd=wrong), HostSetup()))
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce))
+    assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
+
+
+def test_output_of_all_kinds_is_labelled_and_kept(lab: Lab) -> None:
+    def talk() -> None:
+        import os
+        import sys
+
+        print("from Python")
+        os.write(1, b"from C\n")
+        print("to stderr", file=sys.stderr)
+        print("old\rnew")
+        os.system("echo from a child")
+        print("ä" * 3, end="")
+
+    run = runner.run(lab, "dm1:2", talk)
+    shown = [(line.label, line.stream, line.text) for line in run.state.lines if line.rank == 1]
+    assert ("rank 1 dm1", "stdout", "from Python") in shown
+    assert ("rank 1 dm1", "stdout", "from C") in shown
+    assert ("rank 1 dm1", "stderr", "to stderr") in shown
+    assert ("rank 1 dm1", "stdout", "new") in shown
+    assert ("rank 1 dm1", "stdout", "from a child") in shown
+    assert ("rank 1 dm1", "stdout", "äää") in shown
+    assert run.logs(1, "stdout") == "from Python\nfrom C\nold\rnew\nfrom a child\näää"
+    assert run.logs(1, "stderr") == "to stderr\n"
+
+
+def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
+    def flood() -> None:
+        for i in range(300_000):
+            print(f"line {i:06d} of a rank that talks much")
+
+    run = runner.run(lab, "dm1:1", flood)
+    log = run.logs(0, "stdout").splitlines()
+    assert len(log) == 300_000
+    assert log[-1] == "line 299999 of a rank that talks much"
+    assert run.state.lines[-1].text == log[-1]  # the last words come, whatever was left out before them
+    assert any("bytes not shown; the whole log: run.logs(0)" in line.text for line in run.state.lines)
+
+
+def test_reports_and_bars_come_to_the_state(lab: Lab) -> None:
+    def work() -> int:
+        import distmagic
+        from tqdm.auto import tqdm
+
+        for step in range(50):
+            distmagic.report(step=step + 1, total=50, loss=1 / (step + 1))
+        for _ in tqdm(range(30), desc="evaluating"):
+            pass
+        return sum(distmagic.track(range(10)))
+
+    run = runner.run(lab, "dm1:2", work)
+    assert dict(run.results) == {0: 45, 1: 45}
+    worker = run.state.workers[1]
+    assert (worker.step, worker.total) == (50, 50)
+    assert worker.metrics == {"loss": pytest.approx(0.02)}
+    assert [row["step"] for row in run.metrics if row["rank"] == 1][-1] == 50
+    assert {"rank", "at_s", "step", "loss"} == set(run.metrics[0])
+
+
+def test_a_large_result_waits_on_its_host(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    def make() -> dict[str, object]:
+        import torch
+
+        return {"weights": torch.arange(3_000_000, dtype=torch.float32), "name": "model"}
+
+    run = runner.run(lab, "dm1:1", make)
+    assert run.results[0]["weights"][-1] == 2_999_999
+    assert run.results[0] is run.results[0]
+    assert "result of rank 0: 12 of 12 MB" in capfd.readouterr().err
+
+
+def test_dry_run_starts_nothing(lab: Lab) -> None:
+    from distmagic.api import session
+    from distmagic.hosts import parse_hosts
+    from distmagic.notebook_prompts import NotebookAsker
+    from distmagic.spec import JobSpec
+
+    asker = NotebookAsker(can_ask=False)
+    reaching = session().reach(parse_hosts("dm1:2,dm2:1"), runner.access(lab), asker)
+    text = session().dry_run(reaching, JobSpec(env=(("TOKEN", "s3cret"),), master_port=29511))
+    assert "--nnodes=2 --nproc-per-node=2" in text
+    assert f"--node-rank=1 --master-addr={lab.hosts[0].address} --master-port=29511" in text
+    assert "TOKEN=..." in text
+    assert "s3cret" not in text
+    lab.assert_clean()

@@ -8,7 +8,7 @@ from tests.system.components import COMPONENTS
 
 
 def ip(*commands: str) -> None:
-    """Change this network by these commands of ip(8). Raises AssertionError with what it said."""
+    """Change this network by commands of `ip`. Raises AssertionError with what it said."""
     done = _run_ip(commands)
     assert done.returncode == 0, f"ip: {done.stderr} in {commands}"
 

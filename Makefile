@@ -13,7 +13,7 @@ ARGS ?=
 
 venv := .venv
 bin := $(abspath $(venv))/bin
-pip := $(bin)/python -m pip --quiet --disable-pip-version-check --no-input
+pip := $(bin)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 export PATH := $(bin):$(PATH)
 
 .PHONY: test demo lint clean setup

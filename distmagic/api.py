@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -20,13 +21,14 @@ from distmagic.errors import DistmagicError
 from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.launch import Launch
 from distmagic.link import Link
-from distmagic.notebook_prompts import NotebookAsker
+from distmagic.notebook_prompts import NotebookAsker, asker_of
 from distmagic.outcome import Run
 from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
 from distmagic.remote.protocol import Route
+from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec
 from distmagic.state import Event, RunState, Swept, begin, fold
 from distmagic.verdict import verdict
@@ -173,17 +175,17 @@ def run(
     job = JobSpec(**spec)
     text = hosts if hosts is not None else os.environ.get("DISTMAGIC_HOSTS", "")
     chosen = (parse_hosts(text) if text else ()) if isinstance(text, str) else tuple(text)
-    asker = NotebookAsker(can_ask=sys.stdin is not None and sys.stdin.isatty())
-    reaching = session().reach(chosen, access or Access(), asker)
-    try:
-        payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
-    except BaseException:
-        reaching.cancel()
-        raise
-    return session().launch(reaching, job, payload, screen or _screen())
+    with closing(asker_of(_shell())) as asker:
+        reaching = session().reach(chosen, access or Access(), asker)
+        try:
+            payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
+        except BaseException:
+            reaching.cancel()
+            raise
+        return session().launch(reaching, job, payload, screen or screen_for(_shell()))
 
 
-def _screen() -> Screen:
-    from distmagic.screen import screen_for  # imports IPython, which a script may not need otherwise
-
-    return screen_for(None)
+def _shell() -> Any:
+    """Return the IPython shell that this process is, None in a plain script."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None

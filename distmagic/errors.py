@@ -61,9 +61,9 @@ class PreflightError(HostError):
 
 
 class HostErrors(DistmagicError):
-    """Several hosts can't be used; `errors` holds one `HostError` for each."""
+    """Several hosts can't be used; `errors` holds one error for each."""
 
-    def __init__(self, errors: tuple[HostError, ...]) -> None:
+    def __init__(self, errors: tuple[DistmagicError, ...]) -> None:
         self.errors = errors
         lines = [f"- {str(e).replace(chr(10), chr(10) + '  ')}" for e in errors]
         super().__init__(f"{len(errors)} hosts can't be used; nothing was started.\n" + "\n".join(lines))

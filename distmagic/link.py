@@ -74,7 +74,10 @@ class Link:
             timer.cancel()
 
     def _boot(self, python: str, bundle: LocalBlob) -> None:
-        self._write(boot.program(bundle.blob.sha256))
+        try:
+            self._write(boot.program(bundle.blob.sha256))
+        except ConnectionLost:
+            raise self._no_python(python) from None  # it ended even before we could say anything
         reply = self._boot_reply(python)
         name = self.host.name
         diagnose.check_system(name, str(reply.get("system")))

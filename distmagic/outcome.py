@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distmagic import render
 from distmagic.errors import SpecError
 from distmagic.link import Link
 from distmagic.remote import journal, parcel, protocol
@@ -82,9 +81,13 @@ class Run:
             link.finish()
 
     def __repr__(self) -> str:
+        from distmagic import render
+
         return render.text(self.state)
 
     def _repr_html_(self) -> str:
+        from distmagic import render
+
         return render.html(self.state)
 
     def _ipython_display_(self) -> None:

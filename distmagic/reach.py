@@ -125,8 +125,7 @@ def _close_link(future: Future[Link]) -> None:
 
 def join_errors(errors: list[BaseException]) -> BaseException:
     """Return the one error, or one that names all hosts. What is no error of ours comes first: it is a bug."""
-    foreign = [error for error in errors if not isinstance(error, DistmagicError)]
-    if foreign or len(errors) == 1:
-        return (foreign or errors)[0]
-    hosts = tuple(error for error in errors if isinstance(error, HostError))
-    return HostErrors(hosts) if len(hosts) == len(errors) else errors[0]
+    ours = tuple(error for error in errors if isinstance(error, DistmagicError))
+    if len(ours) < len(errors):
+        return next(error for error in errors if not isinstance(error, DistmagicError))
+    return HostErrors(ours) if len(ours) > 1 else ours[0]

@@ -19,13 +19,14 @@ def distmagic_boot(sha):
     home = os.environ.get("DISTMAGIC_HOME") or os.path.expanduser("~/.distmagic")
     folder = os.path.join(home, "blobs")
     path = os.path.join(folder, sha)
+    own = hashlib.sha256(os.urandom(16)).hexdigest()[:12]  # another host may share this home
     reply = {"python": list(sys.version_info[:3]), "home": home, "have": os.path.exists(path), "error": "",
              "executable": sys.executable, "system": sys.platform}
     try:
         for each in (home, folder):
             if not os.path.isdir(each):
                 os.makedirs(each, 0o700)
-        trial = os.path.join(folder, "trial-%d-%s" % (os.getpid(), sha[:8]))
+        trial = os.path.join(folder, "trial-" + own)
         try:
             with open(trial, "wb") as file:
                 file.write(b"x" * 4096)
@@ -51,10 +52,16 @@ def distmagic_boot(sha):
             data += more
         if hashlib.sha256(data).hexdigest() != sha:
             sys.exit("distmagic: the bundle arrived damaged")
-        aside = path + ".%d" % os.getpid()
-        with open(aside, "wb") as file:
-            file.write(data)
-        os.rename(aside, path)
+        aside = path + "." + own
+        try:
+            with open(aside, "wb") as file:
+                file.write(data)
+            os.rename(aside, path)
+        except (IOError, OSError) as error:
+            os.remove(aside)
+            refused = {"t": "refused", "n": 0, "what": "offer", "error": "can't write to %s: %s" % (home, error)}
+            os.write(1, json.dumps(refused).encode() + b"\n")
+            sys.exit(1)
     sys.path.insert(0, path)
     sys.argv = [path, "contact"]
     from distmagic.remote import contact

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import selectors
 import shutil
 import socket
@@ -81,7 +82,7 @@ class Contact:
 
     def _receive(self, blob: protocol.Blob) -> None:
         path = places.blob(blob.sha256)
-        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        aside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")  # another host may share this home
         digest, left, failed = hashlib.sha256(), blob.size_bytes, None
         with aside.open("wb") as file:
             while left:

@@ -170,14 +170,14 @@ def test_a_closed_port_between_hosts_has_a_name(lab: Lab) -> None:
 
 
 def test_a_port_that_is_taken(lab: Lab) -> None:
-    script = "import socket;s=socket.create_server(('0.0.0.0',29518));print('up',flush=True);s.accept();s.accept();input()"
-    holder = subprocess.Popen(_on(lab.hosts[0], ["python3", "-c", script]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    script = "import socket;s=socket.create_server(('0.0.0.0',29518));print('up',flush=True);input()"
+    command = ["ssh", "-F", str(lab.ssh_config), "dm1", f'python3 -c "{script}"']
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"up\n"
         error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), master_port=29518)
     finally:
-        holder.kill()
-        holder.communicate()
+        holder.communicate()  # end of file on its stdin ends it
     assert isinstance(error, RunError)
     assert error.message == "dm1: the port of the rendezvous is taken there."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -37,8 +37,8 @@ def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) 
     assert [float(run.results[rank]["total"]) for rank in run.results] == [3.0, 3.0, 3.0]
 
 
-def test_the_user_s_own_choice_of_interface_is_left_alone(make_lab: Callable[..., Lab]) -> None:
-    lab = make_lab(1, setups=(HostSetup(sshd="SetEnv GLOO_SOCKET_IFNAME=lo"),))
+def test_the_user_s_own_choice_of_interface_is_left_alone(lab: Lab) -> None:
+    (lab.hosts[0].home / ".bashrc").write_text("export GLOO_SOCKET_IFNAME=lo\n")
 
     def look() -> tuple[str, str]:
         import os

@@ -128,7 +128,7 @@ class Command:
         self._held.clear()
         if self._input_ends:
             self._close_input()
-        else:
+        elif self._input >= 0:
             self._loop.remove_writer(self._input)
         self._channel.resume_reading()
 

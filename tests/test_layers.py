@@ -17,13 +17,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distmagic"
 LAYERS = (
     ("words that all use; the half that travels", "errors remote torchrun"),
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
-    ("what is decided and how it reads, pure", "diagnose plan state verdict render"),
+    ("what is decided and how it reads, pure", "diagnose plan series state fold verdict render"),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),
     ("a conversation with a host", "link notebook_prompts reach"),
     ("a run, from its start to its end", "launch drive outcome"),
     ("what is seen of it", "screen"),
-    ("the whole, from Python", "api playground playground_server"),
+    ("the whole, from Python", "api playground playground_command playground_server"),
     ("the whole, from a notebook", "backend line_magic magic"),
     ("what `import distmagic` offers", "distmagic"),
 )

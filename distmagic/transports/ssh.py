@@ -23,8 +23,6 @@ from distmagic.transports.ssh_paramiko import Session
 from distmagic.transports.ssh_process import SshProcess
 from distmagic.transports.streams import ProxyProcess, Stream, dial, run_proxy
 
-MAX_JUMPS = 8
-
 
 class _Closable(Protocol):
     def close(self) -> None: ...
@@ -54,27 +52,55 @@ class SshTransport:
 
 def connect(host: Host, access: Access, asker: Asker) -> SshTransport:
     """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it."""
-    resolved = resolve(host, access.ssh_config)
+    route = find_route(resolve(host, access.ssh_config), access.ssh_config)
     try:
-        session, under = _Attempt(access=access, asker=asker, resolved=resolved).run()
+        session, under = _Attempt(access=access, asker=asker, route=route).run()
     except troubles.Trouble as trouble:
         raise trouble.for_host(host.name) from trouble.__cause__
     except HostError as error:
         if error.host == host.name:
             raise
         raise AuthenticationError(host.name, f"its jump host {error.message}", error.hint) from None
-    return SshTransport(host.name, session, under, resolved.warnings)
+    return SshTransport(host.name, session, under, route[-1].warnings)
+
+
+def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
+    """Return all hops on the way to `target`, it being the last. Raises `SpecError` for a circle.
+
+    Jump hosts have ways of their own: the first in a ProxyJump line its own ProxyJump or ProxyCommand, each later one
+    those before it in the line.
+    """
+    route = [target]
+    while route[0].jumps:
+        *before, last = route[0].jumps
+        hop = resolve(last, ssh_config)
+        if before:
+            hop = replace(hop, jumps=tuple(before), proxy_command=None)
+        if any(_same_place(hop, later) for later in route):
+            hint = "Its own Host block needs ProxyJump none."
+            raise SpecError(f"{target.name}: ProxyJump leads in a circle at {last.name}.", hint)
+        route.insert(0, hop)
+    return tuple(route)
+
+
+def _same_place(one: Resolved, other: Resolved) -> bool:
+    return (one.hostname, one.port, one.user, one.jumps) == (other.hostname, other.port, other.user, other.jumps)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """One connection being made. `opened` is what lies under it, `jumps` how many hops it is away from the user's."""
+    """One connection being made, to the last hop of `route`. `opened` is what lies under it."""
 
     access: Access
     asker: Asker
-    resolved: Resolved
-    jumps: int = 0
+    route: tuple[Resolved, ...]
+    is_jump: bool = False
     opened: list[_Closable] = field(default_factory=list)
+
+    @property
+    def resolved(self) -> Resolved:
+        """The host that this connection is to."""
+        return self.route[-1]
 
     def run(self) -> tuple[Session, list[_Closable]]:
         """Return the session, and what is to be closed with it. Raises `Trouble` or what the asker raises."""
@@ -133,15 +159,8 @@ class _Attempt:
 
     def _jump(self) -> Session:
         """Connect the last of the jump hosts through those before it."""
-        *before, last = self.resolved.jumps
-        resolved = resolve(last, self.access.ssh_config)
-        if before:
-            resolved = replace(resolved, jumps=tuple(before), proxy_command=None)
-        if self.jumps >= MAX_JUMPS:
-            hint = "Its own Host block needs ProxyJump none."
-            raise SpecError(f"ProxyJump leads in a circle at {last.name}.", hint)
-        attempt = _Attempt(access=self.access, asker=self.asker, resolved=resolved, jumps=self.jumps + 1)
-        key = (replace(resolved, name="", warnings=()), self.access.ssh_config)
+        attempt = _Attempt(access=self.access, asker=self.asker, route=self.route[:-1], is_jump=True)
+        key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
         shared = _shared.borrow(key, attempt.run)
         self.opened.append(shared)
         return shared.session
@@ -158,7 +177,7 @@ class _Attempt:
     def _where(self) -> str:
         resolved = self.resolved
         place = f"{resolved.hostname} port {resolved.port}"
-        if self.jumps:
+        if self.is_jump:
             return (
                 f"jump host {place}" if resolved.name == resolved.hostname else f"jump host {resolved.name} ({place})"
             )

@@ -33,8 +33,13 @@ def _changed(found: re.Match[str], where: str, said: str, seconds: float) -> Tro
 
 
 def _unknown(found: re.Match[str], where: str, said: str, seconds: float) -> Trouble:
-    hint = "Log in there once with ssh, which shows the fingerprint, asks and remembers."
-    return Trouble(HostKeyError, f"the host key of {where} is not known.", hint)
+    name = re.search(r"host key is known for (?P<name>\S+)", said)
+    if name is None:
+        hint = "Log in there once with ssh, which shows the fingerprint, asks and remembers."
+        return Trouble(HostKeyError, f"the host key of {where} is not known.", hint)
+    place = re.fullmatch(r"\[(?P<host>.+)\]:(?P<port>\d+)", name["name"])
+    hostname, port = (place["host"], int(place["port"])) if place else (name["name"], 22)
+    return troubles.unknown_host_key(where, name["name"], hostname, port, "it", "~/.ssh/known_hosts")
 
 
 def _revoked(found: re.Match[str], where: str, said: str, seconds: float) -> Trouble:

@@ -90,7 +90,7 @@ def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
 
 
 def unknown_host_key(where: str, known_as: str, hostname: str, port: int, key: str, file: str) -> Trouble:
-    """No known_hosts line says whether `key` (type and SHA256 fingerprint) is this host's.
+    """No known_hosts line says whether `key` (type and SHA256 fingerprint, or "it") is this host's.
 
     `known_as` is the name in known_hosts, `hostname` and `port` are what is dialled.
     """

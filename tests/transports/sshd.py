@@ -30,7 +30,7 @@ class Sshd:
 
     def connections(self) -> int:
         """Return how many log-ins it has let in so far."""
-        return sum("Accepted" in line for line in self.log)
+        return sum("Accepted publickey" in line for line in self.log)
 
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:

@@ -1,0 +1,231 @@
+"""Every way not to reach a host: the error, its words, and the cure in them. Both SSH transports."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import AuthenticationError, HostError, HostKeyError, SpecError, Unreachable
+from distmagic.hosts import Host
+from distmagic.spec import Access
+from distmagic.transports import ssh_command
+from distmagic.transports.prompts import NoAsker
+from tests.transports.conftest import Home
+from tests.transports.sshd import Sshd, free_port, make_key, sshd
+
+ssh = pytest.importorskip("distmagic.transports.ssh")
+Connect = Callable[[Host, Home], HostError]
+
+
+@pytest.fixture(params=["ssh", pytest.param("ssh_command", marks=pytest.mark.needs("ssh"))])
+def failure(request: pytest.FixtureRequest) -> Connect:
+    """Connect in vain with one of the two transports and return the error."""
+
+    def connect(host: Host, home: Home) -> HostError:
+        module, access = (ssh, home.access) if request.param == "ssh" else (ssh_command, with_command(home.access))
+        with pytest.raises(HostError) as caught:
+            module.connect(host, access, NoAsker()).close()
+        assert caught.value.host == host.name
+        return caught.value
+
+    connect.kind = request.param
+    return connect
+
+
+def with_command(access: Access) -> Access:
+    return replace(access, ssh_command="ssh")
+
+
+def test_unknown_name(home: Home, failure: Connect) -> None:
+    error = failure(Host(name="no-such-host.invalid", port=22), home)
+    assert type(error) is Unreachable
+    assert error.message == "no-such-host.invalid: no address is known for no-such-host.invalid port 22."
+    assert error.hint == "Check the spelling, and that a Host block in your ssh config gives its HostName."
+
+
+def test_refused_port(home: Home, failure: Connect) -> None:
+    port = free_port()
+    error = failure(Host(name="127.0.0.1", port=port), home)
+    assert type(error) is Unreachable
+    assert error.message == (f"127.0.0.1: 127.0.0.1 port {port} refused the connection: nothing listens on that port.")
+    assert error.hint == "Check the port, and that sshd runs there: systemctl status ssh"
+
+
+def test_a_port_that_says_nothing(home: Home, failure: Connect) -> None:
+    home.configure("ConnectTimeout 1\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        started = time.monotonic()
+        error = failure(Host(name="127.0.0.1", port=port), replace_timeout(home, 1))
+        assert time.monotonic() - started < 6
+    assert type(error) is Unreachable
+    assert error.message == f"127.0.0.1: no answer from 127.0.0.1 port {port} within 1 s."
+
+
+def replace_timeout(home: Home, seconds: float) -> Home:
+    class Quick(Home):
+        @property
+        def access(self) -> Access:
+            return Access(ssh_config=str(self.config), connect_timeout_s=seconds)
+
+    return Quick(folder=home.folder, key=home.key, known_hosts=home.known_hosts, config=home.config)
+
+
+def test_a_port_that_is_no_ssh_server(home: Home, failure: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as web:
+
+        def answer() -> None:
+            stream, _ = web.accept()
+            with stream:
+                stream.recv(1)
+                stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        error = failure(Host(name="127.0.0.1", port=web.getsockname()[1]), home)
+        thread.join(10)
+    assert type(error) is Unreachable
+    assert " answered, but not as an SSH server" in error.message
+
+
+def test_no_route(home: Home, failure: Connect) -> None:
+    route = subprocess.run(["ip", "route", "get", "192.0.2.1"], capture_output=True, check=False)
+    if route.returncode == 0:
+        pytest.skip("this machine has a route to everywhere")
+    error = failure(Host(name="192.0.2.1", port=22), home)
+    assert error.message == "192.0.2.1: the network does not lead to 192.0.2.1 port 22 (Network is unreachable)."
+
+
+@pytest.mark.needs("sshd")
+def test_unknown_host_key(home: Home, session_server: Sshd, failure: Connect, tmp_path: Path) -> None:
+    error = failure(home.host(session_server), home)
+    port = session_server.port
+    assert type(error) is HostKeyError
+    if failure.kind == "ssh":
+        fingerprint = fingerprint_of(session_server, tmp_path)
+        assert error.message == (
+            f"127.0.0.1: the host key of 127.0.0.1 port {port} is not known: "
+            f"ed25519 {fingerprint} is in no line for [127.0.0.1]:{port}."
+        )
+        assert f"\n  ssh-keyscan -p {port} 127.0.0.1 >> {home.known_hosts}\n" in error.hint
+        command = error.hint.splitlines()[1]
+    else:
+        assert error.message == (
+            f"127.0.0.1: the host key of 127.0.0.1 port {port} is not known: it is in no line for [127.0.0.1]:{port}."
+        )
+        assert f"\n  ssh-keyscan -p {port} 127.0.0.1 >> ~/.ssh/known_hosts\n" in error.hint
+        command = f"ssh-keyscan -p {port} 127.0.0.1 >> {home.known_hosts}"
+    subprocess.run(command, shell=True, check=True, stderr=subprocess.DEVNULL)
+    ssh.connect(home.host(session_server), home.access, NoAsker()).close()  # the cure cures
+
+
+def fingerprint_of(server: Sshd, tmp_path: Path) -> str:
+    (tmp_path / "host.pub").write_text(server.host_keys[0])
+    shown = subprocess.run(
+        ["ssh-keygen", "-l", "-f", tmp_path / "host.pub"], capture_output=True, text=True, check=True
+    )
+    return shown.stdout.split()[1]
+
+
+@pytest.mark.needs("sshd")
+def test_changed_host_key(home: Home, session_server: Sshd, failure: Connect, tmp_path: Path) -> None:
+    other = Path(f"{make_key(tmp_path / 'other')}.pub").read_text()
+    name = f"[127.0.0.1]:{session_server.port}"
+    home.known_hosts.write_text(f"# a comment\n{name} {other}")
+    error = failure(home.host(session_server), home)
+    assert type(error) is HostKeyError
+    assert error.message == (
+        f"127.0.0.1: the host key of 127.0.0.1 port {session_server.port} has CHANGED: "
+        f"ed25519 {fingerprint_of(session_server, tmp_path)} is not that of {home.known_hosts}, line 2."
+    )
+    command = next(line for line in error.hint.splitlines() if line.startswith("  ssh-keygen"))
+    assert command == f"  ssh-keygen -R '{name}' -f {home.known_hosts}"
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    assert name not in home.known_hosts.read_text()
+
+
+@pytest.mark.needs("sshd")
+def test_revoked_host_key(home: Home, session_server: Sshd, failure: Connect) -> None:
+    home.known_hosts.write_text(f"@revoked * {session_server.host_keys[0]}\n{session_server.known_hosts_line()}")
+    error = failure(home.host(session_server), home)
+    assert type(error) is HostKeyError
+    assert "REVOKED" in error.message
+
+
+@pytest.mark.needs("sshd")
+def test_wrong_key(home: Home, server: Sshd, failure: Connect, tmp_path: Path) -> None:
+    other = make_key(tmp_path / "other")
+    home.config.write_text(home.config.read_text().replace(str(home.key), str(other)) + "User me\n")
+    error = failure(home.host(server), home)
+    assert type(error) is AuthenticationError
+    assert f"127.0.0.1 port {server.port} did not let in user me." in error.message
+    assert error.message.endswith("It accepts: publickey.")
+    assert "ssh-copy-id" in error.hint
+
+
+@pytest.mark.needs("sshd")
+def test_strict_checking_can_not_be_turned_off(home: Home, session_server: Sshd, failure: Connect) -> None:
+    home.configure("StrictHostKeyChecking no\n")
+    assert type(failure(home.host(session_server), home)) is HostKeyError
+    assert not home.known_hosts.exists()
+
+
+def test_a_missing_ssh_config_that_was_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(SpecError) as caught:
+        ssh.connect(Host(name="a"), Access(ssh_config=missing), NoAsker())
+    assert str(caught.value) == f"--ssh-config {missing}: No such file or directory.\nCheck the path."
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("no-such-client", "--ssh-command: there is no program 'no-such-client'."),
+        ("ssh 'a", '--ssh-command "ssh \'a": No closing quotation.'),
+        (" ", "--ssh-command is empty."),
+    ],
+)
+def test_a_client_that_is_not_there(command: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        ssh_command.connect(Host(name="a"), Access(ssh_command=command), NoAsker())
+    assert caught.value.message == message
+
+
+@pytest.mark.needs("sshd")
+def test_the_type_of_key_that_is_known_is_asked_for(home: Home, tmp_path: Path) -> None:
+    with sshd(tmp_path / "two", Path(f"{home.key}.pub"), kinds=("rsa", "ecdsa", "ed25519")) as server:
+        for key in server.host_keys:
+            home.known_hosts.write_text(f"[127.0.0.1]:{server.port} {key}\n")
+            ssh.connect(home.host(server), home.access, NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
+def test_hashed_and_aliased_known_hosts(home: Home, session_server: Sshd) -> None:
+    home.trust(session_server)
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", home.known_hosts], check=True, capture_output=True)
+    assert "127.0.0.1" not in home.known_hosts.read_text()
+    ssh.connect(home.host(session_server), home.access, NoAsker()).close()
+    home.known_hosts.write_text(session_server.known_hosts_line("the-cluster"))
+    home.configure("HostKeyAlias the-cluster\n")
+    ssh.connect(home.host(session_server), home.access, NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
+def test_nothing_stays_behind_a_failure(home: Home, session_server: Sshd, failure: Connect) -> None:
+    before, temporary = set(os.listdir("/proc/self/fd")), dm_folders()
+    failure(home.host(session_server), home)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    assert dm_folders() == temporary
+
+
+def dm_folders() -> set[str]:
+    return {name for name in os.listdir("/tmp") if re.match(r"dm-", name)}

@@ -1,0 +1,251 @@
+"""Logging in: keys, the agent, passphrases, one-time passwords, several factors, and each refusal in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import AuthenticationError
+from distmagic.hosts import Host
+from distmagic.transports import prompts
+from tests.transports.asking_server import Rules, asking_server
+from tests.transports.conftest import Answers, Home
+from tests.transports.contract import read_all
+from tests.transports.sshd import Sshd, make_key, sshd
+
+ssh = pytest.importorskip("distmagic.transports.ssh")
+
+
+@pytest.fixture(autouse=True)
+def no_kept_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "_passphrases", {})
+
+
+@contextlib.contextmanager
+def asking(home: Home, tmp_path: Path, *steps: str, **rules: object) -> Iterator[Host]:
+    with asking_server(tmp_path / "server", Rules(steps=list(steps), **rules)) as server:
+        home.trust(server)
+        yield home.host(server)
+
+
+def refused(host: Host, home: Home, asker: prompts.Asker) -> AuthenticationError:
+    with pytest.raises(AuthenticationError) as caught:
+        ssh.connect(host, home.access, asker)
+    return caught.value
+
+
+# ---- questions
+
+
+def test_a_one_time_password_is_asked_for(home: Home, tmp_path: Path) -> None:
+    asker = Answers(["123456"])
+    with (
+        asking(home, tmp_path, "keyboard-interactive") as host,
+        contextlib.closing(ssh.connect(host, home.access, asker)) as transport,
+    ):
+        assert asker.prompts == [("127.0.0.1: Verification code: ", True)]
+        assert read_all(transport.start(("true",))) == b"ran exec true"
+
+
+def test_a_key_and_then_a_one_time_password(home: Home, tmp_path: Path, user_key: Path) -> None:
+    public = Path(f"{user_key}.pub").read_text().split()[1]
+    asker = Answers(["123456"])
+    with asking(home, tmp_path, "publickey", "keyboard-interactive", key=public) as host:
+        ssh.connect(host, home.access, asker).close()
+    assert len(asker.prompts) == 1
+
+
+def test_several_questions_with_instructions_and_echo(home: Home, tmp_path: Path) -> None:
+    rules = {
+        "questions": [("User: ", True), ("Code: ", False)],
+        "answers": ["me", "1"],
+        "instructions": "Cluster log-in.",
+    }
+    asker = Answers(["me", "1"])
+    with asking(home, tmp_path, "keyboard-interactive", **rules) as host:
+        ssh.connect(host, home.access, asker).close()
+    assert asker.prompts == [
+        ("127.0.0.1: Cluster log-in. User: ", False),
+        ("127.0.0.1: Cluster log-in. Code: ", True),
+    ]
+
+
+def test_a_wrong_answer_may_be_corrected(home: Home, tmp_path: Path) -> None:
+    asker = Answers(["no", "123456"])
+    with asking(home, tmp_path, "keyboard-interactive") as host:
+        ssh.connect(host, home.access, asker).close()
+    assert len(asker.prompts) == 2
+
+
+def test_three_wrong_answers_are_a_refusal(home: Home, tmp_path: Path) -> None:
+    with asking(home, tmp_path, "keyboard-interactive") as host:
+        error = refused(host, home, Answers(["1", "2", "3"]))
+        user = re.search(r"let in user (\S+)\.", error.message)
+        assert user is not None
+        assert error.message == (
+            f"127.0.0.1: 127.0.0.1 port {host.port} did not let in user {user[1]}. "
+            "Tried: keyboard-interactive. It accepts: keyboard-interactive."
+        )
+
+
+def test_a_password_is_asked_for(home: Home, tmp_path: Path) -> None:
+    asker = Answers(["open sesame"])
+    home.configure("User me\n")
+    with asking(home, tmp_path, "password") as host:
+        ssh.connect(host, home.access, asker).close()
+    assert asker.prompts == [("127.0.0.1: Password of me: ", True)]
+
+
+def test_without_anybody_to_ask_the_error_says_so(home: Home, tmp_path: Path) -> None:
+    with asking(home, tmp_path, "keyboard-interactive") as host:
+        error = refused(host, home, prompts.NoAsker())
+    assert error.message == "127.0.0.1: asks 'Verification code:', and nobody is here to answer."
+    assert error.hint == "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer."
+
+
+def test_the_time_for_an_answer_does_not_count(home: Home, tmp_path: Path) -> None:
+    home.configure("ConnectTimeout 1\n")
+
+    class Slow:
+        def ask(self, prompt: str, *, secret: bool) -> str:
+            threading.Event().wait(1.2)
+            return "123456"
+
+    with asking(home, tmp_path, "keyboard-interactive") as host:
+        ssh.connect(host, home.access, Slow()).close()
+
+
+def test_batch_mode_never_asks(home: Home, tmp_path: Path) -> None:
+    home.configure("BatchMode yes\n")
+    with asking(home, tmp_path, "keyboard-interactive") as host:
+        assert "keyboard-interactive (BatchMode forbids to ask)" in refused(host, home, Answers()).message
+
+
+# ---- keys, against a real OpenSSH server
+
+
+@pytest.fixture
+def locked(home: Home, tmp_path: Path) -> Iterator[tuple[Sshd, Path]]:
+    """A server that only takes a key with the passphrase "secret", and that key."""
+    key = make_key(tmp_path / "locked", passphrase="secret")
+    home.config.write_text(home.config.read_text().replace(str(home.key), str(key)))
+    with sshd(tmp_path / "locked_server", Path(f"{key}.pub")) as server:
+        home.trust(server)
+        yield server, key
+
+
+@pytest.mark.needs("sshd")
+def test_a_passphrase_is_asked_for_once_in_a_kernel(home: Home, locked: tuple[Sshd, Path]) -> None:
+    server, key = locked
+    asker = Answers(["secret"])
+    for _ in range(2):
+        ssh.connect(home.host(server), home.access, asker).close()
+    assert asker.prompts == [(f"127.0.0.1: Passphrase of {key}: ", True)]
+
+
+@pytest.mark.needs("sshd")
+def test_a_wrong_passphrase_is_asked_for_again(home: Home, locked: tuple[Sshd, Path]) -> None:
+    server, key = locked
+    asker = Answers(["wrong", "secret"])
+    ssh.connect(home.host(server), home.access, asker).close()
+    assert asker.prompts[1][0] == f"127.0.0.1: That was not it. Passphrase of {key}: "
+    assert f"key {key} (wrong passphrase)" not in str(asker)
+
+
+@pytest.mark.needs("sshd")
+def test_an_encrypted_key_without_anybody_to_ask(home: Home, locked: tuple[Sshd, Path]) -> None:
+    server, key = locked
+    error = refused(home.host(server), home, prompts.NoAsker())
+    assert error.message == f"127.0.0.1: asks 'Passphrase of {key}:', and nobody is here to answer."
+
+
+@pytest.mark.needs("sshd")
+def test_the_agent_is_asked_first(
+    home: Home, locked: tuple[Sshd, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, key = locked
+    open_key = tmp_path / "open"
+    open_key.write_bytes(key.read_bytes())
+    open_key.chmod(0o600)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-P", "secret", "-N", "", "-f", open_key], check=True, stdout=subprocess.DEVNULL
+    )
+    with agent(tmp_path / "agent", open_key) as path:
+        monkeypatch.setenv("SSH_AUTH_SOCK", path)
+        ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+        monkeypatch.delenv("SSH_AUTH_SOCK")
+        home.configure(f"IdentityAgent {path}\n")
+        ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+
+
+@contextlib.contextmanager
+def agent(path: Path, *keys: Path) -> Iterator[str]:
+    child = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+    try:
+        subprocess.run(["ssh-add", "-q", *keys], env=environment, check=True)
+        yield str(path)
+    finally:
+        child.terminate()
+        child.wait(10)
+        child.stdout.close()
+
+
+@pytest.mark.needs("sshd")
+def test_a_dead_agent_is_no_obstacle(home: Home, server: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(home.folder / "nobody"))
+    ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
+def test_other_kinds_of_keys(kind: str, home: Home, tmp_path: Path) -> None:
+    key = make_key(home.folder / f"id_{kind}", kind)
+    home.config.write_text("")  # the default files
+    with sshd(tmp_path / "server", Path(f"{key}.pub")) as server:
+        home.trust(server)
+        ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
+def test_a_wrong_key_is_named(home: Home, server: Sshd, tmp_path: Path) -> None:
+    other = make_key(tmp_path / "other")
+    home.config.write_text(home.config.read_text().replace(str(home.key), str(other)) + "User me\n")
+    error = refused(home.host(server), home, prompts.NoAsker())
+    assert error.message == (
+        f"127.0.0.1: 127.0.0.1 port {server.port} did not let in user me. Tried: key {other}. It accepts: publickey."
+    )
+    assert error.hint == (
+        f"Check the user name, and put your public key there: ssh-copy-id -p {server.port} me@127.0.0.1"
+    )
+
+
+@pytest.mark.needs("sshd")
+def test_keys_that_can_not_be_used_are_named_with_the_reason(home: Home, server: Sshd, tmp_path: Path) -> None:
+    readable, broken = make_key(tmp_path / "readable"), tmp_path / "broken"
+    readable.chmod(0o644)
+    broken.write_text("no key\n")
+    broken.chmod(0o600)
+    files = (readable, broken, tmp_path / "missing")
+    home.config.write_text(
+        "".join(f"IdentityFile {file}\n" for file in files) + f"UserKnownHostsFile {home.known_hosts}\n"
+    )
+    message = refused(home.host(server), home, prompts.NoAsker()).message
+    assert f"key {readable} (not used, others can read it: run chmod 600 {readable})" in message
+    assert f"key {broken} (ValueError: no private key that paramiko can use)" in message
+    assert f"key {tmp_path / 'missing'} (No such file or directory)" in message
+
+
+@pytest.mark.needs("sshd")
+def test_no_key_at_all(home: Home, server: Sshd) -> None:
+    home.config.write_text(f"UserKnownHostsFile {home.known_hosts}\n")
+    assert "Tried: nothing, because there was no key to try." in refused(home.host(server), home, Answers()).message

@@ -1,0 +1,322 @@
+"""Ways that are not one direct connection: jump hosts, ProxyCommand, Include, and connections that are cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import AuthenticationError, ConnectionLost, HostError, SpecError, Unreachable
+from distmagic.hosts import Host
+from distmagic.spec import Access
+from distmagic.transports import ssh_command
+from distmagic.transports.prompts import NoAsker
+from tests.lab.waiting import wait_until
+from tests.transports.conftest import Answers, Home
+from tests.transports.contract import read_all
+from tests.transports.sshd import Sshd, free_port, sshd
+
+ssh = pytest.importorskip("distmagic.transports.ssh")
+pytestmark = pytest.mark.needs("sshd")
+
+
+@pytest.fixture
+def three(home: Home, tmp_path: Path) -> Iterator[tuple[Sshd, Sshd, Sshd]]:
+    """Two jump hosts, outer and inner, and a target; all known and named in the configuration."""
+    public = Path(f"{home.key}.pub")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(sshd(tmp_path / name, public)) for name in ("outer", "inner", "target")]
+        for name, server in zip(("outer", "inner", "target"), servers, strict=True):
+            home.trust(server)
+            home.configure(f"Host {name}*\n  HostName 127.0.0.1\n  Port {server.port}\n")
+        yield servers[0], servers[1], servers[2]
+
+
+def says_hello(transport: ssh.SshTransport) -> bool:
+    return read_all(transport.start(("echo", "hello"))) == b"hello\n"
+
+
+def test_two_jump_hosts_in_one_line(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+    access = home.configure("Host target\n  ProxyJump outer,inner\n")
+    with contextlib.closing(ssh.connect(Host(name="target"), access, NoAsker())) as transport:
+        assert says_hello(transport)
+        assert [server.connections() for server in three] == [1, 1, 1]
+
+
+def test_a_jump_host_with_a_jump_host_of_its_own(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+    access = home.configure("Host target\n  ProxyJump inner\nHost inner\n  ProxyJump outer\n")
+    with contextlib.closing(ssh.connect(Host(name="target"), access, NoAsker())) as transport:
+        assert says_hello(transport)
+        assert [server.connections() for server in three] == [1, 1, 1]
+
+
+def test_the_system_client_takes_the_same_jumps(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+    home.configure("Host target\n  ProxyJump outer\n")
+    # The client that ssh starts for a jump takes the configuration from -F too.
+    with contextlib.closing(ssh_command.connect(Host(name="target"), home.access, NoAsker())) as transport:
+        assert says_hello(transport)
+
+
+def test_hosts_behind_one_jump_host_share_its_connection(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+    access = home.configure("Host target*\n  ProxyJump outer\n")
+    with ThreadPoolExecutor(6) as pool:
+        transports = list(pool.map(lambda n: ssh.connect(Host(name=f"target{n}"), access, NoAsker()), range(6)))
+    assert three[0].connections() == 1
+    assert three[2].connections() == 6
+    for transport in transports[:5]:
+        transport.close()
+    assert says_hello(transports[5])
+    transports[5].close()
+    wait_until(
+        lambda: any("Closing connection" in line for line in three[0].log), "the end of the jump host's connection"
+    )
+    ssh.connect(Host(name="target"), access, NoAsker()).close()
+    assert three[0].connections() == 2
+
+
+def test_each_jump_host_is_checked(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+    access = home.configure("Host target\n  ProxyJump inner\n")
+    home.known_hosts.write_text(three[2].known_hosts_line())
+    with pytest.raises(HostError) as caught:
+        ssh.connect(Host(name="target"), access, NoAsker())
+    assert caught.value.message.startswith(
+        f"target: the host key of jump host inner (127.0.0.1 port {three[1].port}) is not known: "
+    )
+
+
+def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(home: Home) -> None:
+    port = free_port()
+    access = home.configure(f"Host gpu*\n  ProxyJump bastion\nHost bastion\n  HostName 127.0.0.1\n  Port {port}\n")
+
+    def fail(number: int) -> str:
+        with pytest.raises(Unreachable) as caught:
+            ssh.connect(Host(name=f"gpu{number}"), access, NoAsker())
+        return caught.value.message
+
+    with ThreadPoolExecutor(4) as pool:
+        messages = list(pool.map(fail, range(4)))
+    assert messages == [
+        f"gpu{number}: jump host bastion (127.0.0.1 port {port}) refused the connection: nothing listens on that port."
+        for number in range(4)
+    ]
+
+
+def test_a_target_that_the_jump_host_can_not_reach(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+    port = free_port()
+    access = home.configure("Host lost\n  HostName 127.0.0.1\n  ProxyJump outer\n")
+    with pytest.raises(Unreachable) as caught:
+        ssh.connect(Host(name="lost", port=port), access, NoAsker())
+    assert caught.value.message == (
+        f"lost: jump host outer (127.0.0.1 port {three[0].port}) can't reach 127.0.0.1 port {port}: Connect failed."
+    )
+
+
+def test_a_jump_host_that_asks_names_itself_and_the_host(home: Home, tmp_path: Path) -> None:
+    from tests.transports.asking_server import Rules, asking_server
+
+    with asking_server(tmp_path / "asking", Rules(steps=["keyboard-interactive"])) as server:
+        home.trust(server)
+        access = home.configure(
+            f"Host gpu\n  ProxyJump bastion\nHost bastion\n  HostName 127.0.0.1\n  Port {server.port}\n"
+        )
+        with pytest.raises(AuthenticationError) as caught:
+            ssh.connect(Host(name="gpu"), access, NoAsker())
+    assert caught.value.host == "gpu"
+    assert caught.value.message.startswith("gpu: its jump host bastion: asks 'Verification code:'")
+
+
+def test_jump_hosts_in_a_circle(home: Home) -> None:
+    access = home.configure("Host *\n  ProxyJump bastion\n")
+    with pytest.raises(SpecError) as caught:
+        ssh.connect(Host(name="gpu"), access, NoAsker())
+    assert caught.value.message == "gpu: ProxyJump leads in a circle at bastion."
+    assert caught.value.hint == "Its own Host block needs ProxyJump none."
+
+
+_RELAY = textwrap.dedent("""
+    import os, socket, sys, threading
+    stream = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    def up():
+        while data := os.read(0, 65536): stream.sendall(data)
+    threading.Thread(target=up, daemon=True).start()
+    while data := stream.recv(65536): os.write(1, data)
+""")
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> str:
+    file = tmp_path / "relay.py"
+    file.write_text(_RELAY)
+    return f"'{sys.executable}' '{file}' %h %p"
+
+
+def test_proxy_command(home: Home, server: Sshd, relay: str) -> None:
+    access = home.configure(f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n")
+    before = children()
+    with contextlib.closing(ssh.connect(Host(name="via"), access, NoAsker())) as transport:
+        assert says_hello(transport)
+        assert len(children()) == len(before) + 1
+    wait_until(lambda: children() == before, "the end of the ProxyCommand")
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_a_proxy_command_that_fails_is_quoted(home: Home) -> None:
+    access = home.configure("Host via\n  ProxyCommand sh -c 'echo no ticket >&2; exit 1'\n")
+    with pytest.raises(Unreachable) as caught:
+        ssh.connect(Host(name="via"), access, NoAsker())
+    assert caught.value.message == "via: the connection to via port 22 failed: its ProxyCommand says: no ticket."
+
+
+def test_a_proxy_command_that_hangs_is_ended(home: Home) -> None:
+    home.configure("Host via\n  ProxyCommand sleep 60\n")
+    before = children()
+    with pytest.raises(Unreachable) as caught:
+        ssh.connect(Host(name="via"), Access(ssh_config=str(home.config), connect_timeout_s=0.5), NoAsker())
+    assert caught.value.message == "via: no answer from via port 22 within 0.5 s."
+    wait_until(lambda: children() == before, "the end of the ProxyCommand")
+
+
+def test_an_included_file_decides(home: Home, server: Sshd) -> None:
+    (home.folder / "conf.d").mkdir()
+    (home.folder / "conf.d" / "gpus").write_text(f"Host gpu-a\n  HostName 127.0.0.1\n  Port {server.port}\n")
+    access = home.configure("Include conf.d/*\n")
+    with contextlib.closing(ssh.connect(Host(name="gpu-a"), access, NoAsker())) as transport:
+        assert says_hello(transport)
+
+
+def test_a_match_line_that_is_not_understood_is_a_warning(home: Home, server: Sshd) -> None:
+    access = home.configure("Match sessiontype shell host 127.0.0.1\n  User nobody\n")
+    line = home.config.read_text().splitlines().index("Match sessiontype shell host 127.0.0.1") + 1
+    with contextlib.closing(ssh.connect(home.host(server), access, NoAsker())) as transport:
+        assert transport.warnings == (
+            f"{home.config}, line {line}: 'sessiontype shell host 127.0.0.1' is not understood; "
+            "this Match block is left out.",
+        )
+
+
+# ---- connections that end
+
+
+@pytest.fixture(params=["ssh", "ssh_command"])
+def connected(request: pytest.FixtureRequest, home: Home, tmp_path: Path) -> Iterator[tuple[object, Sshd]]:
+    module = ssh if request.param == "ssh" else ssh_command
+    with sshd(tmp_path / "mortal", Path(f"{home.key}.pub")) as server:
+        home.trust(server)
+        with contextlib.closing(module.connect(home.host(server), home.access, NoAsker())) as transport:
+            yield transport, server
+
+
+def test_a_connection_that_is_closed_ends_a_read_and_refuses_more(connected: tuple[object, Sshd]) -> None:
+    transport, server = connected
+    process = transport.start(("cat",))
+    process.write(b"x")
+    assert process.read() == b"x"
+    for pid in grandchildren(server.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert process.read() == b""
+    assert process.wait(10) is None
+    with pytest.raises(ConnectionLost):
+        process.write(bytes(10_000_000))
+    wait_until(lambda: refuses(transport), "a refusal to start more")
+
+
+def grandchildren(pid: int) -> list[int]:
+    found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [deeper for child in found for deeper in (child, *grandchildren(child))]
+
+
+def refuses(transport: object) -> bool:
+    try:
+        transport.start(("true",)).close()
+    except ConnectionLost as error:
+        assert ": the connection" in str(error)
+        return True
+    return False
+
+
+def test_a_connection_that_falls_silent_is_given_up(
+    home: Home, server: Sshd, relay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen ProxyCommand stands for a cable that is cut behind a jump host: no packet, no error."""
+    monkeypatch.setattr("distmagic.transports.ssh_paramiko.KEEPALIVE_S", 0.2)
+    access = home.configure(f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n")
+    before = children()
+    with contextlib.closing(ssh.connect(Host(name="via"), access, NoAsker())) as transport:
+        process = transport.start(("cat",))
+        process.write(b"x")
+        assert process.read() == b"x"
+        (frozen,) = children() - before
+        stay = threading.Event()
+        assert not stay.wait(1.5)  # a healthy connection outlives many keep-alives
+        process.write(b"y")
+        assert process.read() == b"y"
+        os.kill(int(frozen), signal.SIGSTOP)
+        try:
+            assert process.read() == b""
+            assert refuses(transport)
+        finally:
+            os.kill(int(frozen), signal.SIGCONT)
+
+
+_KERNEL = """
+import sys
+from distmagic.hosts import Host
+from distmagic.spec import Access
+from distmagic.transports import ssh_command
+from distmagic.transports.prompts import NoAsker
+transport = ssh_command.connect(Host(name="127.0.0.1", port=int(sys.argv[1])), Access(ssh_config=sys.argv[2]), NoAsker())
+transport.start(("cat",))
+print(transport._master.pid, transport._directory, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_ssh_client_outlives_a_killed_kernel(home: Home, server: Sshd) -> None:
+    argv = [sys.executable, "-c", _KERNEL, str(server.port), str(home.config)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
+        assert kernel.stdout is not None
+        pid, folder = kernel.stdout.readline().split()
+        kernel.kill()
+        kernel.wait(10)
+    wait_until(lambda: not is_running(int(pid)), "the end of the ssh client")
+    subprocess.run(["rm", "-r", folder], check=True)  # the one thing that a killed kernel leaves
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_ipv6(home: Home, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        probe.close()
+    with sshd(tmp_path / "six", Path(f"{home.key}.pub"), options=("AddressFamily any", "ListenAddress ::1")) as server:
+        home.trust(server, f"[::1]:{server.port}")
+        with contextlib.closing(ssh.connect(Host(name="::1", port=server.port), home.access, NoAsker())) as transport:
+            assert says_hello(transport)
+
+
+def test_a_typed_user_goes_before_the_configuration(home: Home, server: Sshd) -> None:
+    access = home.configure("User me\n")
+    with pytest.raises(AuthenticationError) as caught:
+        ssh.connect(Host(name="127.0.0.1", port=server.port, user="you"), access, Answers())
+    assert "did not let in user you" in caught.value.message

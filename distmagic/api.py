@@ -18,6 +18,7 @@ from distmagic import plan as planning
 from distmagic.bundle import build
 from distmagic.drive import Screen, drive
 from distmagic.errors import DistmagicError
+from distmagic.fold import begin, fold
 from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.launch import Launch
 from distmagic.link import Link
@@ -30,7 +31,7 @@ from distmagic.remote import facts
 from distmagic.remote.protocol import Route
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec
-from distmagic.state import Event, RunState, Swept, begin, fold
+from distmagic.state import Event, RunState, Swept
 from distmagic.verdict import verdict
 
 

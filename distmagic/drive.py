@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from distmagic.fold import fold
 from distmagic.launch import Launch
-from distmagic.state import Event, Lost, RunState, Stopping, begin, fold
+from distmagic.state import Event, Lost, RunState, Stopping
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it

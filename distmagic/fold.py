@@ -1,0 +1,300 @@
+"""Folds events into the state of a run. Pure: everything that changes what a user sees is in this file.
+
+    Events  --fold-->  RunState  --render-->  text, HTML, widgets
+
+`fold` takes a batch, so that a thousand ranks at 10 Hz cost one copy of the tables a batch and not one an event. Events
+of different nodes come in any order, and nothing that a host says can make it raise or grow without bounds.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import cast
+
+from distmagic.remote import protocol
+from distmagic.series import Series
+from distmagic.state import ALIVE, Event, Gone, Line, Lost, NodeState, RunState, Stopping, Swept, WorkerState
+
+KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
+KEPT_LINE_CHARS = 2000
+KEPT_NOTICES = 100
+KEPT_METRICS = 50  # names of metrics a rank
+KEPT_BARS = 20  # bars a rank
+KEPT_POINTS = 2000  # points of one metric of one rank
+_KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
+_STREAMS = ("stdout", "stderr")
+
+
+def begin(job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = ()) -> RunState:
+    """Return the state of a run of which nothing is known but its hosts."""
+    nodes = tuple(NodeState(node_rank=i, host=host) for i, host in enumerate(hosts))
+    return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices)
+
+
+def fold(state: RunState, events: Iterable[Event]) -> RunState:
+    """Return the state after `events`."""
+    draft = _Draft(state)
+    for event in events:
+        draft.at_s = max(draft.at_s, event.at_s)
+        handler = _HANDLERS.get(type(event.what))
+        if handler is not None and 0 <= event.node_rank < len(draft.nodes):
+            handler(draft, event.node_rank, event.what)
+    return draft.freeze()
+
+
+class _Draft:
+    """A mutable copy of a state, alive within one call of `fold`."""
+
+    def __init__(self, state: RunState) -> None:
+        self.base = state
+        self.at_s = state.at_s
+        self.nodes = list(state.nodes)
+        self.workers = dict(state.workers)
+        self.world_size = state.world_size
+        self.series: dict[int, Mapping[str, Series]] = dict(state.series)
+        self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
+        self.lines = list(state.lines)
+        self.lines_seen = state.lines_seen
+        self.open_lines = dict(state.open_lines)
+        self.first_failure = state.first_failure
+        self.failed_node = state.failed_node
+        self.notices = list(state.notices)
+        self.stopping = state.stopping
+        self.lost = list(state.lost)
+        self.unreached = dict(state.unreached)
+        self.endpoint_open_at_s = state.endpoint_open_at_s
+
+    def freeze(self) -> RunState:
+        return replace(
+            self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
+            series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
+            open_lines=self.open_lines, first_failure=self.first_failure, failed_node=self.failed_node,
+            notices=tuple(self.notices), stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
+            endpoint_open_at_s=self.endpoint_open_at_s,
+        )  # fmt: skip
+
+    # ---- output
+
+    def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
+        """Fold carriage returns and keep whole lines; the rest waits in `open_lines`."""
+        key = (rank, node_rank, stream)
+        *whole, rest = (self.open_lines.pop(key, "") + text.replace("\r\n", "\n")).split("\n")
+        self.lines_seen += len(whole[:-KEPT_LINES])
+        for line in whole[-KEPT_LINES:]:
+            self.add_line(rank, node_rank, stream, line)
+        if rest:
+            end = "\r" if rest.endswith("\r") else ""  # what comes next overwrites it, unless that is a newline
+            self.open_lines[key] = _last_drawn(rest) + end
+        if len(self.lines) > 4 * KEPT_LINES:
+            del self.lines[:-KEPT_LINES]
+
+    def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
+        host = self.nodes[node_rank].host
+        label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
+        self.lines.append(Line(rank=rank, label=label, stream=stream, text=_last_drawn(text)))
+        self.lines_seen += 1
+
+    def close_lines(self, rank: int, node_rank: int, streams: tuple[str, ...] = _STREAMS) -> None:
+        """Count unfinished lines as finished."""
+        for stream in streams:
+            text = self.open_lines.pop((rank, node_rank, stream), None)
+            if text is not None:
+                self.add_line(rank, node_rank, stream, text)
+
+    # ---- metrics
+
+    def series_of(self, rank: int) -> dict[str, Series]:
+        """Return a rank's table of series, to be changed."""
+        if rank not in self.own_series:
+            self.own_series.add(rank)
+            self.series[rank] = dict(self.series.get(rank, {}))
+        return cast(dict[str, Series], self.series[rank])
+
+
+def _last_drawn(text: str) -> str:
+    """Return what a terminal would show of a line with carriage returns in it."""
+    return text.rstrip("\r").rpartition("\r")[2][:KEPT_LINE_CHARS]
+
+
+# ---- a node's own events
+
+
+def _hello(draft: _Draft, node: int, what: protocol.Hello) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], phase="starting", hostname=what.hostname)
+
+
+def _endpoint(draft: _Draft, node: int, what: protocol.Endpoint) -> None:
+    if what.state == "open":
+        draft.endpoint_open_at_s = draft.at_s
+    elif what.state == "unreached":
+        draft.unreached[node] = what.detail
+    elif draft.stopping != "rendezvous":  # then it stays as the reason of the stop
+        draft.unreached.pop(node, None)
+
+
+def _notice(draft: _Draft, node: int, what: protocol.Notice) -> None:
+    text = f"{draft.nodes[node].host}: {what.text}"
+    if text not in draft.notices and len(draft.notices) < KEPT_NOTICES:
+        draft.notices.append(text)
+
+
+def _engine_ended(draft: _Draft, node: int, what: protocol.Engineended) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], phase="ended", code=what.code)
+    if what.code != 0 and not draft.stopping and draft.failed_node is None:
+        draft.failed_node = node
+    for exit_ in what.exits:
+        worker = draft.workers.get(exit_.rank)
+        if worker is not None and worker.node_rank == node:
+            draft.workers[exit_.rank] = replace(worker, exit=exit_)
+
+
+def _final(draft: _Draft, node: int, what: protocol.Final) -> None:
+    old = draft.nodes[node]
+    draft.nodes[node] = replace(old, phase="clear", reason=what.reason, survivors=what.survivors)
+    draft.close_lines(-1, node)
+    _end_all_on(draft, node, "stopped")
+
+
+def _end_all_on(draft: _Draft, node: int, phase: str) -> None:
+    for rank, worker in draft.workers.items():
+        if worker.node_rank == node:
+            draft.close_lines(rank, node)
+            if worker.phase in ALIVE:
+                draft.workers[rank] = replace(worker, phase=phase)
+
+
+# ---- ranks
+
+
+def _worker(draft: _Draft, node: int, what: protocol.Worker) -> None:
+    if not 0 <= what.rank < what.world_size:
+        return
+    draft.nodes[node] = replace(draft.nodes[node], phase="running")
+    if what.world_size < draft.world_size:  # an elastic job has shrunk
+        draft.workers = {rank: worker for rank, worker in draft.workers.items() if rank < what.world_size}
+    draft.world_size = what.world_size
+    draft.workers[what.rank] = WorkerState(
+        rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
+        restart=what.restart, pid=what.pid, device=what.device,
+    )  # fmt: skip
+    if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
+        draft.first_failure = None  # torchrun started it again, or goes on without it
+
+
+def _progress(draft: _Draft, node: int, what: protocol.Progress) -> None:
+    worker = draft.workers.get(what.rank)
+    if worker is None or worker.node_rank != node or worker.restart != what.restart:
+        return
+    step = worker.step if what.step is None else what.step
+    bars = _merge_bars(worker.bars, what.bars) if what.bars else worker.bars
+    draft.workers[what.rank] = WorkerState(  # spelled out: `replace` costs three times as much
+        rank=worker.rank, local_rank=worker.local_rank, node_rank=node, host=worker.host, phase=worker.phase,
+        restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
+        total=worker.total if what.total is None else what.total, bars=bars,
+        metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics, at_s=what.at_s,
+        rate=_rate(worker, step, what.at_s, bars), ended=worker.ended, exit=worker.exit,
+    )  # fmt: skip
+
+
+def _merge_bars(old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]) -> tuple[protocol.Bar, ...]:
+    """Return the open bars, outermost first; if all are closed, the last one of them."""
+    if len(old) == len(new) == 1 and old[0].id == new[0].id:
+        return new
+    table = {bar.id: bar for bar in (*old, *new)}
+    merged = tuple(table[key] for key in sorted(table))
+    return tuple(bar for bar in merged if not bar.closed)[:KEPT_BARS] or merged[-1:]
+
+
+def _rate(old: WorkerState, step: float | None, at_s: float, bars: tuple[protocol.Bar, ...]) -> float | None:
+    """Steps a second, smoothed over about 10 updates; the bar's own rate where there is no step."""
+    if step is None:
+        return bars[0].rate if bars else None
+    if old.step is None:
+        return step / at_s if at_s > 0 else None
+    if step <= old.step or at_s <= old.at_s:
+        return old.rate
+    now = (step - old.step) / (at_s - old.at_s)
+    return now if old.rate is None else 0.8 * old.rate + 0.2 * now
+
+
+def _add_rows(draft: _Draft, worker: WorkerState, rows: tuple[protocol.Row, ...]) -> dict[str, float]:
+    """Add rows to the rank's series; return its latest value of each metric."""
+    metrics, table = dict(worker.metrics), draft.series_of(worker.rank)
+    limit = max(100, min(KEPT_POINTS, _KEPT_BY_ALL // max(1, draft.world_size)))
+    for row in rows:
+        for name, value in row.metrics.items():
+            series = table.get(name)
+            if series is None and len(table) >= KEPT_METRICS:
+                continue
+            table[name] = (series or Series()).append(row.at_s, row.step, value, limit=limit)
+            metrics[name] = value
+    return metrics
+
+
+def _output(draft: _Draft, node: int, what: protocol.Output) -> None:
+    if what.stream not in _STREAMS:
+        return
+    if what.skipped_bytes:
+        note = f"... {what.skipped_bytes:,} bytes not shown; the whole log: run.logs({what.rank})"
+        draft.close_lines(what.rank, node, (what.stream,))
+        draft.add_line(what.rank, node, what.stream, note)
+    draft.write(what.rank, node, what.stream, what.text)
+
+
+def _ended(draft: _Draft, node: int, what: protocol.Ended) -> None:
+    worker = draft.workers.get(what.rank)
+    if worker is None or worker.node_rank != node or worker.restart != what.restart:
+        return
+    draft.close_lines(what.rank, node)
+    phase = _end_phase(draft, what)
+    draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
+    if phase == "failed" and draft.first_failure is None:
+        draft.first_failure = what.rank
+
+
+def _end_phase(draft: _Draft, what: protocol.Ended) -> str:
+    if what.outcome == "returned" or (what.outcome == "exited" and what.code == 0):
+        return "done"
+    by_torchrun = draft.first_failure is not None and what.outcome == "signalled" and what.code == -signal.SIGTERM
+    return "stopped" if draft.stopping or by_torchrun else "failed"
+
+
+# ---- what the launcher tells
+
+
+def _gone(draft: _Draft, node: int, _: Gone) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], phase="gone")
+
+
+def _lost(draft: _Draft, node: int, what: Lost) -> None:
+    if draft.nodes[node].phase == "gone" or any(node == other for other, _ in draft.lost):
+        return
+    draft.lost.append((node, what.why))
+    _end_all_on(draft, node, "lost")
+
+
+def _swept(draft: _Draft, node: int, what: Swept) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], phase="clear", survivors=what.survivors)
+
+
+def _stopping(draft: _Draft, _: int, what: Stopping) -> None:
+    draft.stopping = draft.stopping or what.reason
+
+
+_HANDLERS: dict[type, Callable[..., None]] = {
+    protocol.Hello: _hello,
+    protocol.Worker: _worker,
+    protocol.Progress: _progress,
+    protocol.Output: _output,
+    protocol.Ended: _ended,
+    protocol.Engineended: _engine_ended,
+    protocol.Endpoint: _endpoint,
+    protocol.Notice: _notice,
+    protocol.Final: _final,
+    Gone: _gone,
+    Lost: _lost,
+    Swept: _swept,
+    Stopping: _stopping,
+}

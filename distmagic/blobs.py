@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from distmagic.remote import places
 from distmagic.remote.protocol import Blob
@@ -37,19 +36,24 @@ def keep(data: bytes, where: Path) -> LocalBlob:
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
-        os.replace(aside, where / blob.sha256)
+        Path(aside).replace(where / blob.sha256)
     except BaseException:
-        os.unlink(aside)
+        Path(aside).unlink()
         raise
     return LocalBlob(blob=blob, path=where / blob.sha256)
 
 
 def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
-    """Return a zip of `files`, the same bytes for the same files."""
+    """Return a zip of `files`, the same bytes for the same files.
+
+    Directories have entries of their own: without them zipimport (before Python 3.13) finds no namespace package.
+    """
     buffer = io.BytesIO()
+    folders = {f"{folder}/" for name in files for folder in PurePosixPath(name).parents if folder.name}
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name in sorted(files):
+        for name in sorted({*files, *folders}):
             entry = zipfile.ZipInfo(name)  # dated 1980
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, files[name], zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED)
+            entry.external_attr = (0o40755 if name in folders else 0o100644) << 16
+            method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+            archive.writestr(entry, files.get(name, b""), method if name in files else zipfile.ZIP_STORED)
     return buffer.getvalue()

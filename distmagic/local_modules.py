@@ -101,8 +101,8 @@ def _where(top: str) -> tuple[Path | None, list[Path]]:
             return None, []
     origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)
     places = list(getattr(spec, "submodule_search_locations", None) or getattr(module, "__path__", None) or ())
-    local = [Path(place) for place in places if os.path.isdir(place) and not is_installed(place)]
-    if local or not origin or not origin.endswith(".py") or not os.path.isfile(origin) or is_installed(origin):
+    local = [Path(place) for place in places if Path(place).is_dir() and not is_installed(place)]
+    if local or not origin or not origin.endswith(".py") or not Path(origin).is_file() or is_installed(origin):
         return None, local
     return Path(origin), []
 

@@ -8,11 +8,9 @@ What can't travel is named by the variable that holds it.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import linecache
-import os
 import pickle
 import sys
 import tempfile
@@ -27,6 +25,7 @@ from distmagic.blobs import LocalBlob
 from distmagic.errors import PayloadError
 from distmagic.remote import culprits, parcel
 from distmagic.remote.call import Call, Whole
+from distmagic.remote.pickling import Seen
 from distmagic.remote.protocol import Blob
 
 _NAMED_AT_MOST = 3
@@ -48,7 +47,7 @@ def pack_call(
     `labels` maps a cell's filename to what to call it (`Cell In[3]`). The files go to `scratch`, or among this
     machine's blobs. Raises `PayloadError` for what can't be pickled and for more than `limit_bytes`.
     """
-    seen = parcel.Seen()
+    seen = Seen()
     folder = _folder(scratch)
     try:
         call = _dumped(Call(thunk), folder, seen, limit_bytes)
@@ -67,7 +66,7 @@ def pack_whole(
     folder = _folder(scratch)
     if len(text) > limit_bytes:
         raise PayloadError(f"The cell's text has {_size(len(text))}; at most {_size(limit_bytes)} may be sent.")
-    call = _dumped(Whole(text, filename), folder, parcel.Seen(), None)
+    call = _dumped(Whole(text, filename), folder, Seen(), None)
     names = local_modules.imports_of_text(text, filename)
     return Payload(call=call, code=_code(names, {filename: text}, labels, folder))
 
@@ -82,16 +81,13 @@ def _folder(scratch: Path | None) -> Path:
         ) from None
 
 
-def _dumped(what: object, folder: Path, seen: parcel.Seen, limit_bytes: int | None) -> LocalBlob:
-    digest = hashlib.sha256()
+def _dumped(what: object, folder: Path, seen: Seen, limit_bytes: int | None) -> LocalBlob:
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
-        size = parcel.dump(
-            what, aside / "call", seen=seen, refuse=_refuse, limit_bytes=limit_bytes, digest=digest, name="the call"
-        )
-        blob = Blob(sha256=digest.hexdigest(), size_bytes=size)
+        size = parcel.dump(what, aside / "call", seen=seen, refuse=_refuse, limit_bytes=limit_bytes, name="the call")
+        blob = Blob(sha256=seen.sha256.hexdigest(), size_bytes=size)
         path = folder / blob.sha256
-        os.replace(aside / "call", path)
+        (aside / "call").replace(path)
         return LocalBlob(blob=blob, path=path)
     except OSError as error:
         raise PayloadError(f"The payload can't be written to {folder}: {error}.", "Make room there.") from error
@@ -186,13 +182,12 @@ def _variables(thunk: Callable[[], object]) -> Iterator[culprits.Part]:
 def _measure(value: object) -> int:
     try:
         return parcel.measure(value, refuse=_refuse)
-    except Exception:  # whatever it raises: it is not what made the call too large
+    except Exception:  # noqa: BLE001 - whatever it raises: it is not what made the call too large
         return sys.getsizeof(value)
 
 
 def _size(size_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} GB"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes:.0f} bytes"

@@ -6,7 +6,7 @@ import ast
 import asyncio
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -60,27 +60,17 @@ def perform(what: Call | Whole, main: ModuleType) -> object:
     if isinstance(what, Call):
         return _finished(what.thunk())
     main.__dict__.pop(_RESULT, None)
-    _finished(eval(_compiled(_returning(ast.parse(what.source, what.filename)), what.filename), main.__dict__))
-    return main.__dict__.pop(_RESULT, None)
+    _run(_returning(ast.parse(what.source, what.filename)), what.filename, main.__dict__)
+    return _finished(main.__dict__.pop(_RESULT, None))
 
 
 def _finished(value: object) -> object:
-    return asyncio.run(_wait(value)) if inspect.isawaitable(value) else value
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-def _wait(value: Awaitable[object]) -> Coroutine[Any, Any, object]:
-    if inspect.iscoroutine(value):
-        return value
-
-    async def wait() -> object:
-        return await value
-
-    return wait()
-
-
-def _compiled(tree: ast.Module, filename: str) -> CodeType:
+def _run(tree: ast.Module, filename: str, namespace: dict[str, Any]) -> None:
     code: CodeType = compile(tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    return code
+    _finished(eval(code, namespace))  # noqa: S307 - the user's cell
 
 
 def _returning(tree: ast.Module) -> ast.Module:
@@ -120,4 +110,4 @@ def define(path: str, namespace: dict[str, Any]) -> None:
         tree = ast.parse(what.source, what.filename)
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             tree.body.pop()
-        _finished(eval(_compiled(tree, what.filename), namespace))
+        _run(tree, what.filename, namespace)

@@ -149,7 +149,7 @@ def _reduced_parts(part: Part) -> Iterator[Part]:
     """Yield the parts of an object that its own reduction names; nothing where that fails."""
     try:
         reduced = part.value.__reduce_ex__(4)
-    except Exception:  # whatever it raises, the object itself is the culprit
+    except Exception:  # noqa: BLE001 - whatever it raises, the object itself is the culprit
         return
     if not isinstance(reduced, tuple):
         return
@@ -231,7 +231,7 @@ def _kind(value: object) -> str | None:
     if isinstance(value, type):
         return None
     for cls in type(value).__mro__:
-        full = f"{cls.__module__}.{cls.__qualname__}"
+        full = f"{cls.__module__}.{cls.__qualname__.removeprefix(cls.__module__ + '.')}"
         for name, words in _KINDS.items():
             if full == name or (name.endswith(".") and full.startswith(name)):
                 return words.format(name=cls.__qualname__)

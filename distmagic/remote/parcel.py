@@ -24,7 +24,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from distmagic.remote import culprits
 from distmagic.remote.pickling import Loader, Packer, Refuse, Seen
@@ -44,7 +44,7 @@ class ParcelError(Exception):
         self.hint = hint
 
 
-class Unpicklable(ParcelError):
+class Unpicklable(ParcelError):  # noqa: N818 - as in "this value is unpicklable"
     """Some part of the value can't be pickled; `culprit` is the smallest part that was found."""
 
     def __init__(self, culprit: culprits.Culprit) -> None:
@@ -52,19 +52,12 @@ class Unpicklable(ParcelError):
         self.culprit = culprit
 
 
-class TooLarge(ParcelError):
+class TooLarge(ParcelError):  # noqa: N818
     """The parcel would be larger than allowed; `size_bytes` is what it had come to."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"The value takes {size_bytes:,} bytes; {limit_bytes:,} are allowed.")
         self.size_bytes = size_bytes
-
-
-class Digest(Protocol):
-    """What hashlib's objects are."""
-
-    def update(self, data: Any, /) -> None:
-        """Take more bytes in."""
 
 
 def dump(
@@ -74,12 +67,11 @@ def dump(
     seen: Seen | None = None,
     refuse: Refuse | None = None,
     limit_bytes: int | None = None,
-    digest: Digest | None = None,
     name: str = "result",
 ) -> int:
     """Write `value` to `path` (aside, then renamed; readable by its owner only) and return the file's bytes.
 
-    `seen` collects what the pickle refers to, `digest` takes in the file's bytes. Raises `Unpicklable`, which names
+    `seen` takes notes, and the file's SHA-256. Raises `Unpicklable`, which names
     the part starting from `name`, `TooLarge` before any buffer is written, and OSError when the disk is full.
     A DistributedDataParallel module travels as the module in it: its process group ends with the run.
     """
@@ -87,7 +79,7 @@ def dump(
     aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            sink = _Sink(file=file, digest=digest, limit_bytes=limit_bytes)
+            sink = _Sink(file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes)
             sink.write(MAGIC)
             packer = _pickled(value, sink, seen or Seen(), refuse, name)
             _write_buffers(packer, sink)
@@ -143,7 +135,7 @@ def _why_not(value: object, refuse: Refuse | None) -> Exception | None:
     """Return why `value` can't be pickled, None if it can."""
     try:
         measure(value, refuse=refuse)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - pickling runs anybody's code
         return error
     return None
 
@@ -153,7 +145,7 @@ class _Sink:
     """Where a parcel's bytes go: a file, or nowhere when they are only counted."""
 
     file: Any = None
-    digest: Digest | None = None
+    sha256: Any = None
     limit_bytes: int | None = None
     size: int = 0
     error: OSError | None = None
@@ -166,8 +158,8 @@ class _Sink:
             for at in range(0, len(view), CHUNK_BYTES) if self.file is not None else ():
                 part = view[at : at + CHUNK_BYTES]
                 self.file.write(part)
-                if self.digest is not None:
-                    self.digest.update(part)
+                if self.sha256 is not None:
+                    self.sha256.update(part)
         except OSError as error:
             self.error = error  # told apart from an OSError that pickling some object raised
             raise
@@ -199,8 +191,9 @@ def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) 
             raise
         except Exception as error:
             raise _not_here(error) from error
-    for name, defined in definitions.items() if namespace is not None else ():
-        namespace.setdefault(name, defined)
+    if namespace is not None:
+        for name, defined in definitions.items():
+            namespace.setdefault(name, defined)
     return value
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import pickle
 import sys
 import types
@@ -22,10 +23,11 @@ from distmagic.remote.storages import Row, Shelf, Storages, Window
 
 @dataclass(slots=True)
 class Seen:
-    """What a pickle refers to: code that travels in it, and modules that have to be importable at the other end."""
+    """Notes on a parcel: code that travels in it, modules that it needs at the other end, and the file's SHA-256."""
 
     codes: list[types.CodeType] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
+    sha256: Any = field(default_factory=hashlib.sha256)
 
 
 Refuse = Callable[[object], None]  # raises for an object that must not travel although it could be pickled
@@ -89,9 +91,10 @@ class Packer:
             return NotImplemented if number is None else (_tensor, (number,))
         if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
             return _storage, (self._storages.add_storage(obj),)
-        if isinstance(obj, torch.storage.TypedStorage) and obj._untyped_storage.device.type != "meta":
-            dtype = str(obj.dtype).removeprefix("torch.")
-            return _typed_storage, (self._storages.add_storage(obj._untyped_storage), dtype)
+        if isinstance(obj, torch.storage.TypedStorage):
+            storage = obj._untyped_storage  # noqa: SLF001 - the public way warns
+            if storage.device.type != "meta":
+                return _typed_storage, (self._storages.add_storage(storage), str(obj.dtype).removeprefix("torch."))
         ddp = sys.modules.get("torch.nn.parallel.distributed")
         if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
             return _same, (obj.module,)
@@ -129,21 +132,23 @@ def _pickler_class() -> Any:
 
 # What the pickle calls to build things. `Loader.find_class` puts its own in their place.
 
-
-def _tensor(number: int) -> Any:
-    raise pickle.UnpicklingError("a parcel is opened by parcel.load only")
+_ONLY = "a parcel is opened by parcel.load only"
 
 
-def _storage(number: int) -> Any:
-    raise pickle.UnpicklingError("a parcel is opened by parcel.load only")
+def _tensor(*_: object) -> Any:
+    raise pickle.UnpicklingError(_ONLY)
 
 
-def _typed_storage(number: int, dtype: str) -> Any:
-    raise pickle.UnpicklingError("a parcel is opened by parcel.load only")
+def _storage(*_: object) -> Any:
+    raise pickle.UnpicklingError(_ONLY)
+
+
+def _typed_storage(*_: object) -> Any:
+    raise pickle.UnpicklingError(_ONLY)
 
 
 def _main() -> dict[str, Any]:
-    raise pickle.UnpicklingError("a parcel is opened by parcel.load only")
+    raise pickle.UnpicklingError(_ONLY)
 
 
 def _same(value: object) -> object:
@@ -171,6 +176,7 @@ class Loader(pickle.Unpickler):
         }
 
     def find_class(self, module: str, name: str, /) -> Any:
+        """Return what a name in the pickle means."""
         if module == __name__ and name in self._own:
             return self._own[name]
         return super().find_class(module, name)

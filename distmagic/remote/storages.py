@@ -99,7 +99,7 @@ class Storages:
             return None
         requires_grad = tensor.requires_grad
         tensor = tensor.detach()
-        if not torch._C._has_storage(tensor):
+        if not torch._C._has_storage(tensor):  # noqa: SLF001
             tensor = tensor.cpu()  # XLA and the like keep their memory to themselves
         start, stop = _span(tensor)
         storage = tensor.untyped_storage()
@@ -140,7 +140,7 @@ class Storages:
         table: dict[int, list[int]] = {}
         for number, view in enumerate(self._views):
             if view.tensor is None or view.tensor.numel():
-                table.setdefault(view.storage._cdata, []).append(number)
+                table.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001
         return list(table.values())
 
     def _stretches(self, numbers: Sequence[int]) -> list[_Stretch]:
@@ -189,7 +189,7 @@ def _plain(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     if tensor.is_conj():
         tensor = tensor.conj()
-    return torch._neg_view(tensor) if tensor.is_neg() else tensor
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor  # noqa: SLF001
 
 
 def _span(tensor: Any) -> tuple[int, int]:
@@ -221,9 +221,9 @@ class Shelf:
         else:
             made = torch.empty(0, dtype=dtype).set_(self._storage(window), offset, size, stride)
         if conj:
-            torch._C._set_conj(made, True)
+            torch._C._set_conj(made, True)  # noqa: SLF001
         if neg:
-            torch._C._set_neg(made, True)
+            torch._C._set_neg(made, True)  # noqa: SLF001
         return made.requires_grad_(requires_grad)
 
     def storage(self, number: int) -> Any:

@@ -1,0 +1,93 @@
+"""The bundle: everything in it can be imported from inside the zip by a Python that has nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from distmagic import bundle
+from distmagic.errors import DistmagicError
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    bundle.build.cache_clear()
+    yield
+    bundle.build.cache_clear()
+
+
+def bare(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python without site-packages, environment or current directory."""
+    argv = (sys.executable, "-I", "-S", *argv)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", timeout=60)
+
+
+def test_the_same_files_give_the_same_bundle():
+    first = bundle.build()
+    bundle.build.cache_clear()
+    assert bundle.build() == first
+    data = first.path.read_bytes()
+    assert (hashlib.sha256(data).hexdigest(), len(data)) == (first.blob.sha256, first.blob.size_bytes)
+    assert first.blob.size_bytes < 400_000
+
+
+def test_all_that_travels_is_in_it():
+    with zipfile.ZipFile(bundle.build().path) as archive:
+        names = set(archive.namelist())
+    assert {"__main__.py", "distmagic/__init__.py", "distmagic/remote/worker.py"} <= names
+    assert {"cloudpickle/cloudpickle.py", "fallback/tqdm/std.py"} <= names
+    assert "distmagic/pack.py" not in names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_a_bare_python_imports_everything_from_the_zip():
+    path = bundle.build().path
+    remote = sorted(file.stem for file in Path(bundle.__file__).parent.joinpath("remote").glob("*.py"))
+    code = f"""
+import sys, importlib
+sys.path.insert(0, {str(path)!r})
+import distmagic, cloudpickle
+for name in {remote!r}:
+    if name != "__main__":
+        importlib.import_module("distmagic.remote." + name.replace("__init__", "protocol"))
+print(all({str(path)!r} in module.__file__ for module in (distmagic, cloudpickle)))
+try:
+    import tqdm
+except ImportError:
+    sys.path.append({str(path)!r} + "/fallback")
+    import tqdm, tqdm.auto
+print({str(path)!r} in tqdm.__file__, sum(tqdm.tqdm(range(4), disable=True)))
+"""
+    done = bare("-W", "ignore", "-c", code)
+    assert done.stdout.split() == ["True", "True", "6"], done.stderr
+
+
+def test_it_starts_a_role():
+    path = str(bundle.build().path)
+    for argv in ((), ("nobody",)):
+        done = bare(path, *argv)
+        assert done.returncode == 1
+        assert "contact, agent, engine, worker" in done.stderr
+    done = bare("-c", f"""
+import sys, types, runpy
+role = types.ModuleType("distmagic.remote.agent")
+role.main = lambda argv: print("agent", argv)
+sys.path.insert(0, {path!r})
+import distmagic.remote
+sys.modules["distmagic.remote.agent"] = role
+sys.argv = ["bundle", "agent", "a", "b"]
+runpy.run_path({path!r}, run_name="__main__")
+""")  # fmt: skip
+    assert done.stdout.strip() == "agent ['a', 'b']", done.stderr
+
+
+def test_a_missing_cloudpickle_is_an_error(monkeypatch):
+    monkeypatch.setattr(bundle, "_package", lambda _: {})
+    with pytest.raises(DistmagicError, match="cloudpickle is not installed"):
+        bundle.build()

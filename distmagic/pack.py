@@ -145,10 +145,9 @@ def _cannot_travel(culprit: culprits.Culprit, thunk: Callable[[], object]) -> Pa
     part = culprit.part
     owner = "The call" if not part.owner or part.owner == getattr(thunk, "__qualname__", "") else part.owner
     cure = _CURES.get(culprit.what, _INSIDE)
-    detail = "" if culprits.is_known(part.value) else f" ({type(culprit.error).__name__}: {culprit.error})"
     name = f" uses `{part.path}`," if part.path != "the call" else " is"
     return PayloadError(
-        f"{owner}{name} {culprit.what}, which can't be pickled{detail[:300]}.",
+        f"{owner}{name} {culprit.what}, which can't be pickled{culprit.detail}.",
         f"{cure}; or write %%distributed --whole, and every rank runs the whole cell by itself.",
     )
 

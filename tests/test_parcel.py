@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote import call, parcel
+from distmagic.remote import call, parcel, storages
 from distmagic.remote.pickling import Seen
 
 torch = pytest.importorskip("torch")
@@ -154,6 +154,25 @@ def test_chunks_that_make_up_a_storage_stay_together(tmp_path):
     parts = torch.arange(1000.0).split(100)
     back = through(parts, tmp_path)
     assert len({part.untyped_storage().data_ptr() for part in back}) == 1
+
+
+def test_memory_of_another_device_passes_in_chunks(monkeypatch):
+    monkeypatch.setattr(storages, "CHUNK_BYTES", 7)
+    tensor = torch.arange(100, dtype=torch.uint8)
+    chunks = [bytes(chunk) for chunk in storages._over_the_cpu(tensor.untyped_storage(), 3, 30)]
+    assert b"".join(chunks) == bytes(range(3, 30))
+    assert max(map(len, chunks)) == 7
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_tensors_of_a_gpu_come_back_on_the_cpu(tmp_path):
+    model = torch.nn.Linear(3, 3).cuda()
+    large = torch.arange(1000.0, device="cuda")
+    back, views = through([model, [large[5:10], large[7:12], large.to_sparse()]], tmp_path)
+    assert torch.equal(back.weight, model.weight.cpu())
+    assert {view.device.type for view in views} == {"cpu"}
+    views[0][2] = 70
+    assert views[1].tolist() == [70, 8, 9, 10, 11]
 
 
 def test_bare_storages_are_shared_with_tensors(tmp_path):
@@ -328,6 +347,11 @@ def test_an_object_that_refuses_is_the_culprit(tmp_path):
 
     with pytest.raises(parcel.ParcelError, match=r"result\[1\] is a .*Stubborn, which can't be pickled"):
         parcel.dump([1, Stubborn()], tmp_path / "value")
+
+
+def test_a_part_among_very_many_is_told_by_what_pickle_said(tmp_path):
+    with pytest.raises(parcel.ParcelError, match=r"result is a list, .* \(TypeError: cannot pickle '_thread.lock'"):
+        parcel.dump([*({} for _ in range(10_000)), threading.Lock()], tmp_path / "value")
 
 
 def test_a_limit_is_kept_before_any_buffer_is_written(tmp_path):

@@ -40,9 +40,13 @@ class Culprit:
     @property
     def sentence(self) -> str:
         """`train uses `lock`, a lock, which can't be pickled` (without the full stop)."""
-        if self.part.owner:
-            return f"{self.part.owner} uses `{self.part.path}`, {self.what}, which can't be pickled"
-        return f"{self.part.path} is {self.what}, which can't be pickled"
+        subject = f"{self.part.owner} uses `{self.part.path}`," if self.part.owner else f"{self.part.path} is"
+        return f"{subject} {self.what}, which can't be pickled{self.detail}"
+
+    @property
+    def detail(self) -> str:
+        """What pickle said, in parentheses; "" for a kind of which we know more than pickle does."""
+        return "" if is_known(self.part.value) else f" ({type(self.error).__name__}: {self.error!s:.200})"
 
 
 def find(value: object, name: str, error: Exception, why_not: WhyNot) -> Culprit:

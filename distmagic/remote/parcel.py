@@ -44,7 +44,7 @@ class ParcelError(Exception):
         self.hint = hint
 
 
-class Unpicklable(ParcelError):  # noqa: N818 - as in "this value is unpicklable"
+class Unpicklable(ParcelError):
     """Some part of the value can't be pickled; `culprit` is the smallest part that was found."""
 
     def __init__(self, culprit: culprits.Culprit) -> None:
@@ -52,7 +52,7 @@ class Unpicklable(ParcelError):  # noqa: N818 - as in "this value is unpicklable
         self.culprit = culprit
 
 
-class TooLarge(ParcelError):  # noqa: N818
+class TooLarge(ParcelError):
     """The parcel would be larger than allowed; `size_bytes` is what it had come to."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:

@@ -69,19 +69,23 @@ class Window:
             with torch.no_grad():
                 storage, start = _plain(self.packed).contiguous().untyped_storage(), 0
         if storage.device.type == "cpu":
-            yield _memory(storage, start, self.size_bytes)
-            return
-        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        stop = start + self.size_bytes
-        for at in range(start, stop, CHUNK_BYTES):
-            part = flat[at : min(stop, at + CHUNK_BYTES)].cpu()
-            yield _memory(part.untyped_storage(), 0, part.numel())
+            yield _memory(storage.data_ptr() + start, self.size_bytes)
+        else:
+            yield from _over_the_cpu(storage, start, start + self.size_bytes)
 
 
-def _memory(storage: Any, start: int, size_bytes: int) -> memoryview:
-    """Return the CPU memory of a storage as bytes; the caller keeps the storage alive meanwhile."""
-    array = (ctypes.c_char * size_bytes).from_address(storage.data_ptr() + start)
-    return memoryview(array).cast("B")
+def _over_the_cpu(storage: Any, start: int, stop: int) -> Iterator[memoryview]:
+    """Yield the bytes of a storage of another device, never more than `CHUNK_BYTES` of them in this memory."""
+    torch = sys.modules["torch"]
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    for at in range(start, stop, CHUNK_BYTES):
+        part = flat[at : min(stop, at + CHUNK_BYTES)].cpu()
+        yield _memory(part.data_ptr(), part.numel())
+
+
+def _memory(address: int, size_bytes: int) -> memoryview:
+    """Return memory as bytes; the caller keeps its owner alive meanwhile."""
+    return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
 
 
 class Storages:

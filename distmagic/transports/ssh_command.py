@@ -26,6 +26,7 @@ from distmagic.transports.prompts import Asker
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
 _END_TIMEOUT_S = 2.0
+_FAREWELL_S = 0.3  # how long a master has to end by itself
 _OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -114,8 +115,8 @@ class CommandTransport:
             self._processes.pop().close()
         master, self._master = self._master, None
         if master is not None:
-            master.close()
-            if master.wait(0) is None:
+            master.close()  # its `cat` ends, and with it the connection once no session is left
+            if master.wait(_FAREWELL_S) is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(master.pid, 15)
                 if master.wait(_END_TIMEOUT_S) is None:

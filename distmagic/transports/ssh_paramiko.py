@@ -24,6 +24,7 @@ from distmagic.transports.streams import Stream
 KEEPALIVE_S = 2.0
 SILENT_TICKS = 4  # so many keep-alives without any byte from the other end, and the connection is given up
 CHANNEL_TIMEOUT_S = 30.0
+FAREWELL_S = 0.5  # how long the other end has to hang up first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -175,7 +176,7 @@ class Session:
             silent = silent + 1 if now == heard else 0
             heard = now
             if silent >= SILENT_TICKS:
-                self.close()
+                self._cut()
 
     @property
     def is_active(self) -> bool:
@@ -211,7 +212,15 @@ class Session:
         return SshProcess(channel, name, _BROKEN)
 
     def close(self) -> None:
-        """End the connection and everything on it. Safe to call twice."""
+        """End the connection and everything on it, after what was written has left. Safe to call twice."""
+        if self.is_active and self._transport.is_authenticated() and not self._over.is_set():
+            # Closing a socket with unread bytes throws away what is still on its way out; an end of file does not.
+            with contextlib.suppress(*_BROKEN):
+                self._transport.sock.shutdown(socket.SHUT_WR)
+            self._transport.join(FAREWELL_S)
+        self._cut()
+
+    def _cut(self) -> None:
         self._over.set()
         with contextlib.suppress(*_BROKEN):
             self._transport.close()

@@ -1,0 +1,214 @@
+"""The ssh configuration, against hand-written files and against what `ssh -G` says of the same file."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import SpecError
+from distmagic.hosts import Host
+from distmagic.transports.ssh_config import Resolved, host_names, resolve
+
+
+@pytest.fixture
+def dot_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USER", "me")
+    monkeypatch.setenv("LOGNAME", "me")
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    folder = tmp_path / ".ssh"
+    folder.mkdir()
+    return folder
+
+
+def look_up(dot_ssh: Path, text: str, name: str = "gpu-a") -> Resolved:
+    (dot_ssh / "config").write_text(text)
+    return resolve(Host(name=name), str(dot_ssh / "config"))
+
+
+def test_a_host_that_no_file_knows(dot_ssh: Path) -> None:
+    found = resolve(Host(name="gpu-a"), None)
+    assert (found.hostname, found.user, found.port) == ("gpu-a", "me", 22)
+    assert found.default_keys
+    assert found.identity_files[0] == f"{dot_ssh}/id_ed25519"
+    assert found.user_known_hosts[0] == f"{dot_ssh}/known_hosts"
+    assert found.global_known_hosts[0] == "/etc/ssh/ssh_known_hosts"
+    assert found.warnings == ()
+
+
+def test_an_alias_in_full(dot_ssh: Path) -> None:
+    found = look_up(
+        dot_ssh,
+        """
+        # comment
+        Host gpu-? !gpu-b
+            HostName = %h.cluster.example   # with a comment
+            User "jo"
+            Port=2222
+            IdentityFile ~/.ssh/one
+            IdentityFile "%d/.ssh/two of %r"
+            IdentitiesOnly yes
+            ProxyJump ops@bastion:2200,[fd00::1]:22
+            UserKnownHostsFile ~/.ssh/kh1 "%d/.ssh/kh 2"
+            GlobalKnownHostsFile /dev/null
+            HostKeyAlias cluster
+            ConnectTimeout 5
+            BatchMode yes
+            StrictHostKeyChecking no
+            SendEnv LANG
+        Host *
+            Port 99
+            IdentityFile ~/.ssh/three
+            ProxyCommand nc %h %p
+        """,
+    )
+    assert (found.hostname, found.user, found.port) == ("gpu-a.cluster.example", "jo", 2222)
+    assert found.identity_files == (f"{dot_ssh}/one", f"{dot_ssh}/two of jo", f"{dot_ssh}/three")
+    assert found.identities_only
+    assert not found.default_keys
+    assert found.jumps == (Host(name="bastion", user="ops", port=2200), Host(name="fd00::1", port=22))
+    assert found.proxy_command is None  # the jump came first
+    assert found.user_known_hosts == (f"{dot_ssh}/kh1", f"{dot_ssh}/kh 2")
+    assert found.global_known_hosts == ("/dev/null",)
+    assert (found.host_key_alias, found.connect_timeout_s, found.batch_mode) == ("cluster", 5.0, True)
+    assert found.warnings == ()
+
+
+def test_what_was_typed_goes_first(dot_ssh: Path) -> None:
+    (dot_ssh / "config").write_text("Host a\n User jo\n Port 1\n")
+    found = resolve(Host(name="a", user="me", port=2), str(dot_ssh / "config"))
+    assert (found.user, found.port) == ("me", 2)
+
+
+def test_proxy_command_and_its_tokens(dot_ssh: Path) -> None:
+    text = "ProxyCommand corp-proxy --to %h:%p --as '%r' 100%%\nProxyJump never\n"
+    assert look_up(dot_ssh, text).proxy_command == "corp-proxy --to gpu-a:22 --as 'me' 100%"
+    assert look_up(dot_ssh, text).jumps == ()
+    assert look_up(dot_ssh, "ProxyCommand none\n").proxy_command is None
+    assert look_up(dot_ssh, "ProxyJump none\n").jumps == ()
+
+
+def test_the_agent(dot_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    monkeypatch.setenv("OTHER", "/run/other")
+    assert look_up(dot_ssh, "").identity_agent == "/run/agent"
+    assert look_up(dot_ssh, "IdentityAgent none\n").identity_agent is None
+    assert look_up(dot_ssh, "IdentityAgent ~/agent\n").identity_agent == str(dot_ssh.parent / "agent")
+    assert look_up(dot_ssh, "IdentityAgent $OTHER\n").identity_agent == "/run/other"
+    assert look_up(dot_ssh, "IdentityAgent ${OTHER}/x\n").identity_agent == "/run/other/x"
+
+
+def test_include_is_relative_nested_and_ends_with_its_block(dot_ssh: Path) -> None:
+    (dot_ssh / "d").mkdir()
+    (dot_ssh / "d" / "1").write_text("Include d/deep\nHost other\n  User no\n")
+    (dot_ssh / "d" / "deep").write_text("Port 1\n")
+    (dot_ssh / "inner").write_text("Host gpu-a\n  HostKeyAlias only-if-outer\n")
+    text = "Host gpu-a\n  Include d/1 d/nothing*\n  User jo\nHost gpu-b\n  Include inner\n"
+    found = look_up(dot_ssh, text)
+    assert (found.port, found.user, found.host_key_alias) == (1, "jo", None)
+
+
+def test_include_of_itself_ends(dot_ssh: Path) -> None:
+    assert look_up(dot_ssh, "Include config\nPort 7\n").port == 7
+
+
+@pytest.mark.parametrize(
+    ("match", "port"),
+    [
+        ("all", 7),
+        ("host gpu-*", 7),
+        ("host other", 22),
+        ("originalhost gpu-a,b", 7),
+        ("!originalhost gpu-a", 22),
+        ("user me", 7),
+        ("localuser me host gpu-a", 7),
+        ("localuser you", 22),
+        ("exec true", 7),
+        ('exec "test %h = gpu-a"', 7),
+        ("exec false", 22),
+        ("!exec false", 7),
+        ("canonical", 22),
+        ("final", 7),
+        ("tagged work", 22),
+    ],
+)
+def test_match(match: str, port: int, dot_ssh: Path) -> None:
+    found = look_up(dot_ssh, f"Match {match}\n  Port 7\n")
+    assert (found.port, found.warnings) == (port, ())
+
+
+def test_match_final_sees_what_all_files_set(dot_ssh: Path) -> None:
+    text = "Match final host real\n  Port 7\nHost gpu-a\n  HostName real\n"
+    assert look_up(dot_ssh, text).port == 7
+
+
+@pytest.mark.parametrize("match", ["localnetwork 10.0.0.0/8", "host", "sessiontype shell", "version 9", '"'])
+def test_a_match_line_that_is_not_understood_is_named_and_left_out(match: str, dot_ssh: Path) -> None:
+    found = look_up(dot_ssh, f"User jo\nMatch {match}\n  Port 7\nHost gpu-a\n  HostKeyAlias after\n")
+    assert (found.user, found.port, found.host_key_alias) == ("jo", 22, "after")
+    assert found.warnings == (f"{dot_ssh}/config, line 2: {match!r} is not understood; this Match block is left out.",)
+
+
+def test_lines_without_a_value_are_named(dot_ssh: Path) -> None:
+    found = look_up(dot_ssh, "User\nMatch\nHost *\nPort 7\n")
+    assert found.port == 7
+    assert found.warnings == (
+        f"{dot_ssh}/config, line 1: user has no value; it is left out.",
+        f"{dot_ssh}/config, line 2: Match without a condition; its block is left out.",
+    )
+
+
+def test_canonical_names_are_named(dot_ssh: Path) -> None:
+    assert "CanonicalizeHostname is not followed" in look_up(dot_ssh, "CanonicalizeHostname yes\n").warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Port ssh\n", "port 'ssh' of gpu-a in the ssh configuration is not a number."),
+        ("Port 70000\n", "port '70000' of gpu-a in the ssh configuration is not a number."),
+        ("ProxyJump a:b:c\n", "ProxyJump 'a:b:c' of gpu-a is not a host."),
+    ],
+)
+def test_values_that_can_not_be_used(text: str, message: str, dot_ssh: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        look_up(dot_ssh, text)
+    assert caught.value.message == message
+
+
+def test_names_to_complete(dot_ssh: Path) -> None:
+    (dot_ssh / "more").write_text("Host deep\n")
+    (dot_ssh / "config").write_text("Host a b-* c !d\nInclude more\nMatch host x\nHost *\nHost a e # f\n")
+    assert host_names() == ("a", "c", "deep", "e")
+    assert host_names(str(dot_ssh / "missing")) == ()
+
+
+_SAME = """
+Host gpu-*
+    HostName %h.example
+    Include more
+Match host *.example user jo
+    Port 2222
+Match final all
+    UserKnownHostsFile ~/.ssh/last
+Host gpu-a gpu-b
+    User late
+    HostKeyAlias "an alias"
+"""
+
+
+@pytest.mark.needs("ssh")
+@pytest.mark.parametrize("name", ["gpu-a", "gpu-c", "other"])
+def test_openssh_reads_the_same_file_the_same_way(name: str, dot_ssh: Path) -> None:
+    (dot_ssh / "config").write_text(_SAME.replace("more", f"{dot_ssh}/more"))
+    (dot_ssh / "more").write_text("User jo\nHost gpu-a\n  ConnectTimeout 9\n")
+    said = subprocess.run(["ssh", "-G", "-F", dot_ssh / "config", name], capture_output=True, text=True, check=True)
+    theirs = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
+    ours = resolve(Host(name=name), str(dot_ssh / "config"))
+    assert (ours.hostname, str(ours.port)) == (theirs["hostname"], theirs["port"])
+    assert (ours.host_key_alias or "") == theirs.get("hostkeyalias", "")
+    assert (ours.connect_timeout_s is None) == (theirs["connecttimeout"] == "none")
+    assert ours.user == theirs["user"] or name == "other"  # who we are is faked for us only
+    assert ours.user_known_hosts[0].endswith("/last") == theirs["userknownhostsfile"].endswith("/last")

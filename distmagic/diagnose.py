@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from distmagic.errors import PreflightError
 from distmagic.remote.protocol import Facts
 
@@ -15,7 +17,7 @@ def check_python(host: str, found: tuple[int, ...], ours: tuple[int, ...], execu
             host,
             f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
             f"functions travel only between equal minor versions.",
-            f"Name a Python {_dots(ours[:2])} on the host: --python {host}=/path/to/python{_dots(ours[:2])}",
+            f"Name a Python {_dots(ours[:2])} on that host: --python {host}=/path/to/python{_dots(ours[:2])}",
         )
 
 
@@ -50,14 +52,14 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
 
 
 def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
-    if local is None or "unknown" in (remote, local):
+    theirs, ours = _numbers(remote), _numbers(local or "")
+    if not theirs or not ours:
         return []
-    theirs, ours = _numbers(remote), _numbers(local)
     if theirs[0] != ours[0]:
         raise PreflightError(
             host,
             f"torch {remote}, but this notebook has torch {local}; tensors and modules don't travel between them.",
-            f"Install torch {ours[0]}.{ours[1]} there, or name a Python that has it: --python {host}=/path/to/python",
+            f"Install torch {_dots(ours)} there, or name a Python that has it: --python {host}=/path/to/python",
         )
     if theirs != ours:
         return [f"{host} has torch {remote}, this notebook {local}: modules that travel may not load."]
@@ -65,18 +67,19 @@ def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
+    """Return (major, minor) of a version, () where it has no such form (torch built by hand, a broken installation)."""
+    found = re.match(r"([0-9]+)\.([0-9]+)", version)
+    return (int(found[1]), int(found[2])) if found else ()
 
 
 def check_among(names: tuple[str, ...], facts: tuple[Facts, ...]) -> None:
     """Raise `PreflightError` unless all hosts have one minor version of torch: their ranks must understand each other."""
-    versions = {name: _numbers(one.torch or "") for name, one in zip(names, facts, strict=True)}
-    first = next(iter(versions))
-    for name, version in versions.items():
-        if version != versions[first]:
-            theirs, ours = dict(zip(names, facts, strict=True))[name].torch, facts[0].torch
+    known = [(name, one.torch) for name, one in zip(names, facts, strict=True) if one.torch and _numbers(one.torch)]
+    for name, version in known[1:]:
+        first, ours = known[0]
+        if _numbers(version) != _numbers(ours):
             raise PreflightError(
                 name,
-                f"torch {theirs}, but {first} has torch {ours}; the ranks of one job need the same minor version.",
+                f"torch {version}, but {first} has torch {ours}; the ranks of one job need the same minor version.",
                 "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH.",
             )

@@ -25,6 +25,16 @@ KEPT_BARS = 20  # bars a rank
 KEPT_POINTS = 2000  # points of one metric of one rank
 _KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
 _STREAMS = ("stdout", "stderr")
+_ECHO_S = 2.0  # a cause arrives at most this long after its echo
+_ECHOES = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "socket closed",
+    "pair closure",
+    "remote process exited",
+    "ncclremoteerror",
+)
 
 
 def begin(job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = ()) -> RunState:
@@ -59,6 +69,7 @@ class _Draft:
         self.lines_seen = state.lines_seen
         self.open_lines = dict(state.open_lines)
         self.first_failure = state.first_failure
+        self.first_failure_at_s = state.first_failure_at_s
         self.failed_node = state.failed_node
         self.notices = list(state.notices)
         self.stopping = state.stopping
@@ -70,8 +81,8 @@ class _Draft:
         return replace(
             self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
             series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
-            open_lines=self.open_lines, first_failure=self.first_failure, failed_node=self.failed_node,
-            notices=tuple(self.notices), stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
+            open_lines=self.open_lines, first_failure=self.first_failure,
+            first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices), stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
             endpoint_open_at_s=self.endpoint_open_at_s,
         )  # fmt: skip
 
@@ -248,16 +259,43 @@ def _ended(draft: _Draft, node: int, what: protocol.Ended) -> None:
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
     draft.close_lines(what.rank, node)
-    phase = _end_phase(draft, what)
+    phase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, what)
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
     if phase == "failed" and draft.first_failure is None:
+        draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
+
+
+def _explains_first_failure(draft: _Draft, what: protocol.Ended) -> bool:
+    """Move the blame to a rank that died when it was another one, which lost it as a peer, that could tell first."""
+    first = None if draft.first_failure is None else draft.workers[draft.first_failure].ended
+    moved = (
+        first is not None
+        and draft.at_s - draft.first_failure_at_s <= _ECHO_S
+        and _is_echo(first)
+        and not (_is_echo(what) or _is_good(what) or _is_by_sigterm(what))
+    )
+    if moved:
         draft.first_failure = what.rank
+    return moved
+
+
+def _is_echo(what: protocol.Ended) -> bool:
+    """Whether a rank failed because another one was gone, as gloo and NCCL say it."""
+    return what.failure is not None and any(word in what.failure.message.lower() for word in _ECHOES)
+
+
+def _is_good(what: protocol.Ended) -> bool:
+    return what.outcome == "returned" or (what.outcome == "exited" and what.code == 0)
+
+
+def _is_by_sigterm(what: protocol.Ended) -> bool:
+    return what.outcome == "signalled" and what.code == -signal.SIGTERM
 
 
 def _end_phase(draft: _Draft, what: protocol.Ended) -> str:
-    if what.outcome == "returned" or (what.outcome == "exited" and what.code == 0):
+    if _is_good(what):
         return "done"
-    by_torchrun = draft.first_failure is not None and what.outcome == "signalled" and what.code == -signal.SIGTERM
+    by_torchrun = draft.first_failure is not None and _is_by_sigterm(what)
     return "stopped" if draft.stopping or by_torchrun else "failed"
 
 

@@ -11,8 +11,9 @@ from distmagic.errors import SpecError
 
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
-_NAME = re.compile(r"[A-Za-z0-9._%-]+\Z")
-_USER = re.compile(r"[^\s@:/]+\Z")
+_NAME = re.compile(r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z")  # a dash in front would be an option of ssh
+_USER = re.compile(r"[^\s@:/-][^\s@:/]*\Z")
+_NUMBER = re.compile(r"[0-9]{1,6}\Z")
 _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
 
 
@@ -27,7 +28,7 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """This machine, reached without SSH."""
+        """Whether it is this machine, reached without SSH."""
         return self.name == "localhost" and self.user is None and self.port is None
 
     def __str__(self) -> str:
@@ -41,7 +42,7 @@ def parse_slots(text: str, where: str) -> Slots:
     """Return a positive number of ranks, or one of `SLOT_WORDS`. Raises `SpecError` naming `where`."""
     if text in SLOT_WORDS:
         return text
-    if re.fullmatch(r"[+-]?\d+", text) is None:
+    if re.fullmatch(r"[+-]?[0-9]{1,6}", text) is None:
         raise SpecError(f"{where}: {text!r} is not a number of ranks.", "Use a number, or gpu, cpu or auto.")
     if int(text) < 1:
         raise SpecError(f"{where}: {text} ranks were asked for; a host runs at least 1.", "Use 1 or more.")
@@ -88,31 +89,36 @@ def _port_and_slots(numbers: list[str], whole: str) -> tuple[int | None, Slots |
     if len(numbers) == 1 and not _looks_like_port(numbers[0]):
         return None, parse_slots(numbers[0], f"host {whole!r}")
     port = numbers[0]
-    if not port.isdigit() or not 1 <= int(port) <= 65535:
+    if not is_port(port):
         raise SpecError(f"host {whole!r}: {port!r} is not a port (1 to 65535).", _HOSTS_HINT)
     return int(port), parse_slots(numbers[1], f"host {whole!r}") if len(numbers) == 2 else None
 
 
 def _looks_like_port(text: str) -> bool:
-    return text.isdigit() and (int(text) == 22 or int(text) >= 1024)
+    return bool(_NUMBER.match(text)) and (int(text) == 22 or int(text) >= 1024)
+
+
+def is_port(text: str) -> bool:
+    """Whether `text` is a number from 1 to 65535."""
+    return bool(_NUMBER.match(text)) and 1 <= int(text) <= 65535
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Parse a list of hosts separated by commas or blanks. Raises `SpecError`."""
-    hosts = tuple(parse_host(part) for part in re.split(r"[,\s]+", text.strip()) if part)
+    hosts: list[Host] = []
+    for part in re.split(r"[,\s]+", text.strip()):
+        if part:
+            hosts.append(_no_twin(parse_host(part), hosts))
     if not hosts:
         raise SpecError("The list of hosts is empty.", _HOSTS_HINT)
-    return _without_twins(hosts)
+    return tuple(hosts)
 
 
-def _without_twins(hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    seen: set[Host] = set()
-    for host in hosts:
-        place = replace(host, slots=None)
-        if place in seen:
-            raise SpecError(f"{host.name} is listed twice.", f"Write it once with all its ranks: {host.name}:N.")
-        seen.add(place)
-    return hosts
+def _no_twin(host: Host, others: Iterable[Host]) -> Host:
+    """Return `host`; raise `SpecError` if one of the others is the same place."""
+    if any(replace(host, slots=other.slots) == other for other in others):
+        raise SpecError(f"{host.name} is listed twice.", "Write it once, with all its ranks.")
+    return host
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
@@ -120,28 +126,25 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
     Raises `SpecError` naming `path` and the line.
     """
-    hosts = tuple(_hostfile_lines(text.splitlines(), path))
+    hosts: list[Host] = []
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        try:
+            if words:
+                hosts.append(_no_twin(_hostfile_host(words), hosts))
+        except SpecError as error:
+            raise SpecError(f"{path}, line {number}: {error.message}", error.hint) from None
     if not hosts:
         raise SpecError(f"{path}: no host in this hostfile.", "Write one host a line: gpu-a slots=4")
-    return _without_twins(hosts)
+    return tuple(hosts)
 
 
-def _hostfile_lines(lines: Iterable[str], path: str) -> Iterable[Host]:
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if words:
-            yield _hostfile_host(words, f"{path}, line {number}")
-
-
-def _hostfile_host(words: list[str], where: str) -> Host:
-    try:
-        host = parse_host(words[0])
-        for word in words[1:]:
-            key, _, value = word.partition("=")
-            if key not in ("slots", "max_slots", "max-slots"):
-                raise SpecError(f"{word!r} is not understood.", "Write: gpu-a slots=4")
-            if key == "slots":
-                host = replace(host, slots=parse_slots(value, f"slots of {host.name}"))
-    except SpecError as error:
-        raise SpecError(f"{where}: {error.message}", error.hint) from None
+def _hostfile_host(words: list[str]) -> Host:
+    host = parse_host(words[0])
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key not in ("slots", "max_slots", "max-slots"):
+            raise SpecError(f"{word!r} is not understood.", "Write: gpu-a slots=4")
+        if key == "slots":
+            host = replace(host, slots=parse_slots(value, f"slots of {host.name}"))
     return host

@@ -10,7 +10,7 @@ from distmagic import torchrun
 from distmagic.errors import PreflightError, SpecError
 from distmagic.hosts import Host, Slots
 from distmagic.remote.protocol import Facts, Route
-from distmagic.spec import JobSpec
+from distmagic.spec import JobSpec, split_endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,8 @@ def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun
     low, high = spec.nnodes or (len(reached), len(reached))
     if not low <= len(reached) <= high:
         raise SpecError(
-            f"--nnodes asks for {low if low == high else f'{low} to {high}'} nodes, but {len(reached)} hosts are given.",
+            f"--nnodes asks for {low if low == high else f'{low} to {high}'} {'node' if high == 1 else 'nodes'}, but "
+            f"{len(reached)} {'host is' if len(reached) == 1 else 'hosts are'} given.",
             "List as many hosts with --hosts, or leave --nnodes out.",
         )
     address, port = _endpoint(spec, reached[0])
@@ -82,14 +83,8 @@ def choose_backend(spec: JobSpec, nodes: int) -> str:
 
 
 def _endpoint(spec: JobSpec, lead: Reached) -> tuple[str, int]:
-    if spec.rdzv_endpoint is None:
-        return lead.route.address, spec.master_port or lead.facts.free_port
-    address, colon, port = spec.rdzv_endpoint.rpartition(":")
-    if not colon:
-        return spec.rdzv_endpoint, spec.master_port or lead.facts.free_port
-    if not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise SpecError(f"--rdzv-endpoint {spec.rdzv_endpoint!r} is not address:port.", "Write 10.0.0.1:29500.")
-    return address.strip("[]"), int(port)
+    address, port = split_endpoint(spec.rdzv_endpoint) if spec.rdzv_endpoint else (lead.route.address, None)
+    return address, port or spec.master_port or lead.facts.free_port
 
 
 def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str) -> NodePlan:
@@ -129,7 +124,17 @@ def commands(plan: Plan, pythons: Sequence[str]) -> str:
 
 
 def _command(node: NodePlan, python: str) -> str:
-    env = [f"{name}=..." for name, _ in node.env] + [shlex.join([f"{k}={v}"]) for k, v in node.defaults]
+    env = [f"{name}=..." for name, _ in node.env] + [shlex.quote(f"{k}={v}") for k, v in node.defaults]
     run = shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
-    head = f"# {node.host.name} (node_rank {node.node_rank}, {node.nproc_per_node} ranks)"
-    return f"{head}\ncd {node.cwd} && env {' '.join(env)} {run} <the cell>" if env else f"{head}\ncd {node.cwd} && {run} <the cell>"
+    ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
+    prefix = f"env {' '.join(env)} " if env else ""
+    return (
+        f"# {node.host.name} (node_rank {node.node_rank}, {ranks})\ncd {_quoted(node.cwd)} && {prefix}{run} <the cell>"
+    )
+
+
+def _quoted(path: str) -> str:
+    """Quote a path for a shell, but for a `~` in front, which the shell has to expand."""
+    if path == "~" or path.startswith("~/"):
+        return "~/" + shlex.quote(path[2:]) if path[2:] else "~"
+    return shlex.quote(path)

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 from distmagic.errors import SpecError
-from distmagic.hosts import SLOT_WORDS, Slots
+from distmagic.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,7 @@ class JobSpec:
             raise SpecError(f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more.")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
-        for name, _ in self.env:
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise SpecError(f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE.")
+        _check_env(self.env)
 
     @property
     def is_elastic(self) -> bool:
@@ -55,6 +54,14 @@ def _check_nproc(nproc: Slots | None) -> None:
         raise SpecError(f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more.")
 
 
+def _check_env(env: tuple[tuple[str, str], ...]) -> None:
+    for name, value in env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise SpecError(f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE.")
+        if "\0" in value:
+            raise SpecError(f"--env {name}: the value has a zero byte in it.", "Variables can't hold one.")
+
+
 def _check_rendezvous(spec: JobSpec) -> None:
     if spec.rdzv_backend not in (None, *BACKENDS):
         raise SpecError(f"--rdzv-backend {spec.rdzv_backend!r} is not known.", "Use static or c10d.")
@@ -64,6 +71,28 @@ def _check_rendezvous(spec: JobSpec) -> None:
         raise SpecError("--rdzv-backend static can't change the number of nodes.", "Use --rdzv-backend c10d.")
     if spec.master_port is not None and not 1 <= spec.master_port <= 65535:
         raise SpecError(f"--master-port {spec.master_port} is not a port.", "Use 1 to 65535.")
+    if spec.rdzv_endpoint is not None:
+        _, port = split_endpoint(spec.rdzv_endpoint)
+        if port is not None and spec.master_port not in (None, port):
+            raise SpecError(
+                f"--rdzv-endpoint {spec.rdzv_endpoint} and --master-port {spec.master_port} name two ports.",
+                "Keep one.",
+            )
+
+
+def split_endpoint(text: str) -> tuple[str, int | None]:
+    """Return (address, port or None) of `address`, `address:port` or `[IPv6]:port`. Raises `SpecError`."""
+    bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
+    if bracketed:
+        address, port = bracketed[1], bracketed[2]
+    elif text.count(":") > 1:  # a bare IPv6 address
+        address, port = text, None
+    else:
+        address, colon, rest = text.partition(":")
+        port = rest if colon else None
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]+", address) or not (port is None or is_port(port)):
+        raise SpecError(f"--rdzv-endpoint {text!r} is not address:port.", "Write 10.0.0.1:29500.")
+    return address, None if port is None else int(port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +101,7 @@ class Access:
 
     `ssh_command` names the system's client to use instead of paramiko. `connect_timeout_s` bounds one connection,
     from the name's look-up to the end of authentication (waiting for an answer typed by the user not counted).
+    `lease_s`: how long ranks outlive a notebook that is gone. Raises `SpecError`.
     """
 
     ssh_config: str | None = None
@@ -79,6 +109,12 @@ class Access:
     pythons: tuple[tuple[str, str], ...] = ()
     connect_timeout_s: float = 15.0
     lease_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.connect_timeout_s <= _DAY_S:
+            raise SpecError(f"--connect-timeout {self.connect_timeout_s:g} is not a time.", "Use seconds, up to a day.")
+        if not 1 <= self.lease_s <= _DAY_S:
+            raise SpecError(f"--lease {self.lease_s:g} is not a lease.", "Use 1 second to a day.")
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""

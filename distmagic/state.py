@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distmagic.remote import protocol
-from distmagic.series import Point as Point
-from distmagic.series import Series as Series
+from distmagic.series import Point as Point  # noqa: PLC0414 - one of the state's nouns
+from distmagic.series import Series as Series  # noqa: PLC0414
 
 ALIVE = ("starting", "running")
 
@@ -128,7 +128,7 @@ class RunState:
 
     `workers` and `series` are keyed by rank, `series` then by metric. `lines` are the last `KEPT_LINES` of output,
     `open_lines` the unfinished ones, keyed by (rank, node_rank, stream). `first_failure` is the rank that failed
-    first, by arrival, `failed_node` the node whose torchrun did, before any stop. `stopping` is the reason of a stop,
+    first, by arrival (one that only lost its peer gives way to that peer), `failed_node` the node whose torchrun did, before any stop. `stopping` is the reason of a stop,
     "" before one. `lines_seen` counts all lines ever.
     """
 
@@ -141,6 +141,7 @@ class RunState:
     lines_seen: int = 0
     open_lines: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
     first_failure: int | None = None
+    first_failure_at_s: float = 0.0
     failed_node: int | None = None
     notices: tuple[str, ...] = ()
     stopping: str = ""

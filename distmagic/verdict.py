@@ -22,16 +22,23 @@ def verdict(state: RunState) -> RunError | None:
 
 
 def _verdict(state: RunState) -> RunError | None:
-    if state.first_failure is not None:
+    could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout")
+    if state.first_failure is not None and not could_restart:
         return _worker_failed(state, state.workers[state.first_failure])
+    return _stopped(state) or (_node_lost(state) if state.lost else _broken(state))
+
+
+def _stopped(state: RunState) -> RunError | None:
     if state.stopping == "interrupted":
         return Cancelled("The run was interrupted; every rank on every host was stopped.", _lost_hint(state))
     if state.stopping == "timeout":
         return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
-    if state.stopping == "rendezvous":
-        return _unreached(state)
-    if state.lost:
-        return _node_lost(state)
+    return _unreached(state) if state.stopping == "rendezvous" else None
+
+
+def _broken(state: RunState) -> RunError | None:
+    if state.failed_node is not None:
+        return _engine_failed(state, state.nodes[state.failed_node])
     broken = [node for node in state.nodes if node.code not in (0, None) or node.reason not in ("done", "")]
     return _engine_failed(state, broken[0]) if broken else None
 
@@ -40,6 +47,8 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     ended = worker.ended
     assert ended is not None
     where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
+    for node_rank, why in state.lost:
+        where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
         return WorkerFailed(what, where, ended.failure.traceback)
@@ -79,7 +88,7 @@ def _lost_hint(state: RunState) -> str:
 def _engine_failed(state: RunState, node: NodeState) -> RunError:
     if node.reason == "lease":
         return RunError(f"{node.host} ended its ranks: it had not heard of this notebook for the length of its lease.")
-    if node.reason not in ("done", ""):
+    if node.reason not in ("done", "", state.stopping):
         return RunError(f"{node.host} ended its ranks: {node.reason}.")
     lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
     if any(word in line for line in lines for word in _TAKEN):

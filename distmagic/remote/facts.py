@@ -84,7 +84,14 @@ def _count_nvidia() -> tuple[int, str]:
 
 def _count_amd() -> int:
     nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    return sum(1 for node in nodes if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE))
+    return sum(1 for node in nodes if re.search(r"^simd_count [1-9]", _text_of(node), re.MULTILINE))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # a container sees the devices of others but may not look at them
+        return ""
 
 
 def route(peer: str) -> tuple[str, str]:
@@ -95,7 +102,9 @@ def route(peer: str) -> tuple[str, str]:
 
 def _address_of_contact() -> str:
     words = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
-    return words[2] if len(words) == 4 else "127.0.0.1"
+    if len(words) == 4 and interface_of(words[2]):
+        return words[2]
+    return "127.0.0.1"  # no SSH; or a session that was inherited and whose address is gone (a laptop that moved)
 
 
 def _address_towards(peer: str) -> str:
@@ -145,7 +154,7 @@ def _search_interfaces(entry: ctypes._Pointer[_IfAddrs], address: str) -> str:
     while entry:
         item = entry.contents
         if item.addr and _address_in(item.addr.contents) == address:
-            return item.name.decode().partition(":")[0]
+            return str(item.name.decode().partition(":")[0])
         entry = item.next
     return ""
 

@@ -5,7 +5,11 @@ Text that ranks write stands in their logs; the journal holds its place there, a
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +18,8 @@ from distmagic.remote import protocol
 
 FILE = "journal.jsonl"
 _IN_MEMORY_BYTES = 4 << 20
+_MARK_EVERY = 256  # events
+_NUMBER = re.compile(rb'{"t":"[a-z]+","n":([0-9]+)')
 
 
 def log_name(rank: int, stream: str) -> str:
@@ -27,7 +33,9 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._recent: list[bytes] = []
+        self._size = 0
+        self._marks = [0]  # where in the file event 1, 257, 513 ... begins, or would
+        self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
         self._first = 1  # the number of _recent[0]
         self.last = 0
@@ -36,44 +44,75 @@ class Journal:
     def add(self, message: protocol.Message) -> None:
         """Number an event, write it, and keep it at hand for readers."""
         self.last += 1
+        if self.last % _MARK_EVERY == 1 and self.last > 1:
+            self._marks.append(self._size)
         line = protocol.encode(message, self.last)
-        try:
-            os.write(self._file, line)
-        except OSError as error:
-            self.error = str(error)
+        self._write(line)
         self._recent.append(line)
         self._recent_bytes += len(line)
         while self._recent_bytes > _IN_MEMORY_BYTES:
-            self._recent_bytes -= len(self._recent.pop(0))
+            self._recent_bytes -= len(self._recent.popleft())
             self._first += 1
 
+    def _write(self, line: bytes) -> None:
+        try:
+            if os.write(self._file, line) == len(line):
+                self._size += len(line)
+                return
+            os.ftruncate(self._file, self._size)  # the disk was full in the middle of the line
+            self.error = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            self.error = str(error)
+
     def after(self, n: int, max_bytes: int) -> tuple[int, bytes]:
-        """Return some lines after number `n`, with their text, and the number of the last of them."""
-        if n + 1 < self._first:
-            lines = list(read(self._folder / FILE, n, self._first - 1))
-        else:
-            lines = [(self._first + i, self._recent[i]) for i in range(n + 1 - self._first, len(self._recent))]
+        """Return some lines after number `n`, with their text, and the number of the last of them.
+
+        No number is left out: an event that neither disk nor memory has any more is an empty notice.
+        """
         found = bytearray()
-        for number, line in lines:
-            if len(found) > max_bytes:
-                break
+        for number, line in self._lines(n):
             found += expand(line, self._folder)
             n = number
+            if len(found) > max_bytes:
+                break
         return n, bytes(found)
+
+    def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
+        next_ = after + 1
+        if next_ < self._first:
+            for number, line in read(self._folder / FILE, after, self._marks[after // _MARK_EVERY]):
+                if number >= self._first:
+                    break
+                yield from _gap(next_, number)
+                yield number, line
+                next_ = number + 1
+            yield from _gap(next_, self._first)
+            next_ = self._first
+        for number in range(next_, self.last + 1):
+            yield number, self._recent[number - self._first]
 
     def touch(self) -> None:
         """Make the journal look young, so that nobody expires it while the job lives."""
         os.utime(self._folder / FILE)
 
 
-def read(path: Path, after: int, last: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of a journal on disk; a torn last line is left out."""
+def _gap(first: int, end: int) -> Iterator[tuple[int, bytes]]:
+    for number in range(first, end):
+        text = "an event was lost: the disk was full"
+        yield number, protocol.encode(protocol.Notice(level="warning", text=text), number)
+
+
+def read(path: Path, after: int = 0, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, line) of the events after number `after` in a journal on disk, from a place in the file on.
+
+    A torn last line is left out.
+    """
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if last is not None and number > last:
-                return
-            if number > after and line.endswith(b"\n"):
-                yield number, line
+        file.seek(offset)
+        for line in file:
+            found = _NUMBER.match(line)
+            if found and line.endswith(b"\n") and int(found[1]) > after:
+                yield int(found[1]), line
 
 
 def expand(line: bytes, folder: Path) -> bytes:
@@ -84,7 +123,13 @@ def expand(line: bytes, folder: Path) -> bytes:
     try:
         with (folder / log_name(event.rank, event.stream)).open("rb") as log:
             log.seek(event.offset)
-            text = log.read(event.size_bytes).decode(errors="replace")
+            data = log.read(event.size_bytes)
     except OSError as error:
-        text = f"[distmagic: the log can't be read: {error}]\n"
-    return protocol.encode(replace(event, text=text, size_bytes=0), n)
+        data = f"[distmagic: the log can't be read: {error}]\n".encode()
+    return protocol.encode(replace(event, text=_decode(data, torn=event.skipped_bytes > 0), size_bytes=0), n)
+
+
+def _decode(data: bytes, *, torn: bool) -> str:
+    """Return text; `torn`: its beginning may be the end of a character, which is left out then."""
+    rest = bytes(itertools.dropwhile(lambda byte: byte & 0xC0 == 0x80, data[:4])) if torn else data[:4]
+    return (rest + data[4:]).decode(errors="replace")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
+_YOUNG_S = 300.0  # what changed this recently may be in use
 
 
 def home() -> Path:
@@ -65,30 +66,34 @@ def expire(now: float | None = None) -> None:
     A job that still runs is kept: its journal is young, because an agent touches it while it lives.
     """
     now = time.time() if now is None else now
-    for kind, floor_s in (("jobs", 300.0), ("blobs", 300.0)):
+    for kind in ("jobs", "blobs"):
         kept = 0
         for changed, size, path in sorted(_entries(home() / kind), reverse=True):
             kept += size
             age_s = now - changed
-            if age_s > KEPT_DAYS * 86400 or (kept > KEPT_BYTES and age_s > floor_s):
+            if age_s > KEPT_DAYS * 86400 or (kept > KEPT_BYTES and age_s > _YOUNG_S):
                 _remove(path)
 
 
 def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield (last change, bytes, path) of every entry of a folder."""
+    """Yield (last change, bytes, path) of every entry of a folder that can be looked at."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
         try:
-            files = [path, *path.rglob("*")] if path.is_dir() else [path]
+            files = [path, *path.rglob("*")] if _is_folder(path) else [path]
             stats = [file.lstat() for file in files]
-        except FileNotFoundError:
-            continue  # another contact removes at the same time
+        except OSError:
+            continue  # another contact removes at the same time; or not ours, and then not ours to remove
         yield max(s.st_mtime for s in stats), sum(s.st_size for s in stats), path
 
 
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)  # a link is not followed
+
+
 def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    try:
+        shutil.rmtree(path) if _is_folder(path) else path.unlink()
+    except OSError:
+        return  # gone already, or it can't be removed: it makes no run fail

@@ -8,7 +8,7 @@ from pathlib import Path
 from distmagic.remote import protocol
 from distmagic.remote.journal import log_name
 
-_BURST_BYTES = 256 << 10  # text sent at once, and
+_BURST_BYTES = 128 << 10  # text sent at once (as JSON up to six times as much, and MAX_LINE_BYTES holds), and
 _STEADY_BYTES_S = 128 << 10  # text sent a second: more than anybody reads; the log has all of it
 _READ_BYTES = 1 << 20
 

@@ -75,10 +75,15 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
     def __init__(self, place: Place, home: Path) -> None:
         self._place, self._home = place, home
 
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._conn = conn
+
     def begin_auth(self, username: str) -> bool:
         return True
 
     def public_key_auth_supported(self) -> bool:
+        """Called before each answer. paramiko asks for the service again at each attempt: accept that, as sshd does."""
+        self._conn._next_service = b"ssh-userauth"  # noqa: SLF001 - asyncssh hangs up, and there is no other way
         return True
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:

@@ -125,6 +125,22 @@ def test_only_the_playgrounds_own_key_and_user_get_in(hosts, tmp_path):
         connect(hosts, key_filename=None, password="")
 
 
+def test_a_client_may_try_again_and_again(hosts, tmp_path):
+    """A wrong key, as an agent may offer, is no reason to hang up; each attempt of paramiko is a service request."""
+    told = paramiko.SSHConfig.from_path(hosts.ssh_config).lookup("node1")
+    with paramiko.Transport(("127.0.0.1", int(told["port"]))) as transport:
+        transport.start_client(timeout=20)
+        with pytest.raises(paramiko.BadAuthenticationType) as refused:
+            transport.auth_none(told["user"])
+        assert refused.value.allowed_types == ["publickey"]
+        for number in range(3):
+            wrong = paramiko.Ed25519Key.from_private_key_file(_fresh_key(tmp_path / f"key{number}"))
+            with pytest.raises(paramiko.AuthenticationException):
+                transport.auth_publickey(told["user"], wrong)
+        transport.auth_publickey(told["user"], paramiko.Ed25519Key.from_private_key_file(told["identityfile"][0]))
+        assert transport.is_authenticated()
+
+
 def _fresh_key(path):
     import asyncssh
 

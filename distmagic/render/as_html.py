@@ -1,0 +1,155 @@
+"""A run as HTML that needs nothing else: no script, no widget, no file from elsewhere, light and dark.
+
+The looks are in style.css, which travels with every page. What a notebook does with pages that it doesn't trust
+(styles and drawings fall away) leaves a readable table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from distmagic.render import quantities as q
+from distmagic.render.curves import curves, palette
+from distmagic.render.output import OUTPUT_LINES, about_output, output_lines
+from distmagic.render.overview import Alert, Overview, overview
+from distmagic.render.rows import Row
+from distmagic.render.safe import cut, cut_middle, plain, spans
+from distmagic.state import RunState
+
+_MAX_METRICS = 6  # columns; all of them have a curve
+_NAME = 28  # columns of a host's name
+_TITLE = 18  # of a metric's
+_NOTE = 60
+_TRACEBACK_LINES = 80
+_TRACEBACK_CHARS = 400  # of one line
+
+
+def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
+    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB."""
+    head, table = head_and_table(state)
+    about, said = about_and_output(state, lines)
+    parts = [style(), head, f'<div class="dm-scroll">{table}</div>', curves(state)]
+    if said:
+        parts += [about, f'<div class="dm-bottom">{said}</div>']
+    return f'<div class="distmagic">{"".join(parts)}</div>'
+
+
+@cache
+def style() -> str:
+    """Return the style of all that this package writes."""
+    text = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    return f"<style>{' '.join(text.split())}</style>"
+
+
+def head_and_table(state: RunState) -> tuple[str, str]:
+    """Return the two upper parts of the live view."""
+    view = overview(state)
+    return _head(view), _table(view)
+
+
+def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
+    """Return the two lower parts of the live view, "" and "" where nothing was written yet."""
+    said = output_lines(state, lines)
+    return about_output(state, lines) if said else "", said
+
+
+def _head(view: Overview) -> str:
+    bar = ""
+    if view.fraction is not None:
+        bar = f'{_bar(view.fraction)} <span class="dm-percent">{q.percent(view.fraction)}</span> '
+    slow = f' <span class="dm-tell dm-slow">{escape(view.slow)}</span>' if view.slow else ""
+    facts = " ".join(f"<span>{'· ' if i else ''}{escape(fact)}</span>" for i, fact in enumerate(view.facts))
+    tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
+    line = f'<div class="dm-head {tone}"><span class="dm-phase">{view.phase}</span> {bar}{facts}{slow}</div>'
+    return line + "".join(_alert(alert) for alert in view.alerts)
+
+
+def _phase_class(phase: str) -> str:
+    return f"dm-{phase}" if phase.isalpha() else ""
+
+
+def _bar(fraction: float) -> str:
+    return f'<progress value="{fraction:.3f}" max="1"></progress>'
+
+
+def _alert(alert: Alert) -> str:
+    if not alert.detail.strip():
+        inner = f'<span class="dm-text">{escape(alert.text)}</span>'
+    else:
+        lines = alert.detail.rstrip().splitlines()[-_TRACEBACK_LINES:]
+        body = "\n".join(spans(line[:_TRACEBACK_CHARS]) for line in lines)
+        inner = f"<details><summary>{escape(alert.text)}</summary><pre>{body}</pre></details>"
+    return f'<div class="dm-alert dm-{alert.level}">{inner}</div>'
+
+
+# ---- the table
+
+
+def _table(view: Overview) -> str:
+    rows = [row for group in view.groups for row in group.rows]
+    if not rows:
+        return ""
+    metrics = [name for name in view.metrics if any(name in row.metrics for row in rows)][:_MAX_METRICS]
+    shown = _Shown(rows, is_large=len(view.groups) > 1)
+    titles = _titles(metrics, shown)
+    lines = ["<tr>" + "".join(f'<th class="{cls}">{escape(title)}</th>' for title, cls in titles) + "</tr>"]
+    for group in view.groups:
+        if group.title:
+            lines.append(f'<tr><th class="dm-title" colspan="{len(titles)}">{escape(group.title)}</th></tr>')
+        lines += [_row(row, metrics, shown) for row in group.rows]
+    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>'
+
+
+class _Shown:
+    """Which of the columns that may be empty have something to say."""
+
+    def __init__(self, rows: Sequence[Row], *, is_large: bool) -> None:
+        self.device = not is_large and any(row.device for row in rows)
+        self.bar = any(row.fraction is not None for row in rows)
+        self.count = any(row.count for row in rows)
+        self.rate = any(row.rate for row in rows)
+        self.left = any(row.left for row in rows)
+        self.note = any(row.inner or row.note for row in rows)
+
+
+def _titles(metrics: Sequence[str], shown: _Shown) -> list[tuple[str, str]]:
+    found = [("rank", "dm-n"), ("host", ""), ("device", "") if shown.device else None, ("state", "")]
+    found += [("progress", "") if shown.bar else None, ("step", "dm-n") if shown.count else None]
+    found += [(cut_middle(plain(name), _TITLE), "dm-n") for name in metrics]
+    found += [("rate", "dm-n") if shown.rate else None, ("left", "dm-n") if shown.left else None]
+    found += [("", "dm-note") if shown.note else None]
+    return [title for title in found if title is not None]
+
+
+def _row(row: Row, metrics: Sequence[str], shown: _Shown) -> str:
+    name = escape(row.name) if row.rank is None else f'<b class="{palette(row.rank)}">{row.rank}</b>'
+    word = "slow" if row.slow else row.phase
+    cells: list[tuple[str, str] | None] = [
+        (name, "dm-n"),
+        (escape(cut_middle(row.host, _NAME)), ""),
+        (escape(row.device[:_NAME]), "") if shown.device else None,
+        (escape(word), "dm-state"),
+        ("" if row.fraction is None else f"{_bar(row.fraction)} {q.percent(row.fraction)}", "") if shown.bar else None,
+        (escape(row.count), "dm-n") if shown.count else None,
+        *(_metric(row.metrics.get(name)) for name in metrics),
+        (escape(row.rate), "dm-n") if shown.rate else None,
+        (escape(row.left), "dm-n") if shown.left else None,
+        (escape(cut(", ".join(text for text in (row.inner, row.note) if text), _NOTE)), "dm-note") if shown.note else None,
+    ]
+    return f'<tr class="{_phase_class(word)}">' + "".join(_cells(cells)) + "</tr>"
+
+
+def _metric(value: float | None) -> tuple[str, str]:
+    if value is None:
+        return "", "dm-n"
+    return q.number(value), "dm-n" if abs(value) < float("inf") else "dm-n dm-bad"
+
+
+def _cells(cells: Iterable[tuple[str, str] | None]) -> Iterable[str]:
+    for cell in cells:
+        if cell is not None:
+            text, cls = cell
+            yield f'<td class="{cls}">{text}</td>' if cls else f"<td>{text}</td>"

@@ -1,0 +1,173 @@
+"""A run as text: the table for notebooks and logs, a terminal's status lines, and milestones for a log."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distmagic.render import quantities as q
+from distmagic.render.overview import Alert, Overview, overview
+from distmagic.render.rows import PHASES, Group, Row
+from distmagic.render.safe import columns_of, cut, cut_middle, pad, plain
+from distmagic.state import Line, RunState
+
+_GAP = "  "
+_BAR = 10
+_MIN_NOTE = 12  # columns; a note with less room is left out: the alerts tell the same in full
+_MAX_METRICS = 8
+_MAX_LINE = 300  # characters of one line of output
+_MARKS = {"error": "✗", "warning": "!"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column with a cell for each row. The higher `spare`, the sooner it gives way when room is scarce."""
+
+    title: str
+    cells: tuple[str, ...]
+    spare: int = 0
+    right: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(columns_of(cell) for cell in (self.title, *self.cells))
+
+
+def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
+    """Return head, table, what to know, and the last `lines` lines of output, the table within `width` columns."""
+    view = overview(state)
+    parts = [
+        *textwrap.wrap(_headline(view), width, subsequent_indent="    "),
+        *_table(view.groups, view.metrics, width),
+        *(line for alert in view.alerts for line in _alert_lines(alert, width)),
+        *_last_output(state, lines),
+    ]
+    return "\n".join(line.rstrip() for line in parts)
+
+
+def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
+    """Return at most `height` lines of at most `width` columns: head, the ranks that matter most, what is wrong."""
+    view = overview(state)
+    alerts = [cut(f"{_MARKS[a.level]} {a.text}", width) for a in view.alerts if a.level == "error"][:2]
+    room = max(0, height - 2 - len(alerts))
+    rows = [row for group in view.groups for row in group.rows]
+    table = _table([Group(title="", rows=tuple(_most_urgent(rows, room)))], view.metrics, width) if room else []
+    return tuple([cut(_headline(view), width), *table, *alerts][: max(1, height)])
+
+
+def milestones(before: RunState | None, after: RunState) -> tuple[str, ...]:
+    """Return what is worth a line in a log: the run's phase if it changed, and what went wrong meanwhile."""
+    view = overview(after)
+    told = overview(before) if before is not None else None
+    said = {alert.text for alert in told.alerts} if told else set()
+    lines = [f"{_MARKS[alert.level]} {alert.text}" for alert in view.alerts if alert.text not in said]
+    if told is None or told.phase != view.phase:
+        lines.insert(0, _headline(view))
+    return tuple(lines)
+
+
+def headline(state: RunState) -> str:
+    """Return `running 62% · 4 ranks on gpu-a, gpu-b · 1 min 23 s · 45 s left`."""
+    return _headline(overview(state))
+
+
+def _headline(view: Overview) -> str:
+    phase = view.phase if view.fraction is None else f"{view.phase} {q.percent(view.fraction)}"
+    return " · ".join((phase, *view.facts, *([view.slow] if view.slow else [])))
+
+
+def label(line: Line) -> str:
+    """Return `[rank 3 gpu-b]`, as every line of output begins."""
+    return f"[{plain(line.label)}]"
+
+
+def _alert_lines(alert: Alert, width: int) -> list[str]:
+    return textwrap.wrap(f"{_MARKS[alert.level]} {alert.text}", width, subsequent_indent="  ")
+
+
+def _last_output(state: RunState, lines: int) -> Iterable[str]:
+    shown = state.lines[-lines:] if lines > 0 else ()
+    if shown:
+        yield f"last {len(shown)} of {state.lines_seen:,} lines of output; all of a rank's: run.logs(rank)"
+    for line in shown:
+        yield f"{label(line)} {cut(plain(line.text), _MAX_LINE)}"
+
+
+def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
+    """Return the rows that want to be seen most, in their own order, and one that counts the others."""
+    if len(rows) <= room:
+        return list(rows)
+    order = sorted(range(len(rows)), key=lambda i: (PHASES.index(rows[i].phase) if rows[i].phase in PHASES else -1,
+                                                    not rows[i].slow, rows[i].fraction or 0.0))  # fmt: skip
+    kept = [rows[i] for i in sorted(order[: room - 1])]
+    return [*kept, Row(name="", host=f"and {len(rows) - len(kept)} more", phase="")]
+
+
+# ---- the table
+
+
+def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> Iterable[str]:
+    """Return the lines of the table: titles, and the rows of each group under its own title."""
+    rows = [row for group in groups for row in group.rows]
+    if not rows:
+        return []
+    columns = _fitting(_columns(rows, metrics[:_MAX_METRICS]), width)
+    lines = [_line([pad(c.title, c.width, right=c.right) for c in columns], width)]
+    at = 0
+    for group in groups:
+        if group.title:
+            lines.append(f"{group.title}:")
+        here = range(at, at + len(group.rows))
+        lines += [_line([pad(c.cells[i], c.width, right=c.right) for c in columns], width) for i in here]
+        at += len(group.rows)
+    return lines
+
+
+def _line(cells: Sequence[str], width: int) -> str:
+    return cut(_GAP.join(cells).rstrip(), width)
+
+
+def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
+    """Return the columns that say anything. The last one, the notes, has no fixed width."""
+    values = [
+        _Column(title=plain(name)[:16], right=True, spare=3 + i,
+                cells=tuple(q.number(row.metrics[name]) if name in row.metrics else "" for row in rows))
+        for i, name in enumerate(metrics)
+    ]  # fmt: skip
+    columns = [
+        _Column(title="rank", cells=tuple(row.name for row in rows), right=True),
+        _Column(title="host", cells=tuple(cut_middle(row.host, 24) for row in rows)),
+        _Column(title="device", cells=tuple(row.device[:12] for row in rows), spare=10),
+        _Column(title="state", cells=tuple("slow" if row.slow else row.phase for row in rows)),
+        _Column(title="progress", cells=tuple(_progress(row) for row in rows), spare=1),
+        _Column(title="step", cells=tuple(cut(row.count, 24) for row in rows), right=True, spare=2),
+        *values,
+        _Column(title="rate", cells=tuple(row.rate for row in rows), right=True, spare=4),
+        _Column(title="left", cells=tuple(row.left for row in rows), right=True, spare=3),
+        _Column(title="", cells=tuple(", ".join(t for t in (row.inner, row.note) if t) for row in rows)),
+    ]
+    return [column for column in columns if column.title in ("rank", "state") or any(column.cells)]
+
+
+def _progress(row: Row) -> str:
+    if row.fraction is None:
+        return ""
+    full = int(row.fraction * _BAR)
+    return "█" * full + "░" * (_BAR - full) + f" {q.percent(row.fraction):>4}"
+
+
+def _fitting(columns: list[_Column], width: int) -> list[_Column]:
+    """Leave out columns, the most dispensable first, until a line is within `width`; the note takes what is left."""
+    note = next((c for c in columns if not c.title), None)
+    columns = [c for c in columns if c.title]
+    while _width(columns) > width and any(c.spare for c in columns):
+        columns.remove(max(columns, key=lambda c: c.spare))
+    room = width - _width(columns) - len(_GAP)
+    if note is None or room < min(_MIN_NOTE, note.width):
+        return columns
+    return [*columns, _Column(title="", cells=tuple(cut(cell, room) for cell in note.cells))]
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return sum(c.width for c in columns) + len(_GAP) * (len(columns) - 1)

@@ -1,0 +1,143 @@
+"""What is to be said of a run, in which order: the one model that text and HTML share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distmagic.render import quantities as q
+from distmagic.render.rows import PHASES, Group, fraction_of, groups, mean, slow_ranks
+from distmagic.render.safe import one_line, plain
+from distmagic.state import RunState, WorkerState
+from distmagic.verdict import verdict
+
+_MAX_ALERTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Something to know: level "error" or "warning", one line, and what may be unfolded."""
+
+    level: str
+    text: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All but curves and output. `facts` are the head's short phrases after the phase, `slow` names who is behind."""
+
+    job: str
+    phase: str
+    fraction: float | None
+    facts: tuple[str, ...]
+    slow: str
+    alerts: tuple[Alert, ...]
+    groups: tuple[Group, ...]
+    metrics: tuple[str, ...]
+
+    @property
+    def is_alarming(self) -> bool:
+        """Whether something has gone wrong."""
+        return any(alert.level == "error" for alert in self.alerts)
+
+
+def overview(state: RunState) -> Overview:
+    """Return what is to be said of a run."""
+    workers = [state.workers[rank] for rank in sorted(state.workers)]
+    slow = slow_ranks(workers)
+    return Overview(
+        job=plain(state.job),
+        phase=state.phase,
+        fraction=mean(fraction_of(w) for w in workers),
+        facts=tuple(_facts(state, workers)),
+        slow=_slow_words(state, slow),
+        alerts=tuple(_alerts(state)),
+        groups=tuple(groups(state, workers, slow)),
+        metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
+    )
+
+
+# ---- the head
+
+
+def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
+    yield _size(state)
+    yield f"took {q.duration(state.at_s)}" if state.is_over else q.duration(state.at_s)
+    left = [w.eta_s for w in workers if w.eta_s is not None]
+    if left and state.phase == "running":
+        yield f"{q.eta(max(left))} left"
+    if state.stopping not in ("", "failed", "lost") and not state.is_over:
+        yield one_line(state.stopping)
+    phases = Counter(w.phase for w in workers)
+    if len(phases) > 1:
+        yield ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
+
+
+def _slow_words(state: RunState, slow: set[int]) -> str:
+    if not slow:
+        return ""
+    worst = min(slow, key=lambda rank: state.workers[rank].progress[0] or 0.0)
+    others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
+    return f"slow: {plain(state.workers[worst].label)}{others}"
+
+
+def _size(state: RunState) -> str:
+    names = [plain(node.host) for node in state.nodes]
+    hosts = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts"  # more are not read
+    ranks = state.world_size or len(state.workers)
+    if not ranks:
+        return hosts
+    return f"{ranks} rank{'s' if ranks > 1 else ''} on {hosts}"
+
+
+# ---- what to know
+
+
+def _alerts(state: RunState) -> Iterable[Alert]:
+    found = [*_failure(state), *_hosts_in_trouble(state)]
+    found += [Alert(level="warning", text=text) for text in _joined_notices(state)]
+    yield from found[:_MAX_ALERTS]
+    if len(found) > _MAX_ALERTS:
+        yield Alert(level="warning", text=f"and {len(found) - _MAX_ALERTS} more notices")
+
+
+def _failure(state: RunState) -> Iterable[Alert]:
+    told = state.first_failure is None or state.first_failure in state.workers
+    if not told or not (state.is_over or state.first_failure is not None):
+        return
+    error = verdict(state)
+    if error is not None:
+        detail = getattr(error, "remote_traceback", "")
+        yield Alert(level="error", text=one_line(error.message), detail=detail)
+
+
+def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
+    if not state.is_over:
+        yield from (Alert(level="error", text=f"{plain(state.nodes[i].host)}: {one_line(why)}") for i, why in state.lost)
+        lead = plain(state.nodes[0].host)
+        for i, why in sorted(state.unreached.items()):
+            yield Alert(level="warning", text=f"{plain(state.nodes[i].host)} can't dial {lead} yet: {one_line(why)}")
+    for node in state.nodes:
+        if node.survivors:
+            what = one_line(", ".join(node.survivors))
+            yield Alert(level="error", text=f"still running on {plain(node.host)}, could not be ended: {what}")
+
+
+def _joined_notices(state: RunState) -> list[str]:
+    """Return the notices, one that several hosts gave only once: `gpu-a, gpu-b: text`."""
+    hosts = {node.host for node in state.nodes}
+    table: dict[str, list[str]] = {}
+    for notice in state.notices:
+        host, colon, text = notice.partition(": ")
+        known = bool(colon) and host in hosts
+        givers = table.setdefault(text if known else notice, [])
+        if known and host not in givers:
+            givers.append(host)
+    return [one_line(f"{_some(givers)}: {text}" if givers else text) for text, givers in table.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

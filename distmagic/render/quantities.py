@@ -1,0 +1,87 @@
+"""Numbers, rates and times in few characters."""
+
+# numbers of seconds and digits are what this file is about
+
+from __future__ import annotations
+
+import math
+
+_COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+_COUNT_LIMIT = 1e15
+_LONG_S = 1000 * 86_400
+_COMPACT_FROM = 100_000  # counts from here on lose their last digits
+
+
+def number(value: float) -> str:
+    """Return a metric's value with 4 significant digits: `0.01235`, `12345`, `3e-05`, `NaN`, `inf`."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if abs(value) >= 1e6:
+        return f"{value:.3e}".replace("e+0", "e").replace("e+", "e")
+    return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def count(value: float) -> str:
+    """Return a number of steps: `5000`, `99,999`, `1.25M`, `2.5`."""
+    if not math.isfinite(value):
+        return number(value)
+    if abs(value) < _COMPACT_FROM:
+        whole = value == int(value)
+        return f"{value:,.0f}" if whole and abs(value) >= 10_000 else f"{value:.0f}" if whole else f"{value:.4g}"
+    if abs(value) >= _COUNT_LIMIT:
+        return f"{value:.2e}"
+    for size, unit in _COUNT_UNITS:
+        if abs(value) >= size:
+            return f"{value / size:.2f}{unit}"
+    return f"{value / 1e3:.0f}k"
+
+
+def out_of(done: float, total: float | None) -> str:
+    """Return `120/500`, or `120` where no total is known."""
+    return count(done) if total is None else f"{count(done)}/{count(total)}"
+
+
+def percent(fraction: float) -> str:
+    """Return `62%`; 100% only for what is whole."""
+    return f"{min(99, int(fraction * 100)) if fraction < 1 else 100}%"
+
+
+def rate(per_s: float, unit: str) -> str:
+    """Return `12.3 it/s`, or `4.05 s/it` for what is slower than one a second."""
+    if not math.isfinite(per_s) or per_s <= 0:
+        return ""
+    if per_s >= 1:
+        return f"{count(per_s) if per_s >= _COMPACT_FROM else f'{per_s:,.{0 if per_s >= 100 else 1}f}'} {unit}/s"
+    return f"{duration(1 / per_s, exact=True)}/{unit}"
+
+
+def duration(seconds: float, *, exact: bool = False) -> str:
+    """Return a time: `8 s`, `1 min 23 s`, `2 h 05 min`, `3 d 4 h`; with `exact`, `8.25 s` below 10 s."""
+    if not math.isfinite(seconds):
+        return "?"
+    if exact and seconds < 10:
+        return f"{seconds:.3g} s"
+    if seconds >= _LONG_S:
+        return "years"
+    return _whole_duration(max(0, round(seconds)))
+
+
+def _whole_duration(whole: int) -> str:
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s" if whole % 60 else f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def eta(seconds: float) -> str:
+    """Return a time still to go, no finer than it can be known: `45 s`, `4 min`, `2 h 05 min`."""
+    if not math.isfinite(seconds):
+        return ""
+    if 120 <= seconds < 3570:
+        return f"{round(seconds / 60)} min"
+    return duration(seconds)

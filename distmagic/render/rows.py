@@ -1,0 +1,199 @@
+"""The table: a row a rank, or in a large run a row a host and before them the ranks that want to be seen."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distmagic.remote.protocol import Bar
+from distmagic.render import quantities as q
+from distmagic.render.safe import one_line, plain
+from distmagic.state import ALIVE, NodeState, RunState, WorkerState
+
+ALL_RANKS = 64  # up to here every rank has a row
+MAX_HOSTS = 64  # rows by host; the others are counted
+PHASES = ("failed", "lost", "stopped", "starting", "running", "done")  # by how much they want to be seen
+_PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
+_SLOW = 0.9  # a rank with less than this part of the median's steps is slow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One rank, or one host's ranks together. `fraction` is 0 to 1, None where no total is known.
+
+    `inner` are the inner bars (`batch 30/100`), `note` what else is to be said: how it failed, a restart.
+    """
+
+    name: str
+    host: str
+    phase: str
+    rank: int | None = None
+    device: str = ""
+    fraction: float | None = None
+    count: str = ""
+    inner: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rate: str = ""
+    left: str = ""
+    slow: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows under a title, "" for the only group."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+def fraction_of(worker: WorkerState) -> float | None:
+    """Return how much of its work a rank has done, 0 to 1; None where it doesn't say."""
+    done, total = worker.progress
+    if done is None:
+        return 1.0 if worker.phase == "done" else None
+    if not total or total < 0:
+        return None
+    fraction = done / total
+    return None if math.isnan(fraction) else min(1.0, max(0.0, fraction))
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of those that are known; None for none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
+    """Return the running ranks that are clearly behind the median, in steps."""
+    done = {w.rank: w.progress[0] or 0.0 for w in workers if w.phase in ("running", "done")}
+    if len(done) < 2:  # nobody to compare with
+        return set()
+    middle = statistics.median_high(done.values())
+    running = {w.rank for w in workers if w.phase == "running"}
+    return {rank for rank, n in done.items() if rank in running and n < _SLOW * middle and middle - n > 1}
+
+
+def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> Iterable[Group]:
+    """Return the table's rows: of every rank, or in a large run of every host and the ranks that want to be seen."""
+    by_node: dict[int, list[WorkerState]] = {}
+    for worker in workers:
+        by_node.setdefault(worker.node_rank, []).append(worker)
+    waiting = [_waiting_row(node) for node in state.nodes if node.node_rank not in by_node]
+    if len(workers) <= ALL_RANKS:
+        rows = [_rank_row(w, slow) for w in workers] + _bounded(waiting)
+        yield Group(title="", rows=tuple(rows))
+        return
+    picked = _picked(workers, slow)
+    if picked:
+        yield Group(title="failed and slowest ranks", rows=tuple(_rank_row(w, slow) for w in picked))
+    rows = [_host_row(node, by_node[node.node_rank]) for node in state.nodes if node.node_rank in by_node]
+    yield Group(title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting)))
+
+
+def _picked(workers: Sequence[WorkerState], slow: set[int]) -> list[WorkerState]:
+    failed = [w for w in workers if w.phase in ("failed", "lost")][:_PICKED]
+    running = [w for w in workers if w.phase == "running" and w.progress[0] is not None]
+    slowest = sorted(running, key=lambda w: w.progress[0] or 0.0)
+    return failed + slowest[: max(_PICKED // 4, min(_PICKED, len(slow)))]
+
+
+def _bounded(rows: list[Row]) -> list[Row]:
+    """Return at most `MAX_HOSTS` rows: those that want to be seen, in their order, and one that counts the others."""
+    if len(rows) <= MAX_HOSTS:
+        return rows
+    urgent = sorted(range(len(rows)), key=lambda i: (urgency(rows[i].phase), rows[i].fraction or 0.0))
+    kept = sorted(urgent[: MAX_HOSTS - 1])
+    phases = Counter(rows[i].phase for i in urgent[MAX_HOSTS - 1 :])
+    words = ", ".join(f"{n} {phase}" for phase, n in phases.items())
+    rest = Row(name="", host=f"{len(rows) - len(kept)} more hosts", phase=next(iter(phases)), note=words)
+    return [*(rows[i] for i in kept), rest]
+
+
+def urgency(phase: str) -> int:
+    """Return how soon a phase wants to be seen; 0 is first."""
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)
+
+
+def _waiting_row(node: NodeState) -> Row:
+    return Row(name="", host=plain(node.host), phase=node.phase, note=one_line(node.reason))
+
+
+def _rank_row(w: WorkerState, slow: set[int]) -> Row:
+    done, total = w.progress
+    by_report = w.step is not None
+    inner = w.bars if by_report else w.bars[1:]
+    return Row(
+        name=str(w.rank), rank=w.rank, host=plain(w.host), phase=w.phase, device=plain(w.device),
+        fraction=fraction_of(w), count="" if done is None else _outer_count(w, done, total),
+        inner=", ".join(_bar_words(bar) for bar in inner[-2:] if not bar.closed) if w.phase in ALIVE else "",
+        metrics=w.metrics, rate=q.rate(w.rate or 0.0, _unit(w)), left="" if w.eta_s is None else q.eta(w.eta_s),
+        slow=w.rank in slow, note=_rank_note(w),
+    )  # fmt: skip
+
+
+def _outer_count(w: WorkerState, done: float, total: float | None) -> str:
+    words = q.out_of(done, total)
+    name = "" if w.step is not None or not w.bars else _bar_name(w.bars[0])
+    return f"{name} {words}" if name else words
+
+
+def _bar_words(bar: Bar) -> str:
+    name = _bar_name(bar)
+    words = q.out_of(bar.n, bar.total)
+    return f"{name} {words}" if name else f"{words} {plain(bar.unit)}".strip()
+
+
+def _bar_name(bar: Bar) -> str:
+    return plain(bar.desc).strip().rstrip(":").strip()[:24]
+
+
+def _unit(w: WorkerState) -> str:
+    return "step" if w.step is not None or not w.bars else plain(w.bars[0].unit)[:8] or "it"
+
+
+def _rank_note(w: WorkerState) -> str:
+    notes = [f"restart {w.restart}"] if w.restart else []
+    if w.phase == "failed":
+        notes.append(_how_it_failed(w))
+    return ", ".join(notes)
+
+
+def _how_it_failed(w: WorkerState) -> str:
+    if w.ended is None:
+        return _code_words(w.exit.code) if w.exit else ""
+    if w.ended.failure is not None:
+        return one_line(f"{w.ended.failure.type}: {w.ended.failure.message}")
+    meaning = f" ({one_line(w.ended.meaning)})" if w.ended.meaning else ""
+    return _code_words(w.ended.code) + meaning
+
+
+def _code_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _host_row(node: NodeState, workers: Sequence[WorkerState]) -> Row:
+    phases = Counter(w.phase for w in workers)
+    worst = min(phases, key=urgency)
+    names = dict.fromkeys(name for w in workers for name in w.metrics)
+    rates = [w.rate for w in workers if w.rate]
+    left = [w.eta_s for w in workers if w.eta_s is not None]
+    return Row(
+        name=f"{workers[0].rank}-{workers[-1].rank}" if len(workers) > 1 else str(workers[0].rank),
+        host=plain(node.host), phase=worst, fraction=mean(fraction_of(w) for w in workers),
+        count=_range_of_counts(workers), metrics={name: mean(w.metrics.get(name) for w in workers) or 0.0 for name in names},
+        rate=q.rate(mean(rates) or 0.0, _unit(workers[0])), left=q.eta(max(left)) if left else "",
+        note=", ".join(f"{phases[p]} {p}" for p in PHASES if phases[p]) if len(phases) > 1 else "",
+    )  # fmt: skip
+
+
+def _range_of_counts(workers: Sequence[WorkerState]) -> str:
+    done = [w.progress[0] for w in workers if w.progress[0] is not None]
+    if not done:
+        return ""
+    low, high = q.count(min(done)), q.count(max(done))
+    total = workers[0].progress[1]
+    return (low if low == high else f"{low}-{high}") + ("" if total is None else f"/{q.count(total)}")

@@ -1,0 +1,154 @@
+"""States of runs as a user meets them: what the tests of render and screen look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from distmagic.remote.protocol import Bar, Ended, Failure
+from distmagic.series import Series
+from distmagic.state import Line, NodeState, RunState, WorkerState
+
+TRACEBACK = """Traceback (most recent call last):
+  File "<cell 4>", line 12, in train
+    loss = criterion(model(x), y)
+  File "/opt/torch/nn/modules/module.py", line 1739, in _call_impl
+    return forward_call(*args, **kwargs)
+ValueError: Expected input batch_size (64) to match target batch_size (63).
+"""
+
+
+def worker(rank: int, per_host: int = 2, **more: object) -> WorkerState:
+    host = f"gpu-{'abcdefghijklmnopqrstuvwxyz'[rank // per_host]}" if rank // per_host < 26 else f"n{rank // per_host}"
+    plain = {
+        "rank": rank, "local_rank": rank % per_host, "node_rank": rank // per_host, "host": host, "phase": "running",
+        "device": f"cuda:{rank % per_host}", "step": 310.0 + rank, "total": 500.0, "rate": 12.25 + rank / 10, "at_s": 25.0,
+        "metrics": {"loss": 0.4213 + rank / 97, "acc": 0.87654321 - rank / 200},
+    }  # fmt: skip
+    return WorkerState(**{**plain, **more})  # type: ignore[arg-type]
+
+
+def series(rank: int, steps: int = 310) -> dict[str, Series]:
+    def loss(i: int) -> float:
+        return 2.3 * math.exp(-i / 90) + 0.25 + 0.08 * math.sin(i * (rank + 3) / 5) * math.exp(-i / 200)
+
+    def acc(i: int) -> float:
+        return 0.92 - 0.8 * math.exp(-i / 70) - 0.01 * rank + 0.015 * math.sin(i * (rank + 2) / 3)
+
+    points = range(0, steps, max(1, steps // 150))
+    return {
+        "loss": curve([(float(i), loss(i)) for i in points]),
+        "acc": curve([(float(i), acc(i)) for i in points]),
+    }
+
+
+def curve(points: list[tuple[float, float]]) -> Series:
+    made = Series()
+    for step, value in points:
+        made = made.append(step / 12, step, value, limit=2000)
+    return made
+
+
+def lines(count: int = 30, ranks: int = 4, per_host: int = 2) -> tuple[Line, ...]:
+    return tuple(
+        Line(rank=i % ranks, label=f"rank {i % ranks} gpu-{'abcdefgh'[i % ranks // per_host]}", stream="stderr" if i % 7 == 5 else "stdout",
+             text=f"UserWarning: step {i} <b>took</b> long" if i % 7 == 5 else f"epoch {i // 10} step {i}: loss {2.3 / (i + 1):.4f}")
+        for i in range(count)
+    )  # fmt: skip
+
+
+def run(workers: list[WorkerState], per_host: int = 2, **more: object) -> RunState:
+    hosts = {w.node_rank: w.host for w in workers}
+    nodes = tuple(NodeState(node_rank=i, host=host, phase="running") for i, host in sorted(hosts.items()))
+    plain = {
+        "job": "0612-101500-5f3a", "nodes": nodes, "workers": {w.rank: w for w in workers}, "world_size": len(workers),
+        "at_s": 27.4, "series": {w.rank: series(w.rank) for w in workers}, "lines": lines(), "lines_seen": 3214,
+    }  # fmt: skip
+    return RunState(**{**plain, **more})  # type: ignore[arg-type]
+
+
+def over(state: RunState, code: int = 0, **more: object) -> RunState:
+    nodes = tuple(replace(node, phase="gone", code=code, reason="done") for node in state.nodes)
+    return replace(state, nodes=nodes, **more)  # type: ignore[arg-type]
+
+
+def starting() -> RunState:
+    nodes = (NodeState(node_rank=0, host="gpu-a", phase="starting"), NodeState(node_rank=1, host="gpu-b"))
+    return RunState(job="0612-101500-5f3a", nodes=nodes, at_s=1.2, notices=("gpu-b: torch 2.12.1 there, 2.13.0 here.",))
+
+
+def running() -> RunState:
+    return run([worker(r) for r in range(4)])
+
+
+def one_slow() -> RunState:
+    workers = [worker(r) for r in range(4)]
+    workers[2] = replace(workers[2], step=120.0, rate=0.31)
+    return run(workers, notices=("gpu-a: no tqdm there", "gpu-b: no tqdm there"))
+
+
+def done() -> RunState:
+    ended = [
+        worker(r, phase="done", step=500.0, ended=Ended(rank=r, restart=0, outcome="returned", result_bytes=10)) for r in range(4)
+    ]
+    return over(run(ended))
+
+
+def failed() -> RunState:
+    failure = Failure(
+        type="ValueError", traceback=TRACEBACK,
+        message="Expected input batch_size (64) to match target batch_size (63).",
+    )  # fmt: skip
+    workers = [worker(r, phase="stopped") for r in range(4)]
+    workers[3] = worker(3, phase="failed", ended=Ended(rank=3, restart=0, outcome="raised", code=1, failure=failure))
+    return over(run(workers, first_failure=3, stopping="failed"), code=1)
+
+
+def killed() -> RunState:
+    ended = Ended(rank=1, restart=1, outcome="signalled", code=-9, meaning="killed: out of memory")
+    workers = [worker(0), worker(1, phase="failed", restart=1, ended=ended), worker(2, phase="starting", step=None, metrics={}, rate=None)]
+    return run(workers, first_failure=1, stopping="failed")
+
+
+def nested() -> RunState:
+    workers = []
+    for r in range(4):
+        bars = (
+            Bar(id=1, desc="epoch: ", n=2, total=10, unit="epoch", rate=0.21),
+            Bar(id=2, desc="batch", n=30.0 + r, total=100, unit="it", rate=21.5),
+            Bar(id=3, desc="", n=4, total=None, unit="img"),
+        )
+        workers.append(worker(r, step=None, total=None, bars=bars, rate=0.21, metrics={}))
+    return run(workers, series={}, lines=(), lines_seen=0)
+
+
+def unicode_names() -> RunState:
+    names = ["训练节点-一号", "a-very-long-host-name.with.many.parts.cluster.example.org", "été", "gpu-b"]
+    workers = [replace(worker(r, per_host=1), host=names[r], metrics={"损失": 1.5, "précision/top-1 <b>": float("nan")}) for r in range(4)]
+    state = run(workers, lines=(
+        Line(rank=0, label=f"rank 0 {names[0]}", stream="stdout", text="\x1b[32m✓ 完成\x1b[0m \x1b[1;31mbold red\x1b[0m 🎉 \x1b]0;title\x07\x1b[2Kx"),
+        Line(rank=1, label=f"rank 1 {names[1]}", stream="stderr", text="<script>alert(1)</script> " + "word " * 60),
+    ), lines_seen=2)  # fmt: skip
+    broken = curve([(p.step or 0.0, float("nan") if i > 90 else p.value) for i, p in enumerate(series(0)["loss"])])
+    return replace(state, series={0: {"损失": broken}, 1: {"损失": series(1)["loss"]}}, open_lines={(0, 0, "stdout"): "unfinished 30%"})
+
+
+def ranks_64() -> RunState:
+    workers = [worker(r, per_host=8, step=300.0 + r % 5) for r in range(64)]
+    workers[17] = replace(workers[17], step=90.0)
+    return run(workers, per_host=8)
+
+
+def ranks_1024() -> RunState:
+    workers = [worker(r, per_host=8, step=300.0 + r % 5) for r in range(1024)]
+    ended = Ended(rank=77, restart=0, outcome="exited", code=1)
+    workers[77] = replace(workers[77], phase="failed", ended=ended)
+    workers[500] = replace(workers[500], step=17.0)
+    return run(workers, per_host=8, first_failure=77)
+
+
+SCENES: dict[str, Callable[[], RunState]] = {
+    scene.__name__: scene
+    for scene in (starting, running, one_slow, done, failed, killed, nested, unicode_names, ranks_64, ranks_1024)
+}

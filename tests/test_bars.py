@@ -260,8 +260,8 @@ def test_process_pools_work(rank):
     seen = rank("""
         import multiprocessing
         from tqdm.contrib.concurrent import process_map
-        fork = multiprocessing.get_context("fork")
-        assert process_map(abs, range(6), max_workers=2, chunksize=1, mp_context=fork) == list(range(6))
+        multiprocessing.set_start_method("fork")
+        assert process_map(abs, range(6), max_workers=2, chunksize=1) == list(range(6))
     """)
     assert (seen.last["n"], seen.last["closed"]) == (6, True)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MAX_INCLUDES = 16  # as OpenSSH
 EXEC_TIMEOUT_S = 10.0
@@ -34,6 +34,7 @@ class Line:
 
     @property
     def where(self) -> str:
+        """The place, for messages."""
         return f"{self.file}, line {self.number}"
 
 
@@ -63,12 +64,12 @@ def evaluate(files: tuple[tuple[str, str], ...], scope: Scope) -> None:
     """Fill `scope` from files, each with the directory of its relative Includes; an unreadable one is a warning."""
     for scope.final in (False, True):
         for file, base in files:
-            _evaluate_readable(file, base, scope, True, 0)
+            _evaluate_readable(file, base, scope, 0, active=True)
         if not scope.wants_final:
             return
 
 
-def _evaluate_file(file: str, base: str, scope: Scope, active: bool, depth: int) -> None:
+def _evaluate_file(file: str, base: str, scope: Scope, depth: int, *, active: bool) -> None:
     outer = active
     for line in read_lines(file):
         if line.keyword == "host":
@@ -77,14 +78,14 @@ def _evaluate_file(file: str, base: str, scope: Scope, active: bool, depth: int)
             active = outer and _match(line, scope)
         elif line.keyword == "include":
             for included in included_files(line, base, depth):
-                _evaluate_readable(included, base, scope, active, depth + 1)
+                _evaluate_readable(included, base, scope, depth + 1, active=active)
         elif active:
             _set(line, scope)
 
 
-def _evaluate_readable(file: str, base: str, scope: Scope, active: bool, depth: int) -> None:
+def _evaluate_readable(file: str, base: str, scope: Scope, depth: int, *, active: bool) -> None:
     try:
-        _evaluate_file(file, base, scope, active, depth)
+        _evaluate_file(file, base, scope, depth, active=active)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -130,8 +131,8 @@ def included_files(line: Line, base: str, depth: int) -> list[str]:
     """Return the files an Include names, in order; none beyond `MAX_INCLUDES` levels."""
     if depth >= MAX_INCLUDES:
         return []
-    patterns = (os.path.join(base, os.path.expanduser(word)) for word in line.words)
-    return [file for pattern in patterns for file in sorted(glob.glob(pattern))]
+    patterns = (str(Path(base) / Path(word).expanduser()) for word in line.words)
+    return [file for pattern in patterns for file in sorted(glob.glob(pattern))]  # noqa: PTH207 - may be absolute
 
 
 def matches_any(patterns: tuple[str, ...], text: str) -> bool:
@@ -165,7 +166,7 @@ def _match(line: Line, scope: Scope) -> bool:
     return result
 
 
-def _is_final(value: str, scope: Scope) -> bool:
+def _is_final(_value: str, scope: Scope) -> bool:
     scope.wants_final = True
     return scope.final
 
@@ -173,8 +174,9 @@ def _is_final(value: str, scope: Scope) -> bool:
 def _exec_succeeds(value: str, scope: Scope) -> bool:
     command = scope.expand(value, scope)
     quiet = subprocess.DEVNULL
+    argv = ("/bin/sh", "-c", command)  # the user's own configuration, run as ssh runs it
     try:
-        done = subprocess.run(command, shell=True, stdin=quiet, stdout=quiet, stderr=quiet, timeout=EXEC_TIMEOUT_S)  # noqa: S602
+        done = subprocess.run(argv, check=False, stdin=quiet, stdout=quiet, stderr=quiet, timeout=EXEC_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         scope.warn(f"Match exec {value!r} took longer than {EXEC_TIMEOUT_S:g} s; it counts as failed.")
         return False
@@ -186,8 +188,8 @@ def _hostname(scope: Scope) -> str:
 
 
 _TESTS: dict[str, Callable[[str, Scope], bool]] = {
-    "all": lambda value, scope: True,
-    "canonical": lambda value, scope: False,  # names are not canonicalized here
+    "all": lambda _value, _scope: True,
+    "canonical": lambda _value, _scope: False,  # names are not canonicalized here
     "final": _is_final,
     "exec": _exec_succeeds,
     "host": lambda value, scope: matches_any(tuple(value.split(",")), _hostname(scope)),

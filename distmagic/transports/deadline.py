@@ -25,7 +25,7 @@ class Deadline:
         self._paused = 0
         self._over = False
 
-    def __enter__(self) -> Deadline:
+    def __enter__(self) -> Deadline:  # noqa: PYI034 - Self needs Python 3.11
         self._since = time.monotonic()
         threading.Thread(target=self._watch, name="distmagic-deadline", daemon=True).start()
         return self

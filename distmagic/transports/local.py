@@ -1,4 +1,4 @@
-"""This machine as a host, without SSH."""
+"""The machine of the notebook as a host, without SSH."""
 
 from __future__ import annotations
 

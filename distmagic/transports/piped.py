@@ -7,6 +7,8 @@ import os
 import select
 import subprocess
 import threading
+from collections.abc import Callable
+from typing import IO
 
 from distmagic.errors import ConnectionLost
 
@@ -37,7 +39,9 @@ class PipedProcess:
     """A started child whose stdin, stdout and stderr are pipes. `name` is the host, for messages."""
 
     def __init__(self, child: subprocess.Popen[bytes], name: str) -> None:
-        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
         self.name = name
         self.pid = child.pid
         self._child = child
@@ -53,8 +57,8 @@ class PipedProcess:
         self._drainer = self._background(self._drain, "stderr")
         self._background(self._reap, "wait")
 
-    def _background(self, work: object, what: str) -> threading.Thread:
-        thread = threading.Thread(target=work, name=f"distmagic-{what}-{self.pid}", daemon=True)  # type: ignore[arg-type]
+    def _background(self, work: Callable[[], None], what: str) -> threading.Thread:
+        thread = threading.Thread(target=work, name=f"distmagic-{what}-{self.pid}", daemon=True)
         thread.start()
         return thread
 
@@ -128,6 +132,6 @@ class PipedProcess:
                 os.close(self._wake_write)
 
     @staticmethod
-    def _close_file(file: object) -> None:
+    def _close_file(file: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
-            file.close()  # type: ignore[attr-defined]
+            file.close()

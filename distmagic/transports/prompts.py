@@ -32,7 +32,7 @@ class Asker(Protocol):
 class NoAsker:
     """A headless run: nobody can answer."""
 
-    def ask(self, prompt: str, *, secret: bool) -> str:
+    def ask(self, prompt: str, *, secret: bool) -> str:  # noqa: ARG002 - the signature of all askers
         """Raise `AuthenticationError` that says what was asked and by which host."""
         host, _, question = prompt.partition(": ")
         raise AuthenticationError(

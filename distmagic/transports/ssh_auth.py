@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distmagic.errors import AuthenticationError
 from distmagic.transports import prompts, troubles
@@ -70,7 +71,8 @@ class LogIn:
 
     # ---- keys
 
-    def _try_keys(self) -> Answer:
+    def try_keys(self) -> Answer:
+        """Offer keys until one is taken."""
         agent = Agent(self.resolved.identity_agent)
         try:
             for key in self._keys(agent.keys()):
@@ -109,7 +111,7 @@ class LogIn:
     def _is_usable(self, file: str) -> bool:
         """Whether a key file is there and private; if not, note why."""
         try:
-            mode = os.stat(file)
+            mode = Path(file).stat()
         except OSError as error:
             if not self.resolved.default_keys:
                 self.tried.append(f"key {file} ({error.strerror})")
@@ -137,7 +139,8 @@ class LogIn:
 
     # ---- answers
 
-    def _answer_questions(self) -> Answer:
+    def answer_questions(self) -> Answer:
+        """Let the user answer what the server asks: passwords, one-time passwords."""
         asked = 0
 
         def handler(title: str, instructions: str, questions: list[tuple[str, bool]]) -> list[str]:
@@ -148,7 +151,8 @@ class LogIn:
 
         return self._repeat("keyboard-interactive", lambda: self.session.answer_questions(handler), lambda: asked)
 
-    def _offer_password(self) -> Answer:
+    def offer_password(self) -> Answer:
+        """Ask the user for a password."""
         asked = 0
 
         def offer() -> Answer:
@@ -193,7 +197,7 @@ class LogIn:
 
 
 _TRY: dict[str, Callable[[LogIn], Answer]] = {
-    "publickey": LogIn._try_keys,
-    "keyboard-interactive": LogIn._answer_questions,
-    "password": LogIn._offer_password,
+    "publickey": LogIn.try_keys,
+    "keyboard-interactive": LogIn.answer_questions,
+    "password": LogIn.offer_password,
 }

@@ -11,14 +11,15 @@ import contextlib
 import os
 import shlex
 import shutil
-import subprocess
+import signal
 import tempfile
 import threading
+from pathlib import Path
 
-from distmagic.errors import ConnectionLost, SpecError, Unreachable
+from distmagic.errors import ConnectionLost, SpecError
 from distmagic.hosts import Host
 from distmagic.spec import Access
-from distmagic.transports import quoting, ssh_words, troubles
+from distmagic.transports import quoting, ssh_words
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess
 from distmagic.transports.prompts import Asker
@@ -26,6 +27,7 @@ from distmagic.transports.prompts import Asker
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
 _END_TIMEOUT_S = 2.0
+_LONG = 60  # bytes of a temporary directory that leave too few for the socket's name
 _FAREWELL_S = 0.3  # how long a master has to end by itself
 _OPTIONS = (
     "BatchMode=yes",
@@ -53,12 +55,12 @@ class SessionProcess(PipedProcess):
 class CommandTransport:
     """One master connection, and the directory of its socket."""
 
-    def __init__(self, name: str, client: tuple[str, ...], destination: tuple[str, ...], directory: str) -> None:
+    def __init__(self, name: str, client: tuple[str, ...], destination: tuple[str, ...], directory: Path) -> None:
         self.name = name
         self._client = client
         self._destination = destination
         self._directory = directory
-        self._socket = os.path.join(directory, "s")
+        self._socket = directory / "s"
         self._master: PipedProcess | None = None
         self._processes: list[PipedProcess] = []
 
@@ -97,7 +99,7 @@ class CommandTransport:
 
     def start(self, argv: tuple[str, ...]) -> SessionProcess:
         """Start `argv` through the log-in shell there. Raises `ConnectionLost`."""
-        if self._master is None or self._master.wait(0) is not None or not os.path.exists(self._socket):
+        if self._master is None or self._master.wait(0) is not None or not self._socket.exists():
             raise ConnectionLost(f"{self.name}: the connection is lost.")
         # Without its master the client would dial by itself: `ProxyCommand=false` makes that fail at once.
         options = ("-o", "ControlMaster=no", "-o", f"ControlPath={self._socket}", "-o", "ProxyCommand=false")
@@ -118,10 +120,10 @@ class CommandTransport:
             master.close()  # its `cat` ends, and with it the connection once no session is left
             if master.wait(_FAREWELL_S) is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(master.pid, 15)
+                    os.kill(master.pid, signal.SIGTERM)
                 if master.wait(_END_TIMEOUT_S) is None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(master.pid, 9)
+                        os.kill(master.pid, signal.SIGKILL)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -129,7 +131,7 @@ def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # no
     """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it."""
     client = _client(access)
     destination = _destination(host)
-    directory = tempfile.mkdtemp(prefix="dm-", dir="/tmp" if len(tempfile.gettempdir()) > 60 else None)
+    directory = _short_directory()
     transport = CommandTransport(host.name, client, destination, directory)
     try:
         said = transport.open(access.connect_timeout_s)
@@ -143,6 +145,12 @@ def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # no
         transport.close()
         raise ssh_words.trouble(said, host, access.connect_timeout_s).for_host(host.name)
     return transport
+
+
+def _short_directory() -> Path:
+    """Return a new private directory with a path short enough for a socket (104 bytes on macOS)."""
+    is_long = len(tempfile.gettempdir()) > _LONG
+    return Path(tempfile.mkdtemp(prefix="dm-", dir="/tmp" if is_long else None))  # noqa: S108 - mkdtemp makes it private
 
 
 def _client(access: Access) -> tuple[str, ...]:

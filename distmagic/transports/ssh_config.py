@@ -76,7 +76,7 @@ def _files(path: str | None) -> tuple[tuple[str, str], ...]:
     user_base = os.path.expanduser("~/.ssh")
     if path is not None:
         return ((os.path.expanduser(path), user_base),)
-    return ((os.path.expanduser(USER_FILE), user_base), (SYSTEM_FILE, os.path.dirname(SYSTEM_FILE)))
+    return ((os.path.expanduser(USER_FILE), user_base), (SYSTEM_FILE, "/etc/ssh"))
 
 
 def _resolved(scope: Scope) -> Resolved:
@@ -126,7 +126,7 @@ def _agent(scope: Scope) -> str | None:
     word = scope.first("identityagent", "SSH_AUTH_SOCK")
     if word == "none":
         return None
-    if word == "SSH_AUTH_SOCK" or word.startswith("$") and not word.startswith("${"):
+    if word == "SSH_AUTH_SOCK" or (word.startswith("$") and not word.startswith("${")):
         return os.environ.get(word.removeprefix("$")) or None
     return os.path.expanduser(_expand(word, scope))
 

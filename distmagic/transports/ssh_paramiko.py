@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -49,7 +50,7 @@ class Key:
     inner: paramiko.PKey
 
 
-class _Packetizer(paramiko.packet.Packetizer):
+class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
     """Remembers that something came in."""
 
     heard = 0
@@ -70,8 +71,10 @@ def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> No
     channel._handle_request(message)  # noqa: SLF001 - there is no public way to learn of a signal
 
 
-class _Transport(paramiko.Transport):
-    _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _channel_request}
+class _Transport(paramiko.Transport):  # type: ignore[misc]
+    _channel_handler_table = MappingProxyType(
+        {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _channel_request}  # noqa: SLF001
+    )
 
 
 class Session:
@@ -80,6 +83,7 @@ class Session:
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
         logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are ours to tell, not stderr's
         self.where = where
+        self._user = ""
         self._transport = _Transport(stream, packetizer_class=_Packetizer)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
         self._transport.auth_timeout = None  # a person may be typing: the deadline of the connection ends it
@@ -165,7 +169,7 @@ class Session:
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
-        message.add_boolean(True)  # noqa: FBT003 - wants a reply, which paramiko's own keep-alive does not
+        message.add_boolean(True)  # wants a reply, which paramiko's own keep-alive does not
         self._transport._send_user_message(message)  # noqa: SLF001 - global_request would wait in paramiko's thread
 
     def _end_when_silent(self) -> None:
@@ -243,7 +247,7 @@ class UnusableKey(Exception):
 def load_key(path: str, passphrase: str | None) -> Key:
     """Read a private key and its certificate, if there is one. Raises `WrongPassphrase` or `UnusableKey`."""
     try:
-        inner = paramiko.PKey.from_path(path, password=passphrase.encode() if passphrase is not None else None)
+        inner = paramiko.PKey.from_path(path, None if passphrase is None else passphrase.encode())
     except TypeError as error:  # "password-protected, but password was not provided"
         raise WrongPassphrase from error
     except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, ValueError, UnsupportedAlgorithm) as error:
@@ -255,7 +259,7 @@ def load_key(path: str, passphrase: str | None) -> Key:
     return Key(label=f"key {path}", blob=inner.asbytes(), inner=inner)
 
 
-class _AgentKey(paramiko.AgentKey):
+class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]
     """A key whose refusal to sign (locked, or the user said no) is a refused key, not a broken connection."""
 
     def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:
@@ -265,7 +269,7 @@ class _AgentKey(paramiko.AgentKey):
             return b""
 
 
-class Agent(paramiko.agent.AgentSSH):
+class Agent(paramiko.agent.AgentSSH):  # type: ignore[misc]
     """The user's ssh agent at `path`; without keys when nobody answers there."""
 
     def __init__(self, path: str | None) -> None:

@@ -14,7 +14,8 @@ _PIECE_BYTES = 32768  # what fits a packet: larger pieces would be copied for ev
 
 
 class _Connection(Protocol):
-    def is_active(self) -> bool: ...
+    def is_active(self) -> bool:
+        """Whether it stands."""
 
 
 class Channel(Protocol):
@@ -24,11 +25,20 @@ class Channel(Protocol):
     status_event: threading.Event
     transport: _Connection
 
-    def send(self, data: bytes) -> int: ...
-    def recv(self, max_bytes: int) -> bytes: ...
-    def recv_stderr(self, max_bytes: int) -> bytes: ...
-    def shutdown_write(self) -> None: ...
-    def close(self) -> None: ...
+    def send(self, data: bytes) -> int:
+        """Send some; return how much."""
+
+    def recv(self, max_bytes: int) -> bytes:
+        """Return some bytes, none at the end."""
+
+    def recv_stderr(self, max_bytes: int) -> bytes:
+        """Return some bytes of stderr."""
+
+    def shutdown_write(self) -> None:
+        """End stdin."""
+
+    def close(self) -> None:
+        """Let go."""
 
 
 class SshProcess:

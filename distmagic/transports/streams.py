@@ -23,10 +23,17 @@ _STDERR_KEPT = 2000
 class Stream(Protocol):
     """What SSH needs under it: a socket, or a channel of another connection."""
 
-    def send(self, data: bytes) -> int: ...
-    def recv(self, max_bytes: int) -> bytes: ...
-    def settimeout(self, seconds: float | None) -> None: ...
-    def close(self) -> None: ...
+    def send(self, data: bytes) -> int:
+        """Send some; return how much."""
+
+    def recv(self, max_bytes: int) -> bytes:
+        """Return some bytes, none at the end."""
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Bound every send and recv."""
+
+    def close(self) -> None:
+        """Let go."""
 
 
 class ProxyProcess:
@@ -83,10 +90,11 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
             dialled.settimeout(max(share, 0.01))
             dialled.connect(address)
             notice_a_cut(dialled)
-            return dialled
         except OSError as problem:
             dialled.close()
             error = problem
+        else:
+            return dialled
     raise troubles.of_socket(where, error, deadline.seconds)
 
 

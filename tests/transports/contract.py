@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -197,6 +199,18 @@ def writing_to_an_ended_process_is_an_error(transport: Transport) -> None:
     process.close()
 
 
+def last_words_arrive_though_all_is_closed_at_once(transport: Transport) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        heard = Path(folder) / "heard"
+        process = transport.start(sh(f"echo up; cat > {heard}.new; mv {heard}.new {heard}"))
+        assert process.read() == b"up\n"
+        process.write(bytes(4000))
+        process.close()
+        transport.close()
+        wait_until(heard.exists, "the last words", WAIT_S)
+        assert heard.stat().st_size == 4000
+
+
 def closing_twice_is_fine(transport: Transport) -> None:
     process = transport.start(("cat",))
     process.close()
@@ -222,5 +236,6 @@ CONTRACT: tuple[Callable[[Transport], None], ...] = (
     takes_any_argument,
     expands_home_of_the_program,
     writing_to_an_ended_process_is_an_error,
+    last_words_arrive_though_all_is_closed_at_once,
     closing_twice_is_fine,
 )

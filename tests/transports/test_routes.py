@@ -22,6 +22,7 @@ from distmagic.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.prompts import NoAsker
 from tests.lab.waiting import wait_until
+from tests.system.components import reason_without
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
 from tests.transports.sshd import Sshd, free_port, sshd
@@ -204,9 +205,35 @@ def test_a_match_line_that_is_not_understood_is_a_warning(home: Home, server: Ss
     line = home.config.read_text().splitlines().index("Match sessiontype shell host 127.0.0.1") + 1
     with contextlib.closing(ssh.connect(home.host(server), access, NoAsker())) as transport:
         assert transport.warnings == (
-            f"{home.config}, line {line}: 'sessiontype shell host 127.0.0.1' is not understood; "
-            "this Match block is left out.",
+            f"{home.config}, line {line}: 'sessiontype shell host 127.0.0.1' is not understood; this Match block is left out.",
         )
+
+
+@pytest.mark.parametrize("kind", ["ssh", "ssh_command"])
+@pytest.mark.parametrize("shell", ["fish", "csh"])
+def test_a_log_in_shell_that_is_no_posix_shell_and_greets(kind: str, shell: str, home: Home, tmp_path: Path) -> None:
+    if reason := reason_without(shell):
+        pytest.skip(reason)
+    module = ssh if kind == "ssh" else ssh_command
+    greets = f'ForceCommand echo "Welcome to the cluster"; exec {shell} -c "$SSH_ORIGINAL_COMMAND"'
+    with sshd(tmp_path / "greets", Path(f"{home.key}.pub"), options=(greets,)) as server:
+        home.trust(server)
+        with contextlib.closing(module.connect(home.host(server), home.access, NoAsker())) as transport:
+            process = transport.start(("printf", "%s|", "it's", "a\\b!", "$HOME"))
+            assert read_all(process) == b"Welcome to the cluster\nit's|a\\b!|$HOME|"
+
+
+def test_nothing_of_a_connection_stays(home: Home, server: Sshd) -> None:
+    before, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for module in (ssh, ssh_command):
+        transport = module.connect(home.host(server), home.access, NoAsker())
+        process = transport.start(("cat",))
+        process.write(b"x")
+        process.read()
+        transport.close()
+        process.close()
+    wait_until(lambda: threading.active_count() <= before, "the end of the threads")
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "the end of the descriptors")
 
 
 # ---- connections that end
@@ -244,8 +271,7 @@ def refuses(transport: object) -> bool:
     try:
         transport.start(("true",)).close()
     except ConnectionLost as error:
-        assert ": the connection" in str(error)
-        return True
+        return ": the connection" in str(error)
     return False
 
 

@@ -13,6 +13,7 @@ from distmagic.state import Event, Lost, RunState, Stopping
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
+NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
 _BEAT_S = 0.1
 
@@ -42,8 +43,10 @@ def decide(state: RunState, timeout_s: float | None) -> str:
 
 
 def _closed_port(state: RunState) -> bool:
+    if not state.unreached:
+        return False
     opened = state.endpoint_open_at_s
-    return bool(state.unreached) and opened is not None and state.at_s - opened > CLOSED_PORT_S
+    return state.at_s > NEVER_OPEN_S if opened is None else state.at_s - opened > CLOSED_PORT_S
 
 
 def drive(launch: Launch, state: RunState, screen: Screen, timeout_s: float | None) -> RunState:

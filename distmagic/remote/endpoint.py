@@ -36,7 +36,7 @@ class Dialer:
             return protocol.Endpoint(state=self._state)
         if not self._told and self._state == "reached" and now - self._began > _PATIENCE_S:
             self._told = True
-            return protocol.Endpoint(state="unreached", detail=self._error)
+            return protocol.Endpoint(state="unreached", detail=f"{self._peer[0]} port {self._peer[1]} ({self._error})")
         return None
 
     def _dial(self, now: float) -> None:

@@ -136,10 +136,11 @@ class LabHost:
         network.ip(f"link set {self._wiring.card} up")
 
     def drop(self, *, port: int | None = None, source: LabHost | None = None) -> None:
-        """Have its firewall swallow packets in silence: all, or TCP to `port`, or all from and to the host `source`."""
+        """Have its firewall swallow packets in silence: all, or TCP to `port`, or what the host `source` has part in."""
         self._is_broken = True
         if port is not None:
-            network.add_rules(self._pid(), f"in tcp dport {port} drop")
+            sender = f"ip saddr {source.address} " if source else ""
+            network.add_rules(self._pid(), f'in iifname != "lo" {sender}tcp dport {port} drop')
         elif source is not None:
             rules = (f"in ip saddr {source.address} drop", f"out ip daddr {source.address} drop")
             network.add_rules(self._pid(), *rules)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from distmagic import diagnose
@@ -33,7 +34,6 @@ from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec
 from distmagic.state import Event, RunState, Swept
 from distmagic.verdict import verdict
-
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -138,7 +138,7 @@ def prepare(links: Sequence[Link], spec: JobSpec, job: str) -> tuple[Plan, tuple
     diagnose.check_among(names, tuple(link.facts for link in links))
     routes = _routes(links)
     reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
-    return planning.make_plan(spec, reached, job=job, local_cwd=os.getcwd()), tuple(warnings)
+    return planning.make_plan(spec, reached, job=job, local_cwd=str(Path.cwd())), tuple(warnings)
 
 
 def _routes(links: Sequence[Link]) -> list[Route]:

@@ -96,6 +96,8 @@ class _Pilot:
 
     def give_up(self) -> None:
         """Count nodes that don't confirm as lost."""
-        lost = [Event(node_rank=i, at_s=self.state.at_s, what=Lost(why="it did not confirm its end")) for i in self._answering()]
+        lost = [
+            Event(node_rank=i, at_s=self.state.at_s, what=Lost(why="it did not confirm its end"))
+            for i in self._answering()
+        ]
         self.state = fold(self.state, lost)
-

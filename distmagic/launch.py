@@ -1,6 +1,6 @@
 """From a plan to events: starts every node, listens to all of them, and stops them. The only place with run-time threads.
 
-    Plan  --Launch-->  Event, Event, ...
+Plan  --Launch-->  Event, Event, ...
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from distmagic.blobs import LocalBlob
 from distmagic.errors import DistmagicError
@@ -149,7 +150,7 @@ def _send_quietly(link: Link, message: protocol.Message) -> None:
         return  # the listening thread notices the same, and tells it
 
 
-def _raise_first(futures: Sequence[Future[object]]) -> None:
+def _raise_first(futures: Sequence[Future[Any]]) -> None:
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise join_errors(errors)

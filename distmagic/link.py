@@ -58,7 +58,7 @@ class Link:
     def _bounded(self, timeout_s: float) -> Iterator[None]:
         """Close the conversation, and say so, when the block takes too long."""
         late = threading.Event()
-        timer = threading.Timer(timeout_s, lambda: (late.set(), self.close()))
+        timer = threading.Timer(timeout_s, self._hang_up, (late,))
         timer.daemon = True
         timer.start()
         try:
@@ -72,6 +72,10 @@ class Link:
             raise
         finally:
             timer.cancel()
+
+    def _hang_up(self, late: threading.Event) -> None:
+        late.set()
+        self.close()
 
     def _boot(self, python: str, bundle: LocalBlob) -> None:
         try:
@@ -226,7 +230,9 @@ class Link:
     def _expect_numbered(self, kind: type[M]) -> tuple[int, M]:
         n, message = self._next()
         if isinstance(message, protocol.Refused):
-            raise PreflightError(self.host.name, f"{message.error}.".replace("..", "."), _REFUSAL_HINTS.get(message.what, ""))
+            raise PreflightError(
+                self.host.name, f"{message.error}.".replace("..", "."), _REFUSAL_HINTS.get(message.what, "")
+            )
         if not isinstance(message, kind):
             raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
         return n, message

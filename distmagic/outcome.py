@@ -51,7 +51,7 @@ class Run:
                 for point in series:
                     key = (rank, point.at_s, point.step)
                     rows.setdefault(key, {"rank": rank, "at_s": point.at_s, "step": point.step})[name] = point.value
-        return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))  # type: ignore[arg-type, return-value]
+        return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
 
     def logs(self, rank: int, stream: str | None = None) -> str:
         """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
@@ -173,4 +173,4 @@ class _ProgressLine:
         self._told = time.monotonic()
         rate = self._done / max(self._told - self._began, 1e-9) / 1e6
         text = f"{self._what}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({rate:,.0f} MB/s)"
-        print(f"\r{text}", end=end, file=sys.stderr, flush=True)
+        print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201 - a line for people

@@ -85,7 +85,8 @@ class Agent:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.start.cwd,
             env=engine_env(self.start, dict(os.environ), self.folder, self.run_dir), start_new_session=True,
         )  # fmt: skip
-        assert engine.stdout is not None and engine.stderr is not None
+        assert engine.stdout is not None
+        assert engine.stderr is not None
         for pipe, name in ((engine.stdout, "stdout"), (engine.stderr, "stderr")):
             self._add_stream(Stream(os.dup(pipe.fileno()), self.folder, -1, name, self.clock()))
             pipe.close()
@@ -115,7 +116,7 @@ class Agent:
             self.journal.add(found)
         self._write_events(now)
         if now > self.lease_until and not self.ending.has_begun:
-            self._stop(now, 2.0, "lease")
+            self.stop(now, 2.0, "lease")
         self.ending.step(now)
         if self.ending.is_done and not self.is_final and (self.engine_code is not None or self.ending.survivors):
             self._finish(now)
@@ -146,7 +147,7 @@ class Agent:
     def _greet(self, conn: socket.socket) -> None:
         """Take a newcomer's first packet: a rank's hello with its pipes, or the engine's report."""
         packet, fds, _, _ = socket.recv_fds(conn, 1 << 16, 2)
-        _, message = protocol.decode(packet) if packet else (0, None)
+        message = _decoded(packet)
         self.selector.unregister(conn)
         self.newcomers.remove(conn)
         if isinstance(message, protocol.Worker) and len(fds) == 2:
@@ -190,7 +191,7 @@ class Agent:
             return
         while rank.ended is None and rank.receive():
             pass
-        word = rank.last_word(exits.count_out_of_memory() > self.out_of_memory_before)
+        word = rank.last_word(out_of_memory=exits.count_out_of_memory() > self.out_of_memory_before)
         if word is not None:
             self._end_rank(rank, word)
 
@@ -198,7 +199,9 @@ class Agent:
         codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in self.engine_exits}
         code = codes.get((rank.hello.rank, rank.hello.pid))
         if not rank.is_over and not rank.is_running:
-            self._end_rank(rank, rank.end_by_code(0 if code is None and self.engine_code == 0 else code or 1, False))
+            self._end_rank(
+                rank, rank.end_by_code(0 if code is None and self.engine_code == 0 else code or 1, out_of_memory=False)
+            )
 
     def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:
         rank.is_over = True
@@ -227,7 +230,8 @@ class Agent:
             for rank in self.ranks:
                 if (progress := rank.progress()) is not None:
                     self.journal.add(progress)
-        if not self.told_full and any(stream.lost_bytes for stream in self.streams):
+        full = any(s.lost_bytes for s in self.streams) or any(rank.is_disk_full for rank in self.ranks)
+        if full and not self.told_full:
             self.told_full = True
             self.journal.add(protocol.Notice(level="warning", text="the disk is full: output from here on is lost"))
 
@@ -244,7 +248,7 @@ class Agent:
         for request in reader.receive():
             self.lease_until = now + self.start.lease_s
             if isinstance(request, protocol.Stop):
-                self._stop(now, request.grace_s, request.reason)
+                self.stop(now, request.grace_s, request.reason)
         if not reader.is_open:
             self._drop_reader(reader)
 
@@ -256,7 +260,8 @@ class Agent:
 
     # ---- the end
 
-    def _stop(self, now: float, grace_s: float, reason: str) -> None:
+    def stop(self, now: float, grace_s: float, reason: str) -> None:
+        """End everything: SIGTERM, and SIGKILL after `grace_s`."""
         if not self.is_final:
             self.reason = reason
             self.ending.begin(now, grace_s)
@@ -291,13 +296,13 @@ def engine_env(start: protocol.Start, host: dict[str, str], folder: Path, run_di
 
 def main(argv: list[str]) -> None:
     """Read a `Start` line from stdin and be its agent."""
-    line = sys.stdin.buffer.readline()
-    _, start = protocol.decode(line)
+    start = protocol.decode(sys.stdin.buffer.readline())[1]
+    assert isinstance(start, protocol.Start)
     os.environ.pop("DISTMAGIC_WORKER", None)
     processes.become_subreaper()
     listener = socket.socket(fileno=int(argv[0]))
     agent = Agent(start, listener, time.monotonic)
-    signal.signal(signal.SIGTERM, lambda *_: agent._stop(time.monotonic(), 2.0, "the agent was asked to end"))
+    signal.signal(signal.SIGTERM, lambda *_: agent.stop(time.monotonic(), 2.0, "the agent was asked to end"))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
     signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
     try:
@@ -306,6 +311,14 @@ def main(argv: list[str]) -> None:
     finally:
         shutil.rmtree(agent.run_dir, ignore_errors=True)
     os._exit(0)
+
+
+def _decoded(packet: bytes) -> protocol.Message | None:
+    """Return the message of a packet; None for the end of a connection and for what is not of the protocol."""
+    try:
+        return protocol.decode(packet)[1] if packet else None
+    except protocol.WireError:
+        return None
 
 
 def _wakeup(selector: selectors.BaseSelector) -> int:

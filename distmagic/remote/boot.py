@@ -1,7 +1,7 @@
 """The first program on a host: sent as text on stdin, runs on any Python, fetches the bundle if it isn't there.
 
-    notebook: PROGRAM line          host: MARK + {"python", "have", "error"}
-    notebook: size, bundle bytes    host: goes on as `contact`, out of the bundle
+notebook: PROGRAM line          host: MARK + {"python", "have", "error"}
+notebook: size, bundle bytes    host: goes on as `contact`, out of the bundle
 """
 
 from __future__ import annotations

@@ -66,11 +66,13 @@ class Contact:
 
     # ---- answers
 
-    def _ask(self, request: protocol.Ask) -> None:
+    def ask(self, request: protocol.Ask) -> None:
+        """Tell from which address this host dials a peer."""
         address, interface = facts.route(request.peer)
         self._say(protocol.Route(address=address, interface=interface))
 
-    def _offer(self, request: protocol.Offer) -> None:
+    def offer(self, request: protocol.Offer) -> None:
+        """Say which files are wanted, and take them."""
         wanted = [blob for blob in request.blobs if not places.blob(blob.sha256).exists()]
         self._say(protocol.Want(sha256=tuple(blob.sha256 for blob in wanted)))
         for blob in wanted:
@@ -100,7 +102,8 @@ class Contact:
             raise failed or OSError("a file arrived damaged")
         aside.rename(path)
 
-    def _start(self, request: protocol.Start) -> None:
+    def start(self, request: protocol.Start) -> None:
+        """Start an agent, and carry bytes until it is gone."""
         folder = places.job_dir(request.job, request.node_rank)
         cwd = os.path.expanduser(request.cwd)
         if not os.path.isdir(cwd):
@@ -121,7 +124,8 @@ class Contact:
         child.wait()
         self._say(protocol.Over())
 
-    def _attach(self, request: protocol.Attach) -> None:
+    def attach(self, request: protocol.Attach) -> None:
+        """Carry bytes to and from an agent that runs."""
         run_dir = places.run_dir(request.job, request.node_rank)
         places.check_run_dir(run_dir)
         self._relay(run_dir / "readers", request)
@@ -147,7 +151,8 @@ class Contact:
                         sys.exit(0)  # the channel is gone; the agent waits for its lease
                     conn.sendall(data)
 
-    def _fetch(self, request: protocol.Fetch) -> None:
+    def fetch(self, request: protocol.Fetch) -> None:
+        """Send a file of a job."""
         path = places.job_dir(request.job, request.node_rank) / request.name
         if request.name != path.name or not path.is_file():
             raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
@@ -159,7 +164,8 @@ class Contact:
                 size -= len(data)
                 self._write(data)
 
-    def _sweep(self, request: protocol.Sweep) -> None:
+    def sweep(self, request: protocol.Sweep) -> None:
+        """End what a dead agent left running."""
         left = processes.sweep(request.job)
         for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-{request.job}-*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -190,16 +196,16 @@ def _spawn(request: protocol.Start, listener: socket.socket, folder: Path, cwd: 
 
 
 _HANDLERS = {
-    protocol.Ask: Contact._ask,
-    protocol.Offer: Contact._offer,
-    protocol.Start: Contact._start,
-    protocol.Attach: Contact._attach,
-    protocol.Fetch: Contact._fetch,
-    protocol.Sweep: Contact._sweep,
+    protocol.Ask: Contact.ask,
+    protocol.Offer: Contact.offer,
+    protocol.Start: Contact.start,
+    protocol.Attach: Contact.attach,
+    protocol.Fetch: Contact.fetch,
+    protocol.Sweep: Contact.sweep,
 }
 
 
-def main(argv: list[str]) -> None:
+def main(_: list[str]) -> None:
     """Serve one channel."""
     try:
         Contact().run()

@@ -36,7 +36,7 @@ def meaning_of(code: int, out_of_memory: bool) -> str:
         name = signal.Signals(number).name
     except ValueError:
         return f"signal {number}" if number else ""
-    return f"{name}: {_MEANINGS.get(number, signal.strsignal(number) or '')}".rstrip(": ")
+    return f"{name}: {_MEANINGS.get(signal.Signals(number)) or signal.strsignal(number) or ''}".rstrip(": ")
 
 
 def count_out_of_memory() -> int:

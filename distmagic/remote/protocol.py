@@ -25,20 +25,20 @@ class WireError(ValueError):
 _TYPES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
 
-_frozen = dataclass(frozen=True, slots=True, kw_only=True)
+_M = typing.TypeVar("_M")
 
 
-def _message(cls: type) -> type:
-    made = _frozen(cls)
-    name = made.__name__.lower()
-    _TYPES[name], _NAMES[made] = made, name
-    return made
+def _message(cls: type[_M]) -> type[_M]:
+    """Enter a class among the types of the wire, under its name in small letters."""
+    name = cls.__name__.lower()
+    _TYPES[name], _NAMES[cls] = cls, name
+    return cls
 
 
 # ---- parts of messages
 
 
-@_frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     """One progress bar of a rank, of tqdm or of `track`. `id` is unique in the rank; `closed` bars are finished."""
 
@@ -52,7 +52,7 @@ class Bar:
     closed: bool = False
 
 
-@_frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One call of `report` with metrics: seconds since the rank started, the step if told, and the values."""
 
@@ -61,7 +61,7 @@ class Row:
     metrics: dict[str, float]
 
 
-@_frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """An exception on a rank. `traceback` is ready to show: our own frames are gone, cells carry their number."""
 
@@ -70,7 +70,7 @@ class Failure:
     traceback: str
 
 
-@_frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """How torchrun saw a rank's process end: `code` is negative for a signal."""
 
@@ -80,7 +80,7 @@ class Exit:
     code: int
 
 
-@_frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
     """A content-addressed file: SHA-256 in hex, and its size."""
 
@@ -92,6 +92,7 @@ class Blob:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """The agent is up. Always the first event."""
 
@@ -103,6 +104,7 @@ class Hello:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """torchrun was started on this node, with this process id."""
 
@@ -110,6 +112,7 @@ class Engine:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Whether this node can dial the rendezvous endpoint: "open" (the lead's own), "reached" or "unreached"."""
 
@@ -118,6 +121,7 @@ class Endpoint:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """A rank's process is up and about to load the function."""
 
@@ -130,6 +134,7 @@ class Worker:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What a rank reported since the last line: coalesced, at most about 10 lines a second and rank.
 
@@ -148,6 +153,7 @@ class Progress:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
 
@@ -164,6 +170,7 @@ class Output:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal)."""
 
@@ -177,6 +184,7 @@ class Ended:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engineended:
     """torchrun ended on this node, and what it says of ranks that failed."""
 
@@ -185,6 +193,7 @@ class Engineended:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """Something a user should know that is no failure: "info" or "warning"."""
 
@@ -193,6 +202,7 @@ class Notice:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
     """The last event: nothing of the job runs on this node any more, but for `survivors` (pid and name, and why).
 
@@ -207,6 +217,7 @@ class Final:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What a host is like, gathered in a moment without importing torch."""
 
@@ -228,6 +239,7 @@ class Facts:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The address of this host, and its interface, from which the asked-for peer is dialled."""
 
@@ -236,6 +248,7 @@ class Route:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
     """The blobs of an offer that this host does not have."""
 
@@ -243,6 +256,7 @@ class Want:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """`size_bytes` raw bytes follow this line."""
 
@@ -250,11 +264,13 @@ class Data:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
     """The agent of the job that was started or attached to is gone; requests are answered again."""
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """The request can't be met, in words that name the cause."""
 
@@ -266,6 +282,7 @@ class Refused:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """Ask for `Route` to `peer` (an address, "" for none), or for the number of ranks that a word means here."""
 
@@ -273,6 +290,7 @@ class Ask:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """Ask which of these blobs the host wants to be sent."""
 
@@ -280,6 +298,7 @@ class Offer:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Start the agent of one node. `torchrun` are torchrun's flags, `call` and `code` the payload's blobs.
 
@@ -302,6 +321,7 @@ class Start:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
     """Send the job's events after number `after`, and go on live."""
 
@@ -311,11 +331,13 @@ class Attach:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Renew:
     """Renew the job's lease."""
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """End the job on this node: SIGTERM, and SIGKILL after `grace_s`."""
 
@@ -324,11 +346,13 @@ class Stop:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bye:
     """The reader has all it wants: the agent may go once the job has ended."""
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
     """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow."""
 
@@ -339,6 +363,7 @@ class Fetch:
 
 
 @_message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """End what a dead agent of this job left running; `Final` follows."""
 

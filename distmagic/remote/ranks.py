@@ -24,6 +24,7 @@ class Rank:
         self.pidfd = _open_pidfd(hello.pid)
         self.ended: protocol.Ended | None = None
         self.is_over = False
+        self.is_disk_full = False
         self._latest: protocol.Progress | None = None
         self._rows: list[protocol.Row] = []
         self._bars: dict[int, protocol.Bar] = {}
@@ -38,7 +39,10 @@ class Rank:
             return False
         if not packet:
             return False
-        _, message = protocol.decode(packet)
+        try:
+            _, message = protocol.decode(packet)
+        except protocol.WireError:
+            return True  # not of the protocol: nothing is lost that could be shown
         if isinstance(message, protocol.Progress):
             self._take(message, packet)
         elif isinstance(message, protocol.Ended):
@@ -50,7 +54,7 @@ class Rank:
             try:
                 os.write(self._reports, packet)
             except OSError:
-                pass  # a full disk: the streams tell of it, once for all
+                self.is_disk_full = True
         old = self._latest or message
         self._latest = replace(
             message, step=old.step if message.step is None else message.step,
@@ -67,16 +71,16 @@ class Rank:
         self._latest, self._rows, self._bars = None, [], {}
         return event
 
-    def last_word(self, out_of_memory: bool) -> protocol.Ended | None:
+    def last_word(self, *, out_of_memory: bool) -> protocol.Ended | None:
         """Return how the rank ended, once its process has; None while it runs or where only torchrun can tell."""
         if self.ended is not None:
             return self.ended
         now = processes.read(self.hello.pid)
         if now is None or self.process is None or now.started != self.process.started or now.state not in "ZX":
             return None
-        return self.end_by_code(exits.code_of(now.exit_status), out_of_memory)
+        return self.end_by_code(exits.code_of(now.exit_status), out_of_memory=out_of_memory)
 
-    def end_by_code(self, code: int, out_of_memory: bool) -> protocol.Ended:
+    def end_by_code(self, code: int, *, out_of_memory: bool) -> protocol.Ended:
         """Return an end made from an exit code."""
         return protocol.Ended(
             rank=self.hello.rank, restart=self.hello.restart, outcome=exits.outcome_of(code), code=code,
@@ -87,7 +91,12 @@ class Rank:
     def is_running(self) -> bool:
         """Whether its process still runs (a zombie does not)."""
         now = processes.read(self.hello.pid)
-        return now is not None and self.process is not None and now.started == self.process.started and now.state not in "ZX"
+        return (
+            now is not None
+            and self.process is not None
+            and now.started == self.process.started
+            and now.state not in "ZX"
+        )
 
     def close(self) -> None:
         """Let go of everything."""

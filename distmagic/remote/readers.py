@@ -34,10 +34,14 @@ class Reader:
             self.is_open = False
             return []
         self._lines.feed(data)
-        return list(self._requests())
+        try:
+            return self._requests()
+        except protocol.WireError:
+            self.is_open = False
+            return []
 
     def _requests(self) -> list[protocol.Message]:
-        found = []
+        found: list[protocol.Message] = []
         while (line := self._lines.line()) is not None:
             _, message = protocol.decode(line)
             if isinstance(message, protocol.Attach):

@@ -44,7 +44,7 @@ class Rank:
         return self.folder / f"rank{self.rank}.result"
 
 
-def main(argv: list[str]) -> None:
+def main(_: list[str]) -> None:
     """Be one rank."""
     processes.die_with_parent()
     rank = _who_am_i()
@@ -139,14 +139,15 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
     if stop.code is None or stop.code == 0:
         return _ended(rank, "returned", result_bytes=0)
     if not isinstance(stop.code, int):
-        print(stop.code, file=sys.stderr)
+        sys.stderr.write(f"{stop.code}\n")
         return _ended(rank, "exited", 1, meaning=str(stop.code)[:_MAX_MESSAGE])
     return _ended(rank, "exited", stop.code & 0xFF, meaning=f"sys.exit({stop.code}) was called")
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
     text = shown_traceback(error, labels)
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
     message = str(error)[:_MAX_MESSAGE]
     kind = type(error).__name__
     failure = protocol.Failure(type=kind, message=message, traceback=text[-_MAX_TRACEBACK:])

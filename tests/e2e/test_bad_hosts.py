@@ -37,8 +37,7 @@ def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
 def test_a_host_with_another_python(lab: Lab) -> None:
     fake = lab.hosts[1].home / "python3.9"
     fake.write_text(
-        '#!/bin/sh\nexec python3 -u -c "import sys; sys.version_info=(3,9,7); '
-        'exec(sys.stdin.buffer.readline())"\n'
+        '#!/bin/sh\nexec python3 -u -c "import sys; sys.version_info=(3,9,7); exec(sys.stdin.buffer.readline())"\n'
     )
     fake.chmod(0o755)
     way = runner.access(lab, pythons=(("dm2", "~/python3.9"),))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import distmagic
 from distmagic.errors import Cancelled, NodeLost, PreflightError, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.state import RunState
 from tests.e2e import runner
@@ -166,7 +167,10 @@ def test_a_closed_port_between_hosts_has_a_name(lab: Lab) -> None:
     lab.hosts[0].drop(port=29517, source=lab.hosts[1])
     error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), master_port=29517)
     assert isinstance(error, RendezvousFailed)
-    assert error.message == f"The nodes can't meet: dm2 can't dial dm1 at {lab.hosts[0].address} port 29517 (Connection timed out)."
+    assert (
+        error.message
+        == f"The nodes can't meet: dm2 can't dial dm1 at {lab.hosts[0].address} port 29517 (Connection timed out)."
+    )
 
 
 def test_a_port_that_is_taken(lab: Lab) -> None:
@@ -183,14 +187,10 @@ def test_a_port_that_is_taken(lab: Lab) -> None:
 
 
 def test_a_host_that_is_switched_off_is_lost(lab: Lab) -> None:
-    screen = runner.Watch(at_work(2), lambda: lab.hosts[1].kill())
-    try:
-        runner.distmagic.run(
-            by_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab, connect_timeout_s=3.0), screen=screen
-        )
-    except NodeLost as error:
-        assert error.message.startswith("A host was lost, and the others were stopped. dm2: ")
-        assert error.hint == "What still runs on dm2 ends by itself when its lease runs out."
-    else:
-        raise AssertionError("the run did not fail")
+    screen = runner.Watch(at_work(2), lab.hosts[1].kill)
+    way = runner.access(lab, connect_timeout_s=3.0)
+    with pytest.raises(NodeLost) as caught:
+        distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=way, screen=screen)
+    assert caught.value.message.startswith("A host was lost, and the others were stopped. dm2: ")
+    assert caught.value.hint == "What still runs on dm2 ends by itself when its lease runs out."
     assert lab.hosts[0].leftovers() == ()

@@ -17,7 +17,9 @@ def as_value(function: Callable[..., object]) -> Callable[..., object]:
     """Return a twin of a function that is pickled by value, as those of a notebook's cells are."""
     import types
 
-    return types.FunctionType(function.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, function.__name__)
+    return types.FunctionType(
+        function.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, function.__name__
+    )
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
@@ -100,7 +102,8 @@ def test_variables_working_directory_and_stdin_of_ranks(lab: Lab) -> None:
 
         names = [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_RUN"))]
         return {
-            "cwd": os.getcwd(), "token": os.environ["TOKEN"], "stdin": sys.stdin.read(), "pet": names,
+            "cwd": os.getcwd(),  # noqa: PTH109
+            "token": os.environ["TOKEN"], "stdin": sys.stdin.read(), "pet": names,
             "ifname": os.environ["GLOO_SOCKET_IFNAME"], "argv": sys.argv,
         }  # fmt: skip
 
@@ -159,8 +162,9 @@ def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
 
 def test_reports_and_bars_come_to_the_state(lab: Lab) -> None:
     def work() -> int:
-        import distmagic
         from tqdm.auto import tqdm
+
+        import distmagic
 
         for step in range(50):
             distmagic.report(step=step + 1, total=50, loss=1 / (step + 1))

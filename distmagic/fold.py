@@ -8,14 +8,26 @@ of different nodes come in any order, and nothing that a host says can make it r
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
+from distmagic import blame
 from distmagic.remote import protocol
 from distmagic.series import Series
-from distmagic.state import ALIVE, Event, Gone, Line, Lost, NodeState, RunState, Stopping, Swept, WorkerState
+from distmagic.state import (
+    ALIVE,
+    NODE_PHASES,
+    Event,
+    Gone,
+    Line,
+    Lost,
+    NodeState,
+    RunState,
+    Stopping,
+    Swept,
+    WorkerState,
+)
 
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
@@ -26,15 +38,6 @@ KEPT_POINTS = 2000  # points of one metric of one rank
 _KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
 _STREAMS = ("stdout", "stderr")
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
-_ECHOES = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "socket closed",
-    "pair closure",
-    "remote process exited",
-    "ncclremoteerror",
-)
 
 
 def begin(job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = ()) -> RunState:
@@ -86,6 +89,11 @@ class _Draft:
             endpoint_open_at_s=self.endpoint_open_at_s,
         )  # fmt: skip
 
+    def advance(self, node: int, phase: str, **more: Any) -> None:
+        """Bring a node to a phase, unless it is beyond it already."""
+        old = self.nodes[node]
+        self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
+
     # ---- output
 
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
@@ -133,7 +141,7 @@ def _last_drawn(text: str) -> str:
 
 
 def _hello(draft: _Draft, node: int, what: protocol.Hello) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], phase="starting", hostname=what.hostname)
+    draft.advance(node, "starting", hostname=what.hostname)
 
 
 def _endpoint(draft: _Draft, node: int, what: protocol.Endpoint) -> None:
@@ -152,7 +160,7 @@ def _notice(draft: _Draft, node: int, what: protocol.Notice) -> None:
 
 
 def _engine_ended(draft: _Draft, node: int, what: protocol.Engineended) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], phase="ended", code=what.code)
+    draft.advance(node, "ended", code=what.code)
     if what.code != 0 and not draft.stopping and draft.failed_node is None:
         draft.failed_node = node
     for exit_ in what.exits:
@@ -162,8 +170,7 @@ def _engine_ended(draft: _Draft, node: int, what: protocol.Engineended) -> None:
 
 
 def _final(draft: _Draft, node: int, what: protocol.Final) -> None:
-    old = draft.nodes[node]
-    draft.nodes[node] = replace(old, phase="clear", reason=what.reason, survivors=what.survivors)
+    draft.advance(node, "clear", reason=what.reason, survivors=what.survivors)
     draft.close_lines(-1, node)
     _end_all_on(draft, node, "stopped")
 
@@ -182,7 +189,7 @@ def _end_all_on(draft: _Draft, node: int, phase: str) -> None:
 def _worker(draft: _Draft, node: int, what: protocol.Worker) -> None:
     if not 0 <= what.rank < what.world_size:
         return
-    draft.nodes[node] = replace(draft.nodes[node], phase="running")
+    draft.advance(node, "running")
     if what.world_size < draft.world_size:  # an elastic job has shrunk
         draft.workers = {rank: worker for rank, worker in draft.workers.items() if rank < what.world_size}
     draft.world_size = what.world_size
@@ -271,31 +278,18 @@ def _explains_first_failure(draft: _Draft, what: protocol.Ended) -> bool:
     moved = (
         first is not None
         and draft.at_s - draft.first_failure_at_s <= _ECHO_S
-        and _is_echo(first)
-        and not (_is_echo(what) or _is_good(what) or _is_by_sigterm(what))
+        and blame.is_echo(first)
+        and not (blame.is_echo(what) or blame.is_good(what) or blame.is_by_sigterm(what))
     )
     if moved:
         draft.first_failure = what.rank
     return moved
 
 
-def _is_echo(what: protocol.Ended) -> bool:
-    """Whether a rank failed because another one was gone, as gloo and NCCL say it."""
-    return what.failure is not None and any(word in what.failure.message.lower() for word in _ECHOES)
-
-
-def _is_good(what: protocol.Ended) -> bool:
-    return what.outcome == "returned" or (what.outcome == "exited" and what.code == 0)
-
-
-def _is_by_sigterm(what: protocol.Ended) -> bool:
-    return what.outcome == "signalled" and what.code == -signal.SIGTERM
-
-
 def _end_phase(draft: _Draft, what: protocol.Ended) -> str:
-    if _is_good(what):
+    if blame.is_good(what):
         return "done"
-    by_torchrun = draft.first_failure is not None and _is_by_sigterm(what)
+    by_torchrun = draft.first_failure is not None and blame.is_by_sigterm(what)
     return "stopped" if draft.stopping or by_torchrun else "failed"
 
 
@@ -303,7 +297,7 @@ def _end_phase(draft: _Draft, what: protocol.Ended) -> str:
 
 
 def _gone(draft: _Draft, node: int, _: Gone) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], phase="gone")
+    draft.advance(node, "gone")
 
 
 def _lost(draft: _Draft, node: int, what: Lost) -> None:
@@ -314,7 +308,7 @@ def _lost(draft: _Draft, node: int, what: Lost) -> None:
 
 
 def _swept(draft: _Draft, node: int, what: Swept) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], phase="clear", survivors=what.survivors)
+    draft.advance(node, "clear", survivors=what.survivors)
 
 
 def _stopping(draft: _Draft, _: int, what: Stopping) -> None:

@@ -72,12 +72,7 @@ def _check_rendezvous(spec: JobSpec) -> None:
     if spec.master_port is not None and not 1 <= spec.master_port <= 65535:
         raise SpecError(f"--master-port {spec.master_port} is not a port.", "Use 1 to 65535.")
     if spec.rdzv_endpoint is not None:
-        _, port = split_endpoint(spec.rdzv_endpoint)
-        if port is not None and spec.master_port not in (None, port):
-            raise SpecError(
-                f"--rdzv-endpoint {spec.rdzv_endpoint} and --master-port {spec.master_port} name two ports.",
-                "Keep one.",
-            )
+        split_endpoint(spec.rdzv_endpoint)  # its port goes before --master-port
 
 
 def split_endpoint(text: str) -> tuple[str, int | None]:

@@ -10,6 +10,7 @@ from distmagic.series import Point as Point  # noqa: PLC0414 - one of the state'
 from distmagic.series import Series as Series  # noqa: PLC0414
 
 ALIVE = ("starting", "running")
+NODE_PHASES = ("connecting", "starting", "running", "ended", "clear", "gone")  # in this order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

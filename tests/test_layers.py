@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distmagic"
 LAYERS = (
     ("words that all use; the half that travels", "errors remote torchrun"),
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
-    ("what is decided and how it reads, pure", "diagnose plan series state fold verdict render"),
+    ("what is decided and how it reads, pure", "diagnose plan blame series state fold verdict render"),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),
     ("a conversation with a host", "link notebook_prompts reach"),

@@ -6,7 +6,6 @@ Text that ranks write stands in their logs; the journal holds its place there, a
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import re
 from collections import deque
@@ -120,6 +119,7 @@ def expand(line: bytes, folder: Path) -> bytes:
     if not line.startswith(b'{"t":"output"'):
         return line
     n, event = protocol.decode(line)
+    assert isinstance(event, protocol.Output)
     try:
         with (folder / log_name(event.rank, event.stream)).open("rb") as log:
             log.seek(event.offset)
@@ -131,5 +131,7 @@ def expand(line: bytes, folder: Path) -> bytes:
 
 def _decode(data: bytes, *, torn: bool) -> str:
     """Return text; `torn`: its beginning may be the end of a character, which is left out then."""
-    rest = bytes(itertools.dropwhile(lambda byte: byte & 0xC0 == 0x80, data[:4])) if torn else data[:4]
-    return (rest + data[4:]).decode(errors="replace")
+    start = 0
+    while torn and start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:].decode(errors="replace")

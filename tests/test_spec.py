@@ -1,0 +1,100 @@
+"""What may be asked for, and what is said of what may not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from distmagic.errors import SpecError
+from distmagic.spec import Access, JobSpec, split_endpoint
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "hint"),
+    [
+        ({"nproc_per_node": 0}, "--nproc-per-node 0: a host runs at least 1 rank.", "Use 1 or more."),
+        ({"nproc_per_node": -1}, "--nproc-per-node -1: a host runs at least 1 rank.", "Use 1 or more."),
+        (
+            {"nproc_per_node": "all"},
+            "--nproc-per-node 'all' is not a number of ranks.",
+            "Use a number, or gpu, cpu or auto.",
+        ),
+        ({"nnodes": (0, 2)}, "--nnodes 0:2 is not a range.", "Write --nnodes MIN:MAX."),
+        ({"nnodes": (-1, -1)}, "--nnodes -1:-1 is not a range.", "Write --nnodes MIN:MAX."),
+        ({"nnodes": (3, 2)}, "--nnodes 3:2 is not a range.", "Write --nnodes MIN:MAX."),
+        ({"max_restarts": -1}, "--max-restarts -1 is negative.", "Use 0 or more."),
+        ({"rdzv_backend": "etcd"}, "--rdzv-backend 'etcd' is not known.", "Use static or c10d."),
+        (
+            {"nnodes": (1, 2), "rdzv_backend": "static"},
+            "--rdzv-backend static can't change the number of nodes.",
+            "Use --rdzv-backend c10d.",
+        ),
+        ({"master_port": 0}, "--master-port 0 is not a port.", "Use 1 to 65535."),
+        ({"master_port": 65536}, "--master-port 65536 is not a port.", "Use 1 to 65535."),
+        ({"rdzv_endpoint": "a:b"}, "--rdzv-endpoint 'a:b' is not address:port.", "Write 10.0.0.1:29500."),
+        ({"timeout_s": 0.0}, "--timeout 0 is not a time.", "Use a number of seconds above 0."),
+        ({"timeout_s": -2.5}, "--timeout -2.5 is not a time.", "Use a number of seconds above 0."),
+        ({"timeout_s": math.nan}, "--timeout nan is not a time.", "Use a number of seconds above 0."),
+        ({"env": (("2X", "1"),)}, "--env '2X' is not a variable's name.", "Write --env NAME=VALUE."),
+        ({"env": (("A", "1"), ("", "1"))}, "--env '' is not a variable's name.", "Write --env NAME=VALUE."),
+        ({"env": (("A\n", "1"),)}, "--env 'A\\n' is not a variable's name.", "Write --env NAME=VALUE."),
+        ({"env": (("A", "1\0"),)}, "--env A: the value has a zero byte in it.", "Variables can't hold one."),
+    ],
+)
+def test_what_can_not_be_asked_for(asked, message, hint):
+    with pytest.raises(SpecError) as caught:
+        JobSpec(**asked)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_elastic_is_a_range_of_two_ends():
+    assert JobSpec(nnodes=(1, 2)).is_elastic
+    assert not JobSpec(nnodes=(2, 2), rdzv_backend="static").is_elastic
+    assert not JobSpec().is_elastic
+
+
+def test_values_of_env_are_not_shown():
+    assert "hunter2" not in repr(JobSpec(env=(("PASSWORD", "hunter2"),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("10.0.0.1:29500", ("10.0.0.1", 29500)),
+        ("gpu-a", ("gpu-a", None)),
+        ("fd00::1", ("fd00::1", None)),
+        ("[fd00::1]", ("fd00::1", None)),
+        ("[fd00::1]:29500", ("fd00::1", 29500)),
+    ],
+)
+def test_an_endpoint(text, parts):
+    assert split_endpoint(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", ":29500", "a:", "a:0", "a:70000", "a b:1", "[]:1", "[fd00::1]1", "a:²", "$(x):1"])
+def test_what_is_no_endpoint(text):
+    with pytest.raises(SpecError) as caught:
+        split_endpoint(text)
+    assert str(caught.value) == f"--rdzv-endpoint {text!r} is not address:port.\nWrite 10.0.0.1:29500."
+
+
+def test_a_python_for_one_host_and_for_all_others():
+    access = Access(pythons=(("", "python3.11"), ("gpu-a", "/opt/bin/python")))
+    assert (access.python_of("gpu-a"), access.python_of("gpu-b")) == ("/opt/bin/python", "python3.11")
+    assert Access().python_of("gpu-a") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"connect_timeout_s": 0.0}, "--connect-timeout 0 is not a time.\nUse seconds, up to a day."),
+        ({"connect_timeout_s": math.inf}, "--connect-timeout inf is not a time.\nUse seconds, up to a day."),
+        ({"lease_s": 0.5}, "--lease 0.5 is not a lease.\nUse 1 second to a day."),
+        ({"lease_s": math.nan}, "--lease nan is not a lease.\nUse 1 second to a day."),
+    ],
+)
+def test_times_that_are_none(asked, text):
+    with pytest.raises(SpecError) as caught:
+        Access(**asked)
+    assert str(caught.value) == text

@@ -114,21 +114,16 @@ class Board:
     def __init__(self) -> None:
         import ipywidgets
 
-        def pane(*classes: str) -> Any:
-            made = ipywidgets.HTML(layout=ipywidgets.Layout(width="auto"))
-            for name in classes:
-                made.add_class(name)
-            return made
-
-        parts = [pane(), pane(), pane("dm-scroll"), pane(), pane(), pane("dm-bottom")]
-        style, head, table, curves, about, output = parts
-        style.value = render.style()
+        style = ipywidgets.HTML(value=render.style(), layout=ipywidgets.Layout(width="auto"))
+        self._shared = looks = {"layout": style.layout, "style": style.style}
+        classes = ((), ("dm-scroll",), (), (), ("dm-bottom",))
+        shown = [ipywidgets.HTML(_dom_classes=names, **looks) for names in classes]
+        head, table, curves, about, output = shown
         self._table = Pane((head, table), *_SHARES["table"])
         self._curves = Pane((curves,), *_SHARES["curves"])
         self._output = Pane((about, output), *_SHARES["output"])
-        self._parts = parts
-        self._box = ipywidgets.VBox(parts)
-        self._box.add_class("distmagic")
+        self._parts = (style, *shown)
+        self._box = ipywidgets.VBox(self._parts, layout=style.layout, _dom_classes=("distmagic",))
 
     @property
     def view(self) -> dict[str, object]:
@@ -145,11 +140,8 @@ class Board:
         """Leave no widget behind, and nothing in what a notebook might keep of one."""
         for part in self._parts:
             part.value = ""
-            part.layout.close()
-            part.style.close()
-            part.close()
-        self._box.layout.close()
-        self._box.close()
+        for widget in (self._box, *self._parts, *self._shared.values()):
+            widget.close()
 
 
 class NotebookScreen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from distmagic.remote.protocol import Bar, Ended, Failure
 from distmagic.series import Series
@@ -90,7 +91,8 @@ def one_slow() -> RunState:
 
 def done() -> RunState:
     ended = [
-        worker(r, phase="done", step=500.0, ended=Ended(rank=r, restart=0, outcome="returned", result_bytes=10)) for r in range(4)
+        worker(r, phase="done", step=500.0, ended=Ended(rank=r, restart=0, outcome="returned", result_bytes=10))
+        for r in range(4)
     ]
     return over(run(ended))
 
@@ -107,7 +109,11 @@ def failed() -> RunState:
 
 def killed() -> RunState:
     ended = Ended(rank=1, restart=1, outcome="signalled", code=-9, meaning="killed: out of memory")
-    workers = [worker(0), worker(1, phase="failed", restart=1, ended=ended), worker(2, phase="starting", step=None, metrics={}, rate=None)]
+    workers = [
+        worker(0),
+        worker(1, phase="failed", restart=1, ended=ended),
+        worker(2, phase="starting", step=None, metrics={}, rate=None),
+    ]
     return run(workers, first_failure=1, stopping="failed")
 
 
@@ -125,21 +131,30 @@ def nested() -> RunState:
 
 def unicode_names() -> RunState:
     names = ["训练节点-一号", "a-very-long-host-name.with.many.parts.cluster.example.org", "été", "gpu-b"]
-    workers = [replace(worker(r, per_host=1), host=names[r], metrics={"损失": 1.5, "précision/top-1 <b>": float("nan")}) for r in range(4)]
+    workers = [
+        replace(worker(r, per_host=1), host=names[r], metrics={"损失": 1.5, "précision/top-1 <b>": float("nan")})
+        for r in range(4)
+    ]
     state = run(workers, lines=(
         Line(rank=0, label=f"rank 0 {names[0]}", stream="stdout", text="\x1b[32m✓ 完成\x1b[0m \x1b[1;31mbold red\x1b[0m 🎉 \x1b]0;title\x07\x1b[2Kx"),
         Line(rank=1, label=f"rank 1 {names[1]}", stream="stderr", text="<script>alert(1)</script> " + "word " * 60),
     ), lines_seen=2)  # fmt: skip
     broken = curve([(p.step or 0.0, float("nan") if i > 90 else p.value) for i, p in enumerate(series(0)["loss"])])
-    return replace(state, series={0: {"损失": broken}, 1: {"损失": series(1)["loss"]}}, open_lines={(0, 0, "stdout"): "unfinished 30%"})
+    return replace(
+        state,
+        series={0: {"损失": broken}, 1: {"损失": series(1)["loss"]}},
+        open_lines={(0, 0, "stdout"): "unfinished 30%"},
+    )
 
 
+@cache
 def ranks_64() -> RunState:
     workers = [worker(r, per_host=8, step=300.0 + r % 5) for r in range(64)]
     workers[17] = replace(workers[17], step=90.0)
     return run(workers, per_host=8)
 
 
+@cache
 def ranks_1024() -> RunState:
     workers = [worker(r, per_host=8, step=300.0 + r % 5) for r in range(1024)]
     ended = Ended(rank=77, restart=0, outcome="exited", code=1)

@@ -137,7 +137,9 @@ def _row(row: Row, metrics: Sequence[str], shown: _Shown) -> str:
         *(_metric(row.metrics.get(name)) for name in metrics),
         (escape(row.rate), "dm-n") if shown.rate else None,
         (escape(row.left), "dm-n") if shown.left else None,
-        (escape(cut(", ".join(text for text in (row.inner, row.note) if text), _NOTE)), "dm-note") if shown.note else None,
+        (escape(cut(", ".join(text for text in (row.inner, row.note) if text), _NOTE)), "dm-note")
+        if shown.note
+        else None,
     ]
     return f'<tr class="{_phase_class(word)}">' + "".join(_cells(cells)) + "</tr>"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.render import quantities as q
 from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.rows import PHASES, Group, Row
-from distmagic.render.safe import columns_of, cut, cut_middle, pad, plain
+from distmagic.render.safe import columns_of, cut, cut_middle, pad, plain, wrapped
 from distmagic.state import Line, RunState
 
 _GAP = "  "
@@ -38,7 +37,7 @@ def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
     """Return head, table, what to know, and the last `lines` lines of output, the table within `width` columns."""
     view = overview(state)
     parts = [
-        *textwrap.wrap(_headline(view), width, subsequent_indent="    "),
+        *wrapped(_headline(view), width, "    "),
         *_table(view.groups, view.metrics, width),
         *(line for alert in view.alerts for line in _alert_lines(alert, width)),
         *_last_output(state, lines),
@@ -83,7 +82,7 @@ def label(line: Line) -> str:
 
 
 def _alert_lines(alert: Alert, width: int) -> list[str]:
-    return textwrap.wrap(f"{_MARKS[alert.level]} {alert.text}", width, subsequent_indent="  ")
+    return wrapped(f"{_MARKS[alert.level]} {alert.text}", width, "  ")
 
 
 def _last_output(state: RunState, lines: int) -> Iterable[str]:

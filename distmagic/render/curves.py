@@ -64,13 +64,12 @@ def palette(rank: int) -> str:
 
 def curves(state: RunState) -> str:
     """Return a figure for each metric, and the legend; "" where nothing was reported twice."""
-    names = dict.fromkeys(name for table in state.series.values() for name in table)
-    found = [_curve(state, name) for name in names]
-    drawn = [curve for curve in found if any(len(line) > 1 for line in curve.lines.values())]
-    if not drawn:
+    tables = state.series.values()
+    names = [*dict.fromkeys(name for table in tables for name, series in table.items() if len(series) > 1)]
+    if not names:
         return ""
-    shown = drawn[:_MAX_CURVES]
-    more = len(drawn) - len(shown)
+    shown = [_curve(state, name) for name in names[:_MAX_CURVES]]
+    more = len(names) - len(shown)
     rest = f'<span class="dm-faint">and {more} more metrics: run.metrics</span>' if more else ""
     figures = "".join(_figure(curve) for curve in shown)
     return f'<div class="dm-curves">{figures}</div><div class="dm-legend">{_legend(shown)}{rest}</div>'
@@ -85,12 +84,9 @@ def _curve(state: RunState, name: str) -> _Curve:
 
 
 def _thin(series: Series, limit: int, *, by_step: bool) -> list[XY]:
-    """Return about `limit` points, the last one among them, and the first that is no number."""
+    """Return about `limit` points, the last one among them."""
     stride = -(-len(series) // limit)
-    kept = list(series[(len(series) - 1) % stride :: stride])
-    if stride > 1 and limit == _POINTS:
-        bad = next((point for point in series if not math.isfinite(point.value)), None)
-        kept = sorted([*kept, bad], key=lambda point: point.at_s) if bad is not None and bad not in kept else kept
+    kept = series[(len(series) - 1) % stride :: stride]
     pairs = ((p.step if by_step and p.step is not None else p.at_s, p.value) for p in kept)
     return [(_bound(x), _bound(y)) for x, y in pairs if math.isfinite(x)]
 
@@ -112,7 +108,9 @@ def _figure(curve: _Curve) -> str:
     xs = [x for line in curve.lines.values() for x, _ in line] or [0.0]
     ys = [y for _, y in points] or [0.0]
     frame = _Frame(left=min(xs), right=max(xs), low=min(ys), high=max(ys))
-    inner = "".join((*(_band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)), _marks(curve, frame)))
+    inner = "".join(
+        (*(_band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)), _marks(curve, frame))
+    )
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img">{inner}</svg>'
     top, bottom = (q.number(frame.high), q.number(frame.low)) if points else ("", "")
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'

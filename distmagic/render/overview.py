@@ -115,7 +115,9 @@ def _failure(state: RunState) -> Iterable[Alert]:
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
     if not state.is_over:
-        yield from (Alert(level="error", text=f"{plain(state.nodes[i].host)}: {one_line(why)}") for i, why in state.lost)
+        yield from (
+            Alert(level="error", text=f"{plain(state.nodes[i].host)}: {one_line(why)}") for i, why in state.lost
+        )
         lead = plain(state.nodes[0].host)
         for i, why in sorted(state.unreached.items()):
             yield Alert(level="warning", text=f"{plain(state.nodes[i].host)} can't dial {lead} yet: {one_line(why)}")

@@ -116,13 +116,33 @@ def cut(text: str, columns: int) -> str:
     """Return `text` within `columns`, with an ellipsis where something is missing at its end."""
     if columns_of(text) <= columns:
         return text
-    kept, used = [], 0
-    for char in text:
-        used += _columns(char)
-        if used > columns - 1:
-            break
-        kept.append(char)
-    return "".join(kept) + "…" if columns > 0 else ""
+    return text[: _fitting(text, columns - 1)] + "…" if columns > 0 else ""
+
+
+def _fitting(text: str, columns: int) -> int:
+    """Return how many characters of `text` fit into `columns`."""
+    for i, char in enumerate(text):
+        columns -= _columns(char)
+        if columns < 0:
+            return i
+    return len(text)
+
+
+def wrapped(text: str, columns: int, indent: str) -> list[str]:
+    """Return `text` in lines of at most `columns`, broken between words where it can be; `indent` begins all but one."""
+    lines, line = [], ""
+    columns = max(columns, len(indent) + 2)
+    for word in text.split():
+        longer = f"{line} {word}" if line.strip() else f"{line}{word}"
+        if columns_of(longer) > columns and line.strip():
+            lines.append(line)
+            longer = f"{indent}{word}"
+        while columns_of(longer) > columns:
+            fits = _fitting(longer, columns)
+            lines.append(longer[:fits])
+            longer = indent + longer[fits:]
+        line = longer
+    return [*lines, line] if line.strip() else lines
 
 
 def cut_middle(text: str, columns: int) -> str:

@@ -1,0 +1,87 @@
+"""Rendezvous beyond the plain case: restarts on several nodes, a range of nodes, IPv6, hosts as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import distmagic
+from distmagic.errors import WorkerFailed
+from tests.e2e import runner
+from tests.e2e.test_runs import as_value
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+def flaky(until: int) -> tuple[int, int]:
+    """Fail on rank 1 before restart number `until`; the others wait for it."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    import distmagic
+
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    distmagic.report(step=restart + 1)
+    dist.init_process_group("gloo")
+    if os.environ["RANK"] == "1" and restart < until:
+        raise RuntimeError(f"attempt {restart}")
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    return int(os.environ["RANK"]), restart
+
+
+def test_ranks_on_several_nodes_start_again_together(lab: Lab) -> None:
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(flaky), 1, max_restarts=5)
+    assert [run.results[rank][0] for rank in run.results] == [0, 1]
+    assert run.results[1][1] >= 1  # torchrun counts restarts on each node by itself
+    assert run.state.workers[1].restart == run.results[1][1]
+    assert run.state.phase == "done"
+
+
+def test_torchrun_gives_up_after_its_last_restart(lab: Lab) -> None:
+    def fail() -> None:
+        import os
+
+        raise RuntimeError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+
+    error = runner.failure(lab, "dm1:1,dm2:1", fail, max_restarts=1)
+    assert isinstance(error, WorkerFailed)
+    assert error.message.endswith("raised RuntimeError: attempt 1")
+
+
+def test_a_range_of_nodes_with_all_of_them_there(lab: Lab) -> None:
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2))
+    assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_hosts_by_their_ipv6_addresses(lab: Lab, tmp_path: Path, backend: str) -> None:
+    config = tmp_path / "config"
+    config.write_text(lab.ssh_config.read_text().replace("Host dm*", "Host *"))
+    hosts = ",".join(f"root@[{host.address6}]:22:1" for host in lab.hosts[:2])
+    way = runner.access(lab, ssh_config=str(config))
+    run = runner.run(lab, hosts, as_value(runner.all_reduce), rdzv_backend=backend, access=way, timeout_s=90)
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
+    assert run.state.nodes[0].host == lab.hosts[0].address6
+
+
+def test_this_machine_and_another_one(lab: Lab) -> None:
+    run = runner.run(lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=90)
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
+    assert run.results[1]["host"] == "dm1"
+
+
+def test_hosts_from_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTMAGIC_HOSTS", "dm1:1,dm2:1")
+
+    def where() -> str:
+        import socket
+
+        return socket.gethostname()
+
+    run = distmagic.run(where, access=runner.access(lab), screen=runner.Watch())
+    assert dict(run.results) == {0: "dm1", 1: "dm2"}

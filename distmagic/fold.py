@@ -217,12 +217,15 @@ def _progress(draft: _Draft, node: int, what: protocol.Progress) -> None:
 
 
 def _merge_bars(old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]) -> tuple[protocol.Bar, ...]:
-    """Return the open bars, outermost first; if all are closed, the last one of them."""
+    """Return the open bars, outermost first; if all are closed, the outermost of those that closed just now."""
     if len(old) == len(new) == 1 and old[0].id == new[0].id:
         return new
     table = {bar.id: bar for bar in (*old, *new)}
-    merged = tuple(table[key] for key in sorted(table))
-    return tuple(bar for bar in merged if not bar.closed)[:KEPT_BARS] or merged[-1:]
+    merged = [table[key] for key in sorted(table)]
+    was_closed = {bar.id for bar in old if bar.closed}
+    alive = [bar for bar in merged if not bar.closed]
+    just_closed = [bar for bar in merged if bar.id not in was_closed]
+    return tuple(alive[:KEPT_BARS] or just_closed[:1] or merged[:1])
 
 
 def _rate(old: WorkerState, step: float | None, at_s: float, bars: tuple[protocol.Bar, ...]) -> float | None:

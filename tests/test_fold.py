@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -148,6 +149,15 @@ def test_bars_are_in_order_and_the_outermost_speaks():
     state = fold(state, [progress(0, bars=(last,))])
     assert state.workers[0].bars == (last,)
     state = fold(state, [progress(0, bars=(p.Bar(id=3, n=0.0),))])
+    assert [bar.id for bar in state.workers[0].bars] == [3]
+
+
+def test_bars_that_close_together_leave_the_outermost():
+    nested = (p.Bar(id=1, n=4.0, total=5.0), p.Bar(id=2, n=8.0, total=9.0))
+    state = begun(progress(0, bars=nested))
+    state = fold(state, [progress(0, bars=tuple(dataclasses.replace(bar, closed=True) for bar in nested))])
+    assert [bar.id for bar in state.workers[0].bars] == [1]
+    state = fold(state, [progress(0, bars=(p.Bar(id=3, n=9.0, closed=True),))])  # the next one after it
     assert [bar.id for bar in state.workers[0].bars] == [3]
 
 

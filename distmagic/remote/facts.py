@@ -139,7 +139,7 @@ _IfAddrs._fields_ = (  # the head of struct ifaddrs, getifaddrs(3)
 
 def interface_of(address: str) -> str:
     """Return the name of the interface that carries `address`, "" if there is none (Linux)."""
-    if not sys.platform.startswith("linux"):
+    if not address or not sys.platform.startswith("linux"):
         return ""
     libc, first = ctypes.CDLL(None), ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:

@@ -1,0 +1,177 @@
+"""Where things lie on a host: names that can't lead elsewhere, private directories, and what is removed when."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote import places
+
+SHA = "0123456789abcdef" * 4
+DAY_S = 86400.0
+NOW = 2_000_000_000.0
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_home_is_in_the_users_own_unless_said(monkeypatch, home):
+    assert places.home() == home
+    monkeypatch.setenv("DISTMAGIC_HOME", "")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert places.home() == Path("/home/me/.distmagic")
+
+
+def test_a_blob_has_the_name_of_its_hash(home):
+    assert places.blob(SHA) == home / "blobs" / SHA
+
+
+@pytest.mark.parametrize("name", ["", "../" * 21 + "x", SHA.upper(), SHA[:-1], SHA + "0", "g" * 64, "/etc/passwd"])
+def test_what_is_no_hash(home, name):
+    with pytest.raises(ValueError) as caught:
+        places.blob(name)
+    assert str(caught.value) == f"{name[:80]!r} is no SHA-256"
+
+
+def test_a_jobs_directory_is_named_by_node_and_host(home, monkeypatch):
+    monkeypatch.setattr(places.socket, "gethostname", lambda: "node7")
+    assert places.job_dir("1121-094500-abcd", 3) == home / "jobs" / "1121-094500-abcd" / "3-node7"
+
+
+@pytest.mark.parametrize("name", ["", "-", "..", "../../etc", "a/b", "a b", "a\0b", "a.b"])
+def test_what_is_no_job(home, name):
+    with pytest.raises(ValueError) as caught:
+        places.job_dir(name, 0)
+    assert str(caught.value) == f"{name[:80]!r} is no job"
+
+
+def test_a_socket_in_the_run_directory_has_a_short_name():
+    path = places.run_dir("1231-235959-" + "f" * 8, 9999) / "readers"
+    assert str(path).startswith(f"/tmp/distmagic-{os.getuid()}-1231-235959-ffffffff-9999")
+    assert len(str(path)) + len("4294967295") < 107
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(places, "run_dir", lambda job, node: tmp_path / f"{job}-{node}")
+    return tmp_path / "j-0"
+
+
+def test_a_run_directory_is_private(run_dir):
+    made = places.make_run_dir("j", 0)
+    assert (made, made.stat().st_mode & 0o777) == (run_dir, 0o700)
+    places.check_run_dir(made)
+    with pytest.raises(FileExistsError):
+        places.make_run_dir("j", 0)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o1700, 0o600])
+def test_a_directory_that_others_may_enter_is_refused(run_dir, mode):
+    run_dir.mkdir()
+    run_dir.chmod(mode)
+    with pytest.raises(PermissionError) as caught:
+        places.check_run_dir(run_dir)
+    assert str(caught.value) == f"{run_dir} is not a private directory of this user"
+
+
+def test_links_files_and_others_directories_are_refused(run_dir, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir(mode=0o700)
+    run_dir.symlink_to(tmp_path / "real")
+    with pytest.raises(FileExistsError):
+        places.make_run_dir("j", 0)
+    with pytest.raises(PermissionError):
+        places.check_run_dir(run_dir)
+    (tmp_path / "file").touch(0o700)
+    with pytest.raises(PermissionError):
+        places.check_run_dir(tmp_path / "file")
+    monkeypatch.setattr(places.os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(PermissionError):
+        places.check_run_dir(tmp_path / "real")
+
+
+# ---- what is removed
+
+
+def make(path: Path, age_s: float, size: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    for each in (path, *path.parents):
+        if each.name in ("home", "jobs", "blobs"):
+            break
+        os.utime(each, (NOW - age_s, NOW - age_s))
+    return path
+
+
+def test_nothing_there(home):
+    places.expire(NOW)
+
+
+def test_what_is_old_goes(home):
+    old, young = make(home / "blobs" / SHA, 8 * DAY_S), make(home / "blobs" / "young", 6 * DAY_S)
+    job = make(home / "jobs" / "old" / "0-a" / "rank0.stdout.log", 8 * DAY_S)
+    places.expire(NOW)
+    assert (old.exists(), young.exists(), job.parent.parent.exists()) == (False, True, False)
+    assert (home / "jobs").is_dir()
+
+
+def test_a_job_whose_journal_is_touched_stays(home):
+    log = make(home / "jobs" / "long" / "0-a" / "rank0.stdout.log", 30 * DAY_S)
+    journal = make(home / "jobs" / "long" / "1-b" / "journal.jsonl", 30 * DAY_S)
+    os.utime(journal, (NOW, NOW))
+    places.expire(NOW)
+    assert log.exists()
+
+
+def test_beyond_its_size_the_oldest_go_first(home, monkeypatch):
+    monkeypatch.setattr(places, "KEPT_BYTES", 250)
+    blobs = [make(home / "blobs" / f"b{i}", 3600.0 * i, 100) for i in range(1, 5)]
+    places.expire(NOW)
+    assert [blob.exists() for blob in blobs] == [True, True, False, False]
+
+
+def test_what_may_be_in_use_stays_however_large(home, monkeypatch):
+    monkeypatch.setattr(places, "KEPT_BYTES", 0)
+    blob, old = make(home / "blobs" / "new", 10.0), make(home / "blobs" / "old", 400.0)
+    places.expire(NOW)
+    assert (blob.exists(), old.exists()) == (True, False)
+
+
+def test_links_are_not_followed(home, tmp_path):
+    outside = make(tmp_path / "outside" / "precious", 100 * DAY_S)
+    (home / "jobs").mkdir(parents=True)
+    link = home / "jobs" / "link"
+    link.symlink_to(outside.parent)
+    os.utime(link, (NOW - 100 * DAY_S,) * 2, follow_symlinks=False)
+    places.expire(NOW)
+    assert outside.exists()
+    assert not os.path.lexists(link)
+
+
+def test_what_can_not_be_removed_makes_no_run_fail(home, monkeypatch):
+    make(home / "blobs" / "stuck", 100 * DAY_S)
+    make(home / "jobs" / "stuck" / "0-a" / "log", 100 * DAY_S)
+
+    def refuse(*args, **more):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(places.shutil, "rmtree", refuse)
+    places.expire(NOW)
+
+
+def test_what_goes_at_the_same_time_makes_no_run_fail(home, monkeypatch):
+    make(home / "blobs" / "there", 1.0)
+    real = Path.lstat
+
+    def gone(self):
+        if self.name == "there":
+            raise FileNotFoundError(2, "No such file or directory")
+        return real(self)
+
+    monkeypatch.setattr(Path, "lstat", gone)
+    places.expire(NOW)

@@ -19,7 +19,7 @@ from distmagic.state import Line, RunState
 
 _SHARES = {"table": (0.1, 50_000), "curves": (1.0, 20_000), "output": (0.25, 30_000)}  # (seconds, bytes a second)
 _PLAIN_EVERY = (0.5, 100_000)
-_SAVED_EVERY_S = 60.0  # what a notebook holds that is saved meanwhile is at most this old
+_SAVED_EVERY_S = 120.0  # what is saved meanwhile is at most this old; each time a scrolled pane jumps to its end
 _LIVE_LINES = 60
 _STATUS_LINES = 10
 _LOG_EVERY_S = 30.0

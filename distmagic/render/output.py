@@ -50,4 +50,4 @@ def _line(line: Line, more_class: str) -> str:
     more = "" if len(text) <= _MAX_CHARS else f"… ({len(text) - _MAX_CHARS:,} more characters)"
     stream = "dm-stderr" if line.stream == "stderr" else "dm-stdout"
     label = f'<b class="{palette(line.rank)}">[{escape(plain(line.label[:120]))}]</b>'
-    return f'<span class="dm-line {stream}{more_class}">{label} {spans(text[:_MAX_CHARS])}{more}</span>'
+    return f'<span class="dm-line {stream}{more_class}">{label} {spans(text[:_MAX_CHARS])}{more}\n</span>'

@@ -162,18 +162,20 @@ def _hyphened(word: str) -> str:
 
 def _unknown(word: str) -> SpecError:
     if not word.startswith("-"):
-        return SpecError(f"{word!r} is not a flag.", f"Hosts are named with --hosts {word}; %%distributed --help.")
+        return SpecError(
+            f"{word!r} is not a flag.", f"Hosts are named with --hosts {word}; %distributed --help lists all flags."
+        )
     name = word.partition("=")[0]
     close = difflib.get_close_matches(name, flag_names(), n=1)
     guess = f"Did you mean {close[0]}? " if close else ""
-    return SpecError(f"{name} is not a flag of %%distributed.", f"{guess}%%distributed --help lists all flags.")
+    return SpecError(f"{name} is not a flag of %%distributed.", f"{guess}%distributed --help lists all flags.")
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse that neither prints nor exits."""
 
     def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{message.removeprefix('argument ')}.", "%%distributed --help lists all flags.")
+        raise SpecError(f"{message.removeprefix('argument ')}.", "%distributed --help lists all flags.")
 
 
 def _parser() -> _Parser:
@@ -254,5 +256,5 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ("payload-limit", ("SIZE", lambda t: parse_size(t, "--payload-limit")), "largest captured data (256M)"),
     ("whole", None, "run nothing here: the whole cell is every rank's program"),
     ("dry-run", None, "print what every host would run; the cell is not executed"),
-    ("output", ("NAME", _name), "variable that gets the run, also when it fails"),
+    ("output", ("NAME", _name), "variable that gets the run, also when it fails; _run has the last one"),
 )

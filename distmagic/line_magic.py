@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ _USAGE = """\
 %distributed playground N            start N throw-away SSH hosts on this machine
 %distributed playground stop         end them
 %distributed down                    end the connections to all hosts
-%%distributed --help                 the flags of a cell"""
+%distributed --help                  the flags of a %%distributed cell, too"""
 
 
 class Notebook:
@@ -40,12 +41,14 @@ class Notebook:
         """Set the notebook's hosts, start a playground, end connections. `%distributed` alone lists the commands."""
         words = flags.split(line)
         commands = {"hosts": self._hosts, "playground": self._play, "down": self._down}
-        if not words or words[0] in ("-h", "--help"):
+        if not words:
             print(_USAGE)
+        elif words[0] in ("-h", "--help", "help"):
+            print(f"{_USAGE}\n\n{flags.help_text()}")
         elif words[0] in commands:
             commands[words[0]](words[1:])
         else:
-            raise SpecError(f"%distributed {words[0]} is not known.", f"Known are: {', '.join(SUBCOMMANDS)}.")
+            raise _unknown(words[0])
 
     def session(self) -> Session:
         """Return the session of this kernel, opened at the first call."""
@@ -113,6 +116,17 @@ class Notebook:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+
+def _unknown(word: str) -> SpecError:
+    if word.startswith("-"):
+        return SpecError(
+            f"%distributed takes no flag {word}: flags belong to a cell, under %%distributed.",
+            "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic.",
+        )
+    close = difflib.get_close_matches(word, SUBCOMMANDS, n=1)
+    guess = f"Did you mean {close[0]}? " if close else ""
+    return SpecError(f"%distributed {word} is not known.", f"{guess}Known are: {', '.join(SUBCOMMANDS)}.")
 
 
 def _named_hosts(words: list[str]) -> Chosen:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 NAMES = ("distributed", "distmagic")  # the second is there for the day when somebody else owns the first
 
+LAST_RUN = "_run"  # always the last run, as IPython's `_` is the last value
+
 _WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
 
 
@@ -61,7 +63,7 @@ class Magics:
         self.notebook.line(line)
 
     def cell(self, line: str, cell: str) -> object | None:
-        """Run the cell's last expression on every rank, under torchrun. `%%distributed --help` lists the flags.
+        """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
 
         All statements before it run here. The cell's value is the run: run.results, run.logs(rank), run.metrics.
         """
@@ -152,10 +154,15 @@ class Magics:
             run = self.notebook.session().launch(reaching, request.spec, payload, screen)
         except RunError as error:
             if error.run is not None:
-                self.shell.push(dict.fromkeys(names, error.run))
+                self._bind(names, error.run)
+                error.hint = error.hint.replace("run.logs(", f"{[LAST_RUN, *names][-1]}.logs(")
             raise
-        self.shell.push(dict.fromkeys(names, run))
+        self._bind(names, run)
         return run
+
+    def _bind(self, names: tuple[str, ...], run: object) -> None:
+        self.shell.push({LAST_RUN: run}, interactive=False)
+        self.shell.push(dict.fromkeys(names, run))
 
     def complete(self, kind: str) -> Callable[[object, SimpleNamespace], list[str]]:
         """Return the hook that completes the line of the magics of `kind`."""

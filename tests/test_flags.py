@@ -17,7 +17,7 @@ from distmagic.flags import Defaults, Request, parse_line
 from distmagic.hosts import LOCALHOST, parse_hosts
 from distmagic.spec import Access, JobSpec
 
-SEE = "%%distributed --help lists all flags."
+SEE = "%distributed --help lists all flags."
 
 
 def parse(line: str, **defaults: object) -> Request:
@@ -111,7 +111,7 @@ def test_defaults_are_used_where_the_line_says_nothing():
         ("--nproc_per_nod 2", f"--nproc-per-nod is not a flag of %%distributed.\nDid you mean --nproc-per-node? {SEE}"),
         ("--zzz=1", f"--zzz is not a flag of %%distributed.\n{SEE}"),
         ("-n 2", f"-n is not a flag of %%distributed.\n{SEE}"),
-        ("gpu-a:4", "'gpu-a:4' is not a flag.\nHosts are named with --hosts gpu-a:4; %%distributed --help."),
+        ("gpu-a:4", "'gpu-a:4' is not a flag.\nHosts are named with --hosts gpu-a:4; %distributed --help lists all flags."),
         ("--hosts", f"--hosts: expected one argument.\n{SEE}"),
         ("--whole=1", f"--whole: ignored explicit argument '1'.\n{SEE}"),
         ("--hosts a --hostfile f", "--hosts and --hostfile are both given.\nKeep one of them."),

@@ -288,6 +288,14 @@ def test_a_failed_run_fails_the_cell_and_is_bound_all_the_same(lab, capsys):
     assert capsys.readouterr().out == "Traceback on gpu-b\nWorkerFailed: rank 1 raised\nlook\n"
 
 
+@pytest.mark.parametrize(("flags", "name"), [("", "_run"), ("-o mine", "mine")])
+def test_the_hint_of_a_failed_run_names_the_variable_that_has_it(lab, flags, name):
+    lab.session.failure = WorkerFailed("rank 1 raised", "Its whole output: run.logs(1).")
+    lab.session.failure.run = "the run so far"
+    assert lab.error(f"%%distributed {flags}\nlen([])").hint == f"Its whole output: {name}.logs(1)."
+    assert lab.shell.user_ns[name] == "the run so far"
+
+
 # ---- the notebook's settings
 
 
@@ -341,10 +349,18 @@ def test_down_closes_the_session_once_opened(lab):
     assert lab.session.log[-1] == "close"
 
 
+FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic."
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("host gpu-a", "%distributed host is not known.\nKnown are: hosts, playground, down."),
+        ("host gpu-a", "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, down."),
+        ("doctr", "%distributed doctr is not known.\nKnown are: hosts, playground, down."),
+        (
+            "--hosts gpu-a",
+            "%distributed takes no flag --hosts: flags belong to a cell, under %%distributed.\n" + FOR_ALL,
+        ),
         ("hosts a:0", "host 'a:0': 0 ranks were asked for; a host runs at least 1.\nUse 1 or more."),
         ("hosts --file x", "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE."),
         ("playground", "%distributed playground needs a number of hosts.\nWrite %distributed playground 2."),
@@ -359,6 +375,13 @@ def test_a_wrong_command_says_what_to_write(lab, line, message):
 def test_alone_it_lists_the_commands(lab, capsys):
     lab.value("%distributed")
     assert "%distributed playground N " in capsys.readouterr().out
+
+
+def test_help_lists_the_commands_and_the_flags(lab, capsys):
+    lab.value("%distributed --help")
+    out = capsys.readouterr().out
+    assert "%distributed playground N " in out
+    assert "--nproc-per-node N" in out
 
 
 @pytest.mark.parametrize(

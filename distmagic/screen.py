@@ -278,7 +278,7 @@ def new_lines(state: RunState, seen: int) -> tuple[list[Line | str], int]:
     kept = state.lines[-fresh:] if fresh else ()
     missed = fresh - len(kept)
     gap = [f"... {missed:,} lines not shown; the whole log: run.logs(rank)"] if missed else []
-    return [*gap, *kept], state.lines_seen
+    return [*gap, *(line for line in kept if render.is_shown(state, line))], state.lines_seen
 
 
 def _for_log(line: Line | str) -> str:

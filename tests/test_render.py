@@ -253,6 +253,28 @@ def test_stderr_and_unfinished_lines_are_told_apart():
 
 # ---- hostile text
 
+TORCHRUN = Line(rank=-1, label="torchrun gpu-a", stream="stderr", text="[W socket.cpp] what torchrun says")
+RANK = Line(rank=0, label="rank 0 gpu-a", stream="stdout", text="what the rank says")
+
+
+@pytest.mark.parametrize(("more", "code", "is_shown"), [
+    ({}, None, False),
+    ({}, 0, False),
+    ({"first_failure": 0}, 1, False),
+    ({"stopping": "interrupted"}, 1, False),
+    ({"failed_node": 0}, 1, True),
+    ({"workers": {}}, None, True),
+])  # fmt: skip
+def test_torchrun_is_heard_where_nobody_else_explains(more, code, is_shown):
+    ended = Ended(rank=0, restart=0, outcome="exited", code=1) if "first_failure" in more else None
+    state = run([worker(0, ended=ended)], lines=(TORCHRUN, RANK), lines_seen=2, at_s=11.0)
+    state = replace(state if code is None else over(state, code=code), **more)
+    for shown in (render.text(state), render.html(state)):
+        assert ("what torchrun says" in shown) == is_shown
+        assert "what the rank says" in shown
+    assert f"last {1 + is_shown} of {1 + is_shown} lines" in render.text(state)
+
+
 HOSTILE = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=40),
     st.sampled_from(["<script>alert(1)</script>", "</pre></div>", "' onload=x", '" onclick="x', "&lt;", "\x1b[31", "\x1b]0;t",
@@ -270,7 +292,7 @@ def test_text_of_hosts_stays_text(one, two, three):
     state = run(
         workers, job=one, first_failure=1, notices=(two,), stopping=three, lost=((0, one),), unreached={0: two},
         series={0: {one: curve([(0.0, 1.0), (1.0, 2.0)])}},
-        lines=(Line(rank=0, label=one, stream=two, text=three), Line(rank=-1, label=two, stream="stderr", text=one)),
+        lines=(Line(rank=0, label=one, stream=two, text=three), Line(rank=2, label=two, stream="stderr", text=one)),
         open_lines={(0, 0, "stdout"): two, (-1, 0, "stderr"): three},
     )  # fmt: skip
     for shown in (state, over(state, code=1)):

@@ -2,9 +2,10 @@
 
     RunState  --overview-->  Overview: what to say, in which order; rows.py has the table
     Overview  --as_text-->   text: the final table, a terminal's status lines, milestones for a log
-    Overview  --as_html-->   HTML: head and table; curves.py draws the metrics, output.py the ranks' last words
+    Overview  --as_html-->   HTML: head and table; curves.py draws the metrics, output.py the last words
 
-quantities.py writes numbers and times, safe.py makes text of hosts harmless, style.css is all of the looks.
+quantities.py writes numbers and times, safe.py makes text of hosts harmless, shown.py leaves
+out what torchrun says without need, style.css is all of the looks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from distmagic.render.as_html import about_and_output, head_and_table, html, sty
 from distmagic.render.as_text import headline, label, milestones, status, text
 from distmagic.render.curves import curves
 from distmagic.render.safe import coloured, columns_of, plain
+from distmagic.render.shown import is_shown
 
 __all__ = [
-    "about_and_output", "coloured", "columns_of", "curves", "head_and_table", "headline", "html", "label", "milestones",
-    "plain", "status", "style", "text",
+    "about_and_output", "coloured", "columns_of", "curves", "head_and_table", "headline", "html", "is_shown", "label",
+    "milestones", "plain", "status", "style", "text",
 ]  # fmt: skip

@@ -61,7 +61,7 @@ def _head(view: Overview) -> str:
     if view.fraction is not None:
         bar = f'{_bar(view.fraction)} <span class="dm-percent">{q.percent(view.fraction)}</span> '
     slow = f' <span class="dm-tell dm-slow">{escape(view.slow)}</span>' if view.slow else ""
-    facts = " ".join(f"<span>{'· ' if i else ''}{escape(fact)}</span>" for i, fact in enumerate(view.facts))
+    facts = f"<span>{escape(' · '.join(view.facts))}</span>"
     tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}"><span class="dm-phase">{view.phase}</span> {bar}{facts}{slow}</div>'
     return line + "".join(_alert(alert) for alert in view.alerts)

@@ -9,6 +9,7 @@ from distmagic.render import quantities as q
 from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.rows import PHASES, Group, Row
 from distmagic.render.safe import columns_of, cut, cut_middle, pad, plain, wrapped
+from distmagic.render.shown import count_of_lines, shown_lines
 from distmagic.state import Line, RunState
 
 _GAP = "  "
@@ -86,9 +87,9 @@ def _alert_lines(alert: Alert, width: int) -> list[str]:
 
 
 def _last_output(state: RunState, lines: int) -> Iterable[str]:
-    shown = state.lines[-lines:] if lines > 0 else ()
+    shown = shown_lines(state)[-lines:] if lines > 0 else ()
     if shown:
-        yield f"last {len(shown)} of {state.lines_seen:,} lines of output; all of a rank's: run.logs(rank)"
+        yield f"last {len(shown)} of {count_of_lines(state):,} lines of output; all of a rank's: run.logs(rank)"
     for line in shown:
         yield f"{label(line)} {cut(plain(line.text), _MAX_LINE)}"
 

@@ -6,6 +6,7 @@ from html import escape
 
 from distmagic.render.curves import palette
 from distmagic.render.safe import plain, spans
+from distmagic.render.shown import count_of_lines, is_shown, shown_lines
 from distmagic.state import Line, RunState
 
 OUTPUT_LINES = 100
@@ -16,8 +17,8 @@ _MAX_OPEN = 8
 
 def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
     """Return the line above the output: how much of it is shown, and where the rest is."""
-    shown = min(lines, len(state.lines))
-    some = f"last {shown} of {state.lines_seen:,} lines" if state.lines_seen > shown else "output"
+    shown, seen = min(lines, len(shown_lines(state))), count_of_lines(state)
+    some = f"last {shown} of {seen:,} lines" if seen > shown else "output"
     return f'<div class="dm-about dm-faint">{some} · all of a rank\'s: run.logs(rank)</div>'
 
 
@@ -25,7 +26,7 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     """Return the last `lines` lines, and the unfinished ones, in a `<pre>`; "" for none."""
     done: list[str] = []
     room = _MAX_BYTES
-    whole = state.lines[-lines:] if lines > 0 else ()
+    whole = shown_lines(state)[-lines:] if lines > 0 else ()
     for line, end in [*((line, " dm-open") for line in _open(state)), *((line, "") for line in reversed(whole))]:
         text = _line(line, end)
         room -= len(text.encode())
@@ -42,7 +43,7 @@ def _open(state: RunState) -> list[Line]:
         host = state.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
         found.append(Line(rank=rank, label=label, stream=stream, text=text.rpartition("\r")[2]))
-    return [line for line in found if line.text.strip()]
+    return [line for line in found if line.text.strip() and is_shown(state, line)]
 
 
 def _line(line: Line, more_class: str) -> str:

@@ -1,0 +1,33 @@
+"""Which lines of output are shown: all of the ranks', and torchrun's own where nobody else explains what happens."""
+
+from __future__ import annotations
+
+from distmagic.state import Line, RunState
+
+_PATIENCE_S = 10.0  # a start that takes longer than this may want torchrun's words
+
+
+def shown_lines(state: RunState) -> tuple[Line, ...]:
+    """Return the last lines of output that are worth showing."""
+    return state.lines if _torchrun_matters(state) else tuple(line for line in state.lines if line.rank >= 0)
+
+
+def is_shown(state: RunState, line: Line) -> bool:
+    """Whether this line of output is worth showing."""
+    return line.rank >= 0 or _torchrun_matters(state)
+
+
+def count_of_lines(state: RunState) -> int:
+    """Return how many lines there were; those that are not shown count only where they can't be told any more."""
+    hidden = len(state.lines) - len(shown_lines(state))
+    return state.lines_seen - hidden
+
+
+def _torchrun_matters(state: RunState) -> bool:
+    """Return whether nobody else tells what goes on. It warns in runs that go well, and of every stop that we ordered.
+
+    All of its words stay in run.logs(-1).
+    """
+    if state.is_over:
+        return state.phase == "failed" and state.first_failure is None
+    return not state.workers and state.at_s > _PATIENCE_S

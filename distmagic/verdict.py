@@ -40,7 +40,16 @@ def _broken(state: RunState) -> RunError | None:
     if state.failed_node is not None:
         return _engine_failed(state, state.nodes[state.failed_node])
     broken = [node for node in state.nodes if node.code not in (0, None) or node.reason not in ("done", "")]
-    return _engine_failed(state, broken[0]) if broken else None
+    if broken:
+        return _engine_failed(state, broken[0])
+    return None if state.phase == "done" else _unexplained(state)
+
+
+def _unexplained(state: RunState) -> RunError:
+    """No run that isn't known to have gone well may look as if it had."""
+    silent = ", ".join(node.host for node in state.nodes if node.code is None)
+    what = f"{silent} did not tell how torchrun ended" if silent else f"it was stopped ({state.stopping})"
+    return RunError(f"The run did not end well: {what}.", f"See agent.log under ~/.distmagic/jobs/{state.job} there.")
 
 
 def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:

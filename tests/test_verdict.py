@@ -200,5 +200,15 @@ def test_any_run_that_is_over_has_a_verdict(events, restarts):
     error = verdict(state)
     assert error is None or (error.message and str(error) and error._render_traceback_())
     assert state.is_over
-    if error is None:
-        assert state.phase in ("done", "failed")
+    assert error is not None or state.phase == "done"
+
+
+def test_no_run_looks_well_by_mistake():
+    silent = [at(what, node) for node in (0, 1) for what in (p.Final(reason="done"), Gone())]
+    assert said(begun(*silent)) == (
+        RunError,
+        "The run did not end well: gpu-a, gpu-b did not tell how torchrun ended.",
+        "See agent.log under ~/.distmagic/jobs/j there.",
+    )
+    stopped = over(at(Stopping(reason="lost")))
+    assert said(stopped)[1] == "The run did not end well: it was stopped (lost)."

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.rows import PHASES, Group, fraction_of, groups, mean, slow_ranks
 from distmagic.render.safe import one_line, plain
@@ -110,7 +111,8 @@ def _failure(state: RunState) -> Iterable[Alert]:
     error = verdict(state)
     if error is not None:
         detail = getattr(error, "remote_traceback", "")
-        yield Alert(level="error", text=one_line(error.message), detail=detail)
+        level = "warning" if isinstance(error, Cancelled) else "error"  # that is no surprise to who asked for it
+        yield Alert(level=level, text=one_line(error.message), detail=detail)
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:

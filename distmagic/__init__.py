@@ -11,7 +11,7 @@ nothing flows back.
     Facts             --diagnose-->            errors that name the host and the cure
     all of these      --plan, torchrun-->      Plan: what every host starts. Pure; torchrun's flags are spelled here
     Plan              --launch-->              Event, Event, ... : the only place with threads
-    Events            --state.fold-->          RunState: everything that changes what a user sees is in that file
+    Events            --fold.fold-->           RunState: everything that changes what a user sees is in that file
     RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
     the end           --outcome-->             Run, with results, logs and metrics, or an error (errors.py)
 

@@ -68,14 +68,16 @@ class Session:
         links = reaching.wait()
         try:
             plan, warnings = prepare(links, spec, _new_job())
-            launch = Launch(plan, links, (payload.call, payload.code), reaching.access.lease_s, time.monotonic)
+            files = (payload.call, payload.code)
+            reopen = partial(self._reopen, reaching)
+            launch = Launch(plan, links, files, reaching.access.lease_s, time.monotonic, reopen)
             launch.start()
         except BaseException:
             _in_parallel(Link.close, links)
             raise
         state = begin(plan.job, [host.name for host in reaching.hosts], spec.max_restarts, warnings)
         try:
-            state = drive(launch, state, screen, spec.timeout_s)
+            state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s)
         finally:
             launch.close()
         state = fold(state, self._sweep_lost(state, reaching))
@@ -97,13 +99,17 @@ class Session:
         host, python = reaching.hosts[node_rank], reaching.pythons[node_rank]
         return self._connections.link(host, reaching.access, reaching.asker, python, build())
 
+    def _reopen(self, reaching: Reaching, node_rank: int) -> Link:
+        """Return a conversation over a new connection: the old one is broken, whatever it says of itself."""
+        self._connections.drop(reaching.hosts[node_rank], reaching.access)
+        return self._link(reaching, node_rank)
+
     def _sweep_lost(self, state: RunState, reaching: Reaching) -> list[Event]:
         """End what is left on nodes whose agent is lost, as far as they can be reached."""
 
         def sweep(node_rank: int) -> list[Event]:
-            self._connections.drop(reaching.hosts[node_rank], reaching.access)
             try:
-                link = self._link(reaching, node_rank)
+                link = self._reopen(reaching, node_rank)
                 left = link.sweep(state.job).survivors
                 link.finish()
             except DistmagicError:

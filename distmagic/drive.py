@@ -5,6 +5,10 @@ What to do next is decided by `decide`, a pure function of the state.
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from distmagic.fold import fold
@@ -14,7 +18,9 @@ from distmagic.state import Event, Lost, RunState, Stopping
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
 NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
+NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after this long; if it is all, the lease counts
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
+ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
 _BEAT_S = 0.1
 
 
@@ -42,6 +48,15 @@ def decide(state: RunState, timeout_s: float | None) -> str:
     return "failed" if given_up or (state.first_failure is not None and not state.max_restarts) else ""
 
 
+def overdue(state: RunState) -> tuple[int, ...]:
+    """Return the nodes that have been out of reach for too long while others are not: their hosts are down."""
+    lost = {node for node, _ in state.lost}
+    there = [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
+    if all(node.broken for node in there):
+        return ()
+    return tuple(n.node_rank for n in there if n.broken and state.at_s - n.broken_at_s > NODE_LOST_S)
+
+
 def _closed_port(state: RunState) -> bool:
     if not state.unreached:
         return False
@@ -49,28 +64,63 @@ def _closed_port(state: RunState) -> bool:
     return state.at_s > NEVER_OPEN_S if opened is None else state.at_s - opened > CLOSED_PORT_S
 
 
-def drive(launch: Launch, state: RunState, screen: Screen, timeout_s: float | None) -> RunState:
-    """Return the last state of a run: every node is gone, or lost."""
-    pilot = _Pilot(launch, state, screen, timeout_s)
-    while not pilot.state.is_over:
-        try:
-            pilot.beat()
-        except KeyboardInterrupt:
-            pilot.interrupt()
+def drive(
+    launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None
+) -> RunState:
+    """Return the last state of a run: every node is gone, or lost.
+
+    `serve` answers questions of connections that are made again (a one-time password), on this thread.
+    """
+    pilot = _Pilot(launch, state, screen, serve, timeout_s)
+    try:
+        with _interrupts_to(pilot):
+            while not pilot.state.is_over:
+                pilot.beat_or_count()
+    except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
+        pilot.abandon()
+        raise
     return pilot.state
 
 
+@contextmanager
+def _interrupts_to(pilot: _Pilot) -> Iterator[None]:
+    """Count interrupts in place of raising them anywhere in the middle, where an event could get lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are for the main thread
+        return
+    before = signal.signal(signal.SIGINT, pilot.on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Pilot:
-    def __init__(self, launch: Launch, state: RunState, screen: Screen, timeout_s: float | None) -> None:
-        self.launch, self.state, self.screen, self.timeout_s = launch, state, screen, timeout_s
+    def __init__(
+        self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None
+    ) -> None:
+        self.launch, self.state, self.screen, self.serve, self.timeout_s = launch, state, screen, serve, timeout_s
         self.give_up_at_s: float | None = None
         self.shown_at_s = -1.0
+        self.interrupts = 0
+        self.is_asking = False
+
+    def on_interrupt(self, *_: object) -> None:
+        """Note an interrupt for the next beat; a question that waits for an answer is given up at once."""
+        self.interrupts += 1
+        if self.is_asking:
+            raise KeyboardInterrupt
 
     def beat(self) -> None:
         """One step: wait for events at most a tenth of a second, fold, decide, show."""
         events = self.launch.batch(_BEAT_S)
+        self.ask()
+        while self.interrupts:
+            self.interrupts -= 1
+            self.interrupt()
         now = self.launch.elapsed_s
         self.state = fold(self.state, [*events, Event(node_rank=0, at_s=now, what=None)])
+        self.count_lost(overdue(self.state), f"it could not be reached for {NODE_LOST_S:g} s")
         reason = decide(self.state, self.timeout_s)
         if reason:
             self.stop(reason, GRACE_S)
@@ -79,6 +129,32 @@ class _Pilot:
         if now - self.shown_at_s >= _BEAT_S:
             self.shown_at_s = now
             self.screen.show(self.state)
+
+    def beat_or_count(self) -> None:
+        """Beat; an interrupt that was raised all the same (of a thread that has no signals, say) counts too."""
+        try:
+            self.beat()
+        except KeyboardInterrupt:
+            self.interrupts += 1
+
+    def ask(self) -> None:
+        """Answer a question of a connection that is made again, if there is one."""
+        self.is_asking = True
+        try:
+            self.serve(0.0)
+        except KeyboardInterrupt:
+            return  # it is counted
+        finally:
+            self.is_asking = False
+
+    def abandon(self) -> None:
+        """Stop everything at once, and show how far it came; nothing in here may hide what was wrong."""
+        self.launch.stop(self._answering(), 0.0, "abandoned")
+        end = self.launch.elapsed_s + ABANDON_S
+        while not self.state.is_over and self.launch.elapsed_s < end:
+            self.state = fold(self.state, self.launch.batch(_BEAT_S))
+        with suppress(Exception):
+            self.screen.finish(self.state)
 
     def interrupt(self) -> None:
         """The first asks politely, the second ends at once."""
@@ -96,8 +172,8 @@ class _Pilot:
 
     def give_up(self) -> None:
         """Count nodes that don't confirm as lost."""
-        lost = [
-            Event(node_rank=i, at_s=self.state.at_s, what=Lost(why="it did not confirm its end"))
-            for i in self._answering()
-        ]
+        self.count_lost(self._answering(), "it did not confirm its end")
+
+    def count_lost(self, node_ranks: Sequence[int], why: str) -> None:
+        lost = [Event(node_rank=i, at_s=self.state.at_s, what=Lost(why=why)) for i in node_ranks]
         self.state = fold(self.state, lost)

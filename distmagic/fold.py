@@ -18,10 +18,12 @@ from distmagic.series import Series
 from distmagic.state import (
     ALIVE,
     NODE_PHASES,
+    Broken,
     Event,
     Gone,
     Line,
     Lost,
+    Mended,
     NodeState,
     RunState,
     Stopping,
@@ -299,6 +301,14 @@ def _end_phase(draft: _Draft, what: protocol.Ended) -> str:
 # ---- what the launcher tells
 
 
+def _broken(draft: _Draft, node: int, what: Broken) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=draft.at_s)
+
+
+def _mended(draft: _Draft, node: int, _: Mended) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], broken="")
+
+
 def _gone(draft: _Draft, node: int, _: Gone) -> None:
     draft.advance(node, "gone")
 
@@ -329,6 +339,8 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Notice: _notice,
     protocol.Final: _final,
     Gone: _gone,
+    Broken: _broken,
+    Mended: _mended,
     Lost: _lost,
     Swept: _swept,
     Stopping: _stopping,

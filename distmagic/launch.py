@@ -9,17 +9,30 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from distmagic.blobs import LocalBlob
-from distmagic.errors import DistmagicError
+from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.link import Link
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
-from distmagic.state import Event, Gone, Lost
+from distmagic.state import Broken, Event, Gone, Lost, Mended
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
+
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What a listening thread has heard of its node: the last event's number, its end, ranks with a small result."""
+
+    last: int = 0
+    is_final: bool = False
+    small: list[int] = field(default_factory=list)
 
 
 class Launch:
@@ -27,12 +40,13 @@ class Launch:
 
     def __init__(
         self, plan: Plan, links: Sequence[Link], payload: tuple[LocalBlob, LocalBlob], lease_s: float,
-        clock: Callable[[], float],
+        clock: Callable[[], float], reopen: Callable[[int], Link],
     ) -> None:  # fmt: skip
-        self.plan, self.links, self.payload = plan, tuple(links), payload
+        self.plan, self.links, self.payload = plan, list(links), payload
         self.lease_s = lease_s
         self.small_results: dict[int, bytes] = {}
-        self._clock, self._began = clock, clock()
+        self._clock, self._began, self._reopen = clock, clock(), reopen
+        self._stops: dict[int, protocol.Stop] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
@@ -73,41 +87,73 @@ class Launch:
     def _take_back(self, started: Sequence[Future[None]]) -> None:
         """Stop the nodes that did start, and wait until they are gone."""
         running = [link for link, future in zip(self.links, started, strict=True) if future.exception() is None]
-        for link in running:
-            link.send(protocol.Stop(grace_s=0.0, reason="another host could not start"))
-        for link in running:
-            for _ in link.events():
-                continue
+        _ = list(self._pool.map(_stop_and_wait, running))
 
     # ---- going on
 
     def _listen(self, node_rank: int, link: Link) -> None:
-        """Put a node's events on the queue until its agent is gone; then fetch its small results."""
-        small: list[protocol.Ended] = []
-        final = False
+        """Put a node's events on the queue until its agent is gone; over a new connection where one breaks."""
+        heard = _Heard()
+        next_link: Link | None = link
         try:
-            for _, message in link.events():
-                self._put(node_rank, message)
-                final = final or isinstance(message, protocol.Final)
-                if isinstance(message, protocol.Ended) and 0 < (message.result_bytes or 0) <= SMALL_RESULT_BYTES:
-                    small.append(message)
-            if final:
-                self._fetch_small(node_rank, link, small)
-                link.finish()
-                self._put(node_rank, Gone())
-            else:
-                self._put(node_rank, Lost(why="its agent ended without a word (was it killed?)"))
+            while next_link is not None:
+                next_link = self._hear_or_mend(node_rank, next_link, heard)
         except DistmagicError as error:
-            self._put(node_rank, Gone() if final else Lost(why=error.message))
+            self._put(node_rank, Gone() if heard.is_final else Lost(why=error.message))
+        except Exception as error:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
+            self._put(node_rank, Lost(why=f"a fault of distmagic: {error!r}"))
 
-    def _fetch_small(self, node_rank: int, link: Link, ended: Sequence[protocol.Ended]) -> None:
-        for one in ended:
+    def _hear_or_mend(self, node_rank: int, link: Link, heard: _Heard) -> Link | None:
+        """Listen to a link to its end; return the one to go on with, None when there is nothing more to hear."""
+        try:
+            self._hear(node_rank, link, heard)
+        except ConnectionLost as error:
+            if heard.is_final:
+                raise
+            return self._mend(node_rank, heard.last, error.message)
+        return None
+
+    def _hear(self, node_rank: int, link: Link, heard: _Heard) -> None:
+        """Take events until the agent is gone, then fetch its small results."""
+        for n, message in link.events():
+            heard.last = n
+            self._put(node_rank, message)
+            heard.is_final = heard.is_final or isinstance(message, protocol.Final)
+            if isinstance(message, protocol.Ended) and 0 < (message.result_bytes or 0) <= SMALL_RESULT_BYTES:
+                heard.small.append(message.rank)
+        if not heard.is_final:
+            self._put(node_rank, Lost(why="its agent ended without a word (was it killed?)"))
+            return
+        self._fetch_small(node_rank, link, heard.small)
+        link.finish()
+        self._put(node_rank, Gone())
+
+    def _mend(self, node_rank: int, last: int, why: str) -> Link:
+        """Connect again and go on after event `last`. Raises `ConnectionLost` when the lease has run out before that."""
+        self._put(node_rank, Broken(why=why))
+        give_up, pause = self._clock() + self.lease_s, _FIRST_PAUSE_S
+        while self._clock() < give_up and not self._over.wait(pause):
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            try:
+                link = self._reopen(node_rank)
+                link.attach(protocol.Attach(job=self.plan.job, node_rank=node_rank, after=last))
+                if node_rank in self._stops:
+                    link.send(self._stops[node_rank])  # it may have been lost with the connection
+            except (ConnectionLost, Unreachable):
+                continue
+            self.links[node_rank] = link
+            self._put(node_rank, Mended())
+            return link
+        raise ConnectionLost(f"no connection for {self.lease_s:g} s")
+
+    def _fetch_small(self, node_rank: int, link: Link, ranks: Sequence[int]) -> None:
+        for rank in ranks:
             data = bytearray()
-            name = f"rank{one.rank}.result"
+            name = f"rank{rank}.result"
             link.fetch(protocol.Fetch(job=self.plan.job, node_rank=node_rank, name=name), data.extend)
-            self.small_results[one.rank] = bytes(data)
+            self.small_results[rank] = bytes(data)
 
-    def _put(self, node_rank: int, what: protocol.Message | Gone | Lost) -> None:
+    def _put(self, node_rank: int, what: protocol.Message | Broken | Mended | Gone | Lost) -> None:
         self._events.put(Event(node_rank=node_rank, at_s=self.elapsed_s, what=what))
 
     def batch(self, timeout_s: float) -> list[Event]:
@@ -127,7 +173,9 @@ class Launch:
 
     def stop(self, node_ranks: Sequence[int], grace_s: float, reason: str) -> None:
         """Ask nodes to end: SIGTERM, and SIGKILL after `grace_s`. Returns at once; their events tell the rest."""
-        self._say([self.links[i] for i in node_ranks], protocol.Stop(grace_s=grace_s, reason=reason))
+        message = protocol.Stop(grace_s=grace_s, reason=reason)
+        self._stops.update(dict.fromkeys(node_ranks, message))
+        self._say([self.links[i] for i in node_ranks], message)
 
     def _say(self, links: Sequence[Link], message: protocol.Message) -> None:
         for link in links:
@@ -148,6 +196,15 @@ def _send_quietly(link: Link, message: protocol.Message) -> None:
         link.send(message)
     except DistmagicError:
         return  # the listening thread notices the same, and tells it
+
+
+def _stop_and_wait(link: Link) -> None:
+    try:
+        link.send(protocol.Stop(grace_s=0.0, reason="another host could not start"))
+        for _ in link.events():
+            continue
+    except DistmagicError:
+        return  # what was wrong first is told; this node's lease ends what is left
 
 
 def _raise_first(futures: Sequence[Future[Any]]) -> None:

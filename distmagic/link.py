@@ -37,6 +37,8 @@ class Link:
         self._lines = Lines()
         self._writing = threading.Lock()
         self._closed = False
+        self._hello: tuple[int, protocol.Hello] | None = None
+        self._last = 0
         self.facts: protocol.Facts
 
     # ---- opening
@@ -152,20 +154,31 @@ class Link:
         self.send(request)
         self._hello = self._expect_numbered(protocol.Hello)
 
+    def attach(self, request: protocol.Attach) -> None:
+        """Go on with a job's events after number `request.after`, over this new conversation."""
+        self.send(request)
+        self._last = request.after
+
     def events(self) -> Iterator[tuple[int, protocol.Message]]:
-        """Yield (number, event) from hello on, until the agent is gone. Raises `ConnectionLost`, `ProtocolError`."""
-        n, hello = self._hello
-        yield n, hello
+        """Yield (number, event) until the agent is gone: from hello on, or from where `attach` said.
+
+        Raises `ConnectionLost` when the connection ends before that, and `ProtocolError`, also for a gap.
+        """
+        n = self._last
+        if self._hello is not None:
+            n, hello = self._hello
+            yield n, hello
         while True:
             number, message = self._next()
             if isinstance(message, protocol.Over):
                 return
-            if message is None or number == 0:
-                continue  # of a younger protocol
+            if number == 0:
+                continue  # no event
             if number != n + 1:
                 raise ProtocolError(f"{self.host.name}: event {number} came after event {n}.")
             n = number
-            yield n, message
+            if message is not None:  # else of a younger protocol
+                yield n, message
 
     def send(self, message: protocol.Message) -> None:
         """Say something. Raises `ConnectionLost`."""
@@ -229,6 +242,8 @@ class Link:
 
     def _expect_numbered(self, kind: type[M]) -> tuple[int, M]:
         n, message = self._next()
+        while message is None:  # of a younger protocol
+            n, message = self._next()
         if isinstance(message, protocol.Refused):
             raise PreflightError(
                 self.host.name, f"{message.error}.".replace("..", "."), _REFUSAL_HINTS.get(message.what, "")
@@ -247,7 +262,7 @@ _REFUSAL_HINTS = {
 
 def _version(reply: dict[str, object]) -> tuple[int, ...]:
     found = reply.get("python")
-    return tuple(int(part) for part in found) if isinstance(found, list) else ()
+    return tuple(part for part in found if isinstance(part, int)) if isinstance(found, list) else ()
 
 
 def _parse_reply(text: bytes, host: str) -> dict[str, object]:

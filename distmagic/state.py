@@ -18,7 +18,8 @@ class NodeState:
     """One host in this run. `phase`: connecting, starting, running, ended (torchrun is over), clear (no process is left), gone.
 
     `hostname` is the host's own name for itself, `host` what the user typed. `code` is torchrun's exit code.
-    `survivors`: processes that could not be ended.
+    `survivors`: processes that could not be ended. `broken`: why there is no connection just now, "" with one;
+    `broken_at_s`: since when.
     """
 
     node_rank: int
@@ -28,6 +29,8 @@ class NodeState:
     code: int | None = None
     reason: str = ""
     survivors: tuple[str, ...] = ()
+    broken: str = ""
+    broken_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,18 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """Event of the launcher: a connection broke; the ranks go on, and it is tried again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """Event of the launcher: a broken connection stands again, and no event was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """Event of the launcher: a node's agent has said all and is gone, and what is wanted of it has come."""
 
@@ -120,7 +135,7 @@ class Event:
 
     node_rank: int
     at_s: float
-    what: protocol.Message | Lost | Swept | Gone | Stopping | None
+    what: protocol.Message | Lost | Swept | Broken | Mended | Gone | Stopping | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,6 @@ def test_a_port_that_does_not_answer():
             one.close()
 
 
-@pytest.mark.xfail(reason="a name that can't be resolved raises out of `poll`")
 def test_a_name_that_nobody_knows():
     dialer = Dialer("no-such-host.invalid", 1, lead=False, now=0.0)
     try:

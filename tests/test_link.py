@@ -290,7 +290,7 @@ def test_another_answer_than_the_one_expected():
     ("data", "message"),
     [
         (b"hello\n", "gpu-a sent not JSON: b'hello'."),
-        (b'{"t":"route","n":0,"address":1}\n', "gpu-a sent route.address: '1' is no str."),
+        (b'{"t":"route","n":0,"address":1}\n', "gpu-a sent route.address: int in place of str."),
         (b"x" * (p.MAX_LINE_BYTES + 2), f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes."),
     ],
 )
@@ -329,7 +329,6 @@ def test_answers_between_events_are_left_out():
     assert [n for n, _ in link.events()] == [1, 2]
 
 
-@pytest.mark.xfail(reason="a numbered event of an unknown type does not advance the count")
 def test_events_of_an_unknown_type_are_left_out():
     link, _ = started(
         lines(EVENTS[0], first=1), b'{"t":"teleport","n":2}\n', lines(EVENTS[2], first=3), lines(p.Over())

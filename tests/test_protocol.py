@@ -173,7 +173,7 @@ def test_numbers_that_are_no_numbers_travel():
         (b'{"t":"over","n":true}', 'not a message: b\'{"t":"over","n":true}\''),
         (b'{"t":"over","n":1.0}', 'not a message: b\'{"t":"over","n":1.0}\''),
         (b'{"t":"data","n":0}', "data: size_bytes is missing"),
-        (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: 'True' is no int"),
+        (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: bool in place of int"),
         (b'{"t":"want","n":0,"sha256":"x"}', "want.sha256: no list"),
         (b'{"t":"offer","n":0,"blobs":[1]}', "offer.blobs: no object"),
         (b'{"t":"offer","n":0,"blobs":[{"sha256":"x"}]}', "offer.blobs: size_bytes is missing"),
@@ -189,9 +189,6 @@ def test_what_is_not_of_the_protocol(line, message):
     with pytest.raises(p.WireError) as caught:
         p.decode(line)
     assert str(caught.value) == message
-
-
-UNBOUNDED = pytest.mark.xfail(reason="float() of a huge whole number raises OverflowError")
 
 
 def a(kind: object) -> st.SearchStrategy[object]:
@@ -258,8 +255,12 @@ def test_any_json_in_any_field(index, data):
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param(b"1" * 400, marks=UNBOUNDED),
-        pytest.param(b"-" + b"9" * 4000, marks=UNBOUNDED),
+        pytest.param(
+            b"1" * 400,
+        ),
+        pytest.param(
+            b"-" + b"9" * 4000,
+        ),
         b"[" * 900 + b"]" * 900,
         b'{"a":' * 400 + b"1" + b"}" * 400,
     ],
@@ -269,7 +270,6 @@ def test_numbers_beyond_all_bounds_and_nests(value):
         decode_or_wire_error(b'{"t":"progress","n":1,"rank":0,"restart":0,"at_s":1,"' + name + b'":' + value + b"}")
 
 
-@pytest.mark.xfail(reason="lone surrogates come through as they are")
 def test_half_characters_of_utf16_become_question_marks():
     """A file name that is not UTF-8 in an exception's message would break every screen it is shown on."""
     _, message = p.decode(b'{"t":"notice","n":1,"level":"info","text":"a\\udcffb"}')

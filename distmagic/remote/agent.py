@@ -21,13 +21,14 @@ from pathlib import Path
 from distmagic.remote import exits, places, processes, protocol
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
-from distmagic.remote.journal import Journal
+from distmagic.remote.journal import FILE, Journal
 from distmagic.remote.ranks import Rank
 from distmagic.remote.readers import Reader
 from distmagic.remote.streams import Stream
 
 _TICK_S = 0.05
 _PROGRESS_S = 0.1
+_TOUCH_S = 30.0
 _LEFTOVER_GRACE_S = 1.0  # for what ranks left running when torchrun is over
 _ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
              "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
@@ -56,6 +57,7 @@ class Agent:
         self.out_of_memory_before = exits.count_out_of_memory()
         self.lease_until = clock() + start.lease_s
         self.progress_at = 0.0
+        self.touch_at = clock()
         self.told_full = False
         self._listen(listener, self._accept_reader)
         self._listen_to_ranks()
@@ -115,6 +117,9 @@ class Agent:
         if self.dialer is not None and (found := self.dialer.poll(now)) is not None:
             self.journal.add(found)
         self._write_events(now)
+        if now >= self.touch_at:
+            self.touch_at = now + _TOUCH_S
+            places.touch((self.folder / FILE, *map(places.blob, (self.start.call, self.start.code)), sys.path[0]))
         if now > self.lease_until and not self.ending.has_begun:
             self.stop(now, 2.0, "lease")
         self.ending.step(now)
@@ -145,9 +150,8 @@ class Agent:
         self.selector.register(conn, selectors.EVENT_READ, lambda: self._greet(conn))
 
     def _greet(self, conn: socket.socket) -> None:
-        """Take a newcomer's first packet: a rank's hello with its pipes, or the engine's report."""
-        packet, fds, _, _ = socket.recv_fds(conn, 1 << 16, 2)
-        message = _decoded(packet)
+        """Take a newcomer's first packet: a rank's hello with its pipes, its end, or the engine's report."""
+        message, fds = _received(conn)
         self.selector.unregister(conn)
         self.newcomers.remove(conn)
         if isinstance(message, protocol.Worker) and len(fds) == 2:
@@ -155,7 +159,17 @@ class Agent:
             return
         if isinstance(message, protocol.Engineended):
             self.engine_exits = message.exits
+        if isinstance(message, protocol.Ended):
+            self._hear_end(message)
+        for fd in fds:
+            os.close(fd)
         conn.close()
+
+    def _hear_end(self, word: protocol.Ended) -> None:
+        """Take the end of a rank whose own connection was closed by its own code."""
+        for rank in self.ranks:
+            if (rank.hello.rank, rank.hello.restart) == (word.rank, word.restart) and not rank.is_over:
+                rank.ended = word
 
     def _add_rank(self, rank: Rank) -> None:
         self.ranks.append(rank)
@@ -182,7 +196,7 @@ class Agent:
                 break
         else:
             return
-        if rank.ended is not None or not rank.is_running:
+        if rank.ended is not None or not rank.is_open:
             self.selector.unregister(rank.conn)
             self._notice_end(rank)
 
@@ -226,7 +240,6 @@ class Agent:
                 self.journal.add(event)
         if now - self.progress_at >= _PROGRESS_S or last:
             self.progress_at = now
-            self.journal.touch()
             for rank in self.ranks:
                 if (progress := rank.progress()) is not None:
                     self.journal.add(progress)
@@ -263,7 +276,7 @@ class Agent:
     def stop(self, now: float, grace_s: float, reason: str) -> None:
         """End everything: SIGTERM, and SIGKILL after `grace_s`."""
         if not self.is_final:
-            self.reason = reason
+            self.reason = self.reason if self.ending.has_begun else reason
             self.ending.begin(now, grace_s)
 
     def _finish(self, now: float) -> None:
@@ -313,12 +326,14 @@ def main(argv: list[str]) -> None:
     os._exit(0)
 
 
-def _decoded(packet: bytes) -> protocol.Message | None:
-    """Return the message of a packet; None for the end of a connection and for what is not of the protocol."""
+def _received(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
+    """Return a packet's message and descriptors; None for a connection's end and for what is not of the protocol."""
+    fds: list[int] = []
     try:
-        return protocol.decode(packet)[1] if packet else None
-    except protocol.WireError:
-        return None
+        packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 2)
+        return (protocol.decode(packet)[1] if packet else None), fds
+    except (OSError, protocol.WireError):
+        return None, fds
 
 
 def _wakeup(selector: selectors.BaseSelector) -> int:

@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.remote import facts, places, processes, protocol
+from distmagic.remote import facts, journal, places, processes, protocol
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
@@ -37,7 +37,7 @@ class Contact:
         while (line := self._line()) is not None:
             _, request = protocol.decode(line)
             handler = _HANDLERS.get(type(request))
-            if handler is not None:
+            if handler is not None:  # an order to an agent that ended meanwhile has none
                 self._handle(handler, request)
 
     def _handle(self, handler: object, request: protocol.Message) -> None:
@@ -127,9 +127,17 @@ class Contact:
     def attach(self, request: protocol.Attach) -> None:
         """Carry bytes to and from an agent that runs."""
         run_dir = places.run_dir(request.job, request.node_rank)
-        places.check_run_dir(run_dir)
-        self._relay(run_dir / "readers", request)
+        try:
+            places.check_run_dir(run_dir)
+            self._relay(run_dir / "readers", request)
+        except (FileNotFoundError, ConnectionRefusedError):
+            self._replay(request)  # the agent has ended meanwhile; its journal says how
         self._say(protocol.Over())
+
+    def _replay(self, request: protocol.Attach) -> None:
+        folder = places.job_dir(request.job, request.node_rank)
+        for _, line in journal.read(folder / journal.FILE, request.after):
+            self._write(journal.expand(line, folder))
 
     def _relay(self, path: Path, attach: protocol.Attach) -> None:
         """Carry bytes both ways until the agent closes, which it does as its last act."""

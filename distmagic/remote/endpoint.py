@@ -43,7 +43,11 @@ class Dialer:
         self._tried = now
         self._socket = socket.socket(socket.AF_INET6 if ":" in self._peer[0] else socket.AF_INET)
         self._socket.setblocking(False)
-        self._note(self._socket.connect_ex(self._peer))
+        try:
+            self._note(self._socket.connect_ex(self._peer))
+        except OSError as error:  # a name that this host can't resolve
+            self._error = str(error)
+            self.close()
 
     def _answered(self, now: float) -> bool:
         assert self._socket is not None

@@ -57,7 +57,7 @@ def read(pid: int) -> Process | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # gone, or somebody else's where /proc hides those
         return None
     name = text[text.index("(") + 1 : text.rindex(")")]
     words = text[text.rindex(")") + 2 :].split()  # proc(5): words[0] is field 3
@@ -73,7 +73,7 @@ def everything() -> tuple[Process, ...]:
 
 
 def descendants(root: int, table: Iterable[Process] | None = None) -> tuple[Process, ...]:
-    """Return all living processes below `root`, children first; zombies are left out."""
+    """Return all living processes below `root`, parents first; zombies are left out."""
     children: dict[int, list[Process]] = {}
     for process in everything() if table is None else table:
         children.setdefault(process.parent, []).append(process)
@@ -92,8 +92,8 @@ def send(process: Process, number: int) -> None:
     if now is not None and now.started == process.started:
         try:
             os.kill(process.pid, number)
-        except ProcessLookupError:
-            return
+        except (ProcessLookupError, PermissionError):
+            return  # gone, or it has become somebody else's (setuid)
 
 
 def reap() -> dict[int, int]:

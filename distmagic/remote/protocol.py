@@ -431,11 +431,16 @@ def _make_reader(kind: typing.Any) -> Callable[[typing.Any, str], typing.Any]:
 
 def _scalar_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
     def read(value: typing.Any, where: str) -> typing.Any:
+        if kind is str and isinstance(value, str):
+            return value if value.isascii() else value.encode("utf-8", "replace").decode()  # no lone surrogates
         if type(value) is kind:
             return value
-        if kind is float and type(value) is int:
-            return float(value)
-        raise WireError(f"{where}: {str(value)[:40]!r} is no {kind.__name__}")
+        try:
+            if kind is float and type(value) is int:
+                return float(value)
+        except OverflowError:
+            raise WireError(f"{where}: too large a number") from None
+        raise WireError(f"{where}: {type(value).__name__} in place of {kind.__name__}")
 
     return read
 

@@ -5,6 +5,7 @@ Started by torchrun. Its exit code is what any script's would be: 0 after a retu
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import linecache
@@ -21,8 +22,8 @@ from distmagic.remote import bars, call, parcel, processes, protocol, report
 
 _F_SETPIPE_SZ = 1031  # fcntl(2)
 _PIPE_BYTES = 1 << 20
-_MAX_TRACEBACK = 60_000
-_MAX_MESSAGE = 8_000
+_MAX_TRACEBACK_BYTES = 120_000  # as JSON: a packet of a unix socket holds about 200 KiB
+_MAX_MESSAGE_BYTES = 30_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def main(_: list[str]) -> None:
         ended = _exited(rank, stop)
     except BaseException as error:  # noqa: BLE001 - the end of a rank, whatever it is, is told
         ended = _raised(rank, error, labels)
-    _finish(conn, ended)
+    _finish(rank, conn, ended)
 
 
 def _who_am_i() -> Rank:
@@ -136,22 +137,52 @@ def _keep(rank: Rank, value: object) -> protocol.Ended:
 
 def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
     """Return the end by sys.exit(): no code is a return, a text goes to stderr and means 1."""
-    if stop.code is None or stop.code == 0:
+    if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         return _ended(rank, "returned", result_bytes=0)
     if not isinstance(stop.code, int):
-        sys.stderr.write(f"{stop.code}\n")
-        return _ended(rank, "exited", 1, meaning=str(stop.code)[:_MAX_MESSAGE])
+        text = _text_of(stop.code)
+        _write_error(text)
+        return _ended(rank, "exited", 1, meaning=clipped(text, _MAX_MESSAGE_BYTES))
     return _ended(rank, "exited", stop.code & 0xFF, meaning=f"sys.exit({stop.code}) was called")
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
     text = shown_traceback(error, labels)
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-    message = str(error)[:_MAX_MESSAGE]
-    kind = type(error).__name__
-    failure = protocol.Failure(type=kind, message=message, traceback=text[-_MAX_TRACEBACK:])
+    _write_error(text)
+    failure = protocol.Failure(
+        type=type(error).__name__, message=clipped(_text_of(error), _MAX_MESSAGE_BYTES),
+        traceback=clipped(text, _MAX_TRACEBACK_BYTES),
+    )  # fmt: skip
     return _ended(rank, "raised", 1, failure=failure)
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - the user's own __str__
+        return f"<its str() raised {type(error).__name__}>"
+
+
+def clipped(text: str, max_bytes: int) -> str:
+    """Return a text whose middle is left out where it is too long as JSON: a traceback's ends say the most."""
+    if len(json.dumps(text)) <= max_bytes:
+        return text
+    kept = max_bytes
+    while True:
+        kept //= 2
+        short = f"{text[:kept]}\n... {len(text) - 2 * kept:,} characters left out ...\n{text[-kept:]}"
+        if len(json.dumps(short)) <= max_bytes:
+            return short
+
+
+def _write_error(text: str) -> None:
+    """Write to stderr, also where the user's code has closed or replaced `sys.stderr`."""
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001 - the user's own stream, or None, or closed
+        with contextlib.suppress(OSError):
+            os.write(2, f"{text}\n".encode(errors="backslashreplace"))
 
 
 def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
@@ -173,14 +204,26 @@ def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None
         summary = summary.__context__
 
 
-def _finish(conn: socket.socket, ended: protocol.Ended) -> None:
+def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
     """Tell the end, then leave as any Python program does: atexit, threads, flush."""
     report.end()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001 - the user's own stream, or None, or closed: Python's end deals with it
+            continue
     try:
-        conn.setblocking(True)
-        conn.send(protocol.encode(ended))
+        _tell(rank, conn, protocol.encode(ended))
     except OSError:
         sys.exit(1)  # the agent is gone
     sys.exit(ended.code)
+
+
+def _tell(rank: Rank, conn: socket.socket, packet: bytes) -> None:
+    try:
+        conn.setblocking(True)
+        conn.send(packet)
+    except OSError:  # the user's code has closed all descriptors, as programs do that become daemons
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
+            again.connect(rank.socket)
+            again.send(packet)

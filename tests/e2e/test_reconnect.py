@@ -1,0 +1,75 @@
+"""Connections that break while ranks go on: the run goes on too, nothing is lost and nothing comes twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.state import RunState
+from tests.e2e import runner
+from tests.e2e.test_runs import as_value
+from tests.lab import Lab
+from tests.lab.host import LabHost
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+def count(seconds: float) -> int:
+    """Print a number every tenth of a second, and report it."""
+    import time
+
+    import distmagic
+
+    total = int(seconds * 10)
+    for i in range(total):
+        print(i)
+        distmagic.report(step=i + 1, total=total, value=i)
+        time.sleep(0.1)
+    return total
+
+
+def counted(state: RunState, rank: int) -> list[int]:
+    return [int(line.text) for line in state.lines if line.rank == rank and line.stream == "stdout"]
+
+
+@pytest.mark.parametrize("fault", ["contact killed", "ssh server's session killed"])
+def test_a_connection_that_breaks_is_made_again(lab: Lab, fault: str) -> None:
+    def break_it() -> None:
+        contacts = [p for p in lab.hosts[1].processes() if p.cmdline[1:3] == ("-u", "-c")]
+        assert contacts
+        pids = [str(p.pid if fault == "contact killed" else p.ppid) for p in contacts]
+        lab.hosts[1].exec(["kill", "-9", *pids])
+
+    screen = runner.Watch(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), break_it)
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), 5.0, screen=screen)
+    assert run.state.phase == "done"
+    assert dict(run.results) == {0: 50, 1: 50}
+    assert counted(run.state, 1) == list(range(50))
+    assert [row["value"] for row in run.metrics if row["rank"] == 1] == list(range(50))
+    assert run.state.nodes[1].broken == ""
+
+
+class Cable(runner.Watch):
+    """Pulls a host's cable when its rank works, and puts it back when the launcher has noticed."""
+
+    def __init__(self, host: LabHost) -> None:
+        super().__init__(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), host.cut)
+        self._host = host
+        self.why = ""
+
+    def show(self, state: RunState) -> None:
+        """Put the cable back."""
+        if state.nodes[1].broken and not self.why:
+            self.why = state.nodes[1].broken
+            self._host.heal()
+        super().show(state)
+
+
+@pytest.mark.parametrize("seconds", [16.0, 3.0], ids=["still at work", "ended meanwhile"])
+def test_a_cable_that_is_pulled_for_longer_than_a_connection_lives(lab: Lab, seconds: float) -> None:
+    screen = Cable(lab.hosts[1])
+    way = runner.access(lab, connect_timeout_s=3.0)
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), seconds, screen=screen, access=way)
+    assert screen.why.startswith("dm2: ")
+    assert run.state.phase == "done"
+    assert dict(run.results) == {0: seconds * 10, 1: seconds * 10}
+    assert counted(run.state, 1) == list(range(int(seconds * 10)))

@@ -123,13 +123,6 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     assert [n for n, _ in read(path, after=1)] == [2]
 
 
-def test_touch_makes_it_young(tmp_path):
-    journal = filled(tmp_path, 1)
-    os.utime(tmp_path / FILE, (1, 1))
-    journal.touch()
-    assert (tmp_path / FILE).stat().st_mtime > 1e9
-
-
 # ---- text stands in the logs
 
 

@@ -122,9 +122,20 @@ def test_what_is_old_goes(home):
 def test_a_job_whose_journal_is_touched_stays(home):
     log = make(home / "jobs" / "long" / "0-a" / "rank0.stdout.log", 30 * DAY_S)
     journal = make(home / "jobs" / "long" / "1-b" / "journal.jsonl", 30 * DAY_S)
-    os.utime(journal, (NOW, NOW))
-    places.expire(NOW)
+    blob = make(home / "blobs" / SHA, 30 * DAY_S)
+    places.touch((home / "gone", str(journal), blob))
+    places.expire()
     assert log.exists()
+    assert blob.exists()
+
+
+@pytest.mark.parametrize("given", ["~/else", "sub/folder"])
+def test_the_home_is_absolute(given, monkeypatch, tmp_path):
+    """Ranks have another working directory than the process that answers the notebook."""
+    monkeypatch.setenv("DISTMAGIC_HOME", given)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert places.home() == tmp_path / given.removeprefix("~/")
 
 
 def test_beyond_its_size_the_oldest_go_first(home, monkeypatch):

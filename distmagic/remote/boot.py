@@ -16,11 +16,16 @@ MARK = b"distmagic-boot "
 _PROGRAM = r"""
 import hashlib, json, os, sys
 def distmagic_boot(sha):
-    home = os.environ.get("DISTMAGIC_HOME") or os.path.expanduser("~/.distmagic")
+    home = os.path.abspath(os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic"))
     folder = os.path.join(home, "blobs")
     path = os.path.join(folder, sha)
     own = hashlib.sha256(os.urandom(16)).hexdigest()[:12]  # another host may share this home
-    reply = {"python": list(sys.version_info[:3]), "home": home, "have": os.path.exists(path), "error": "",
+    try:
+        with open(path, "rb") as file:
+            have = hashlib.sha256(file.read()).hexdigest() == sha  # a host that lost its power may have cut it short
+    except (IOError, OSError):
+        have = False
+    reply = {"python": list(sys.version_info[:3]), "home": home, "have": have, "error": "",
              "executable": sys.executable, "system": sys.platform}
     try:
         for each in (home, folder):
@@ -58,7 +63,8 @@ def distmagic_boot(sha):
                 file.write(data)
             os.rename(aside, path)
         except (IOError, OSError) as error:
-            os.remove(aside)
+            if os.path.exists(aside):
+                os.remove(aside)
             refused = {"t": "refused", "n": 0, "what": "offer", "error": "can't write to %s: %s" % (home, error)}
             os.write(1, json.dumps(refused).encode() + b"\n")
             sys.exit(1)

@@ -5,6 +5,7 @@ It holds nothing: when its channel ends it ends, and agents go on under their le
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -13,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,34 +75,45 @@ class Contact:
 
     def offer(self, request: protocol.Offer) -> None:
         """Say which files are wanted, and take them."""
-        wanted = [blob for blob in request.blobs if not places.blob(blob.sha256).exists()]
+        wanted = [blob for blob in request.blobs if not _is_whole(blob)]
         self._say(protocol.Want(sha256=tuple(blob.sha256 for blob in wanted)))
-        for blob in wanted:
-            self._receive(blob)
+        failed = [error for blob in wanted if (error := self._receive(blob)) is not None]
+        if failed:
+            raise failed[0]
         for blob in request.blobs:
             os.utime(places.blob(blob.sha256))  # young again
         if wanted:
             self._say(protocol.Want())
 
-    def _receive(self, blob: protocol.Blob) -> None:
-        path = places.blob(blob.sha256)
+    def _receive(self, blob: protocol.Blob) -> OSError | None:
+        """Take a file; return why it can't be kept. All of it is read in any case: the conversation must stay whole."""
+        path, pieces, digest = places.blob(blob.sha256), self._pieces(blob.size_bytes), hashlib.sha256()
         aside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")  # another host may share this home
-        digest, left, failed = hashlib.sha256(), blob.size_bytes, None
-        with aside.open("wb") as file:
-            while left:
-                data = self._lines.take(min(left, _CHUNK)) or os.read(0, min(left, _CHUNK))
-                if not data:
-                    raise OSError("the connection ended in the middle of a file")
-                left -= len(data)
-                digest.update(data)
-                try:
+        try:
+            with aside.open("wb") as file:
+                for data in pieces:
+                    digest.update(data)
                     file.write(data)
-                except OSError as error:
-                    failed = failed or error  # go on reading: the conversation must stay whole
-        if failed is not None or digest.hexdigest() != blob.sha256:
-            aside.unlink()
-            raise failed or OSError("a file arrived damaged")
-        aside.rename(path)
+            if digest.hexdigest() != blob.sha256:
+                return OSError("a file arrived damaged")
+            aside.rename(path)
+        except OSError as error:
+            for _ in pieces:
+                continue
+            return error
+        finally:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+        return None
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        """Yield the next `size` bytes from the notebook."""
+        while size:
+            data = self._lines.take(min(size, _CHUNK)) or os.read(0, min(size, _CHUNK))
+            if not data:
+                sys.exit(0)  # the channel is gone in the middle of a file
+            size -= len(data)
+            yield data
 
     def start(self, request: protocol.Start) -> None:
         """Start an agent, and carry bytes until it is gone."""
@@ -179,6 +192,18 @@ class Contact:
             shutil.rmtree(path, ignore_errors=True)
         names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
         self._say(protocol.Final(reason="swept", survivors=names))
+
+
+def _is_whole(blob: protocol.Blob) -> bool:
+    """Whether a file is here, and not cut short or empty as the loss of power leaves them."""
+    try:
+        with places.blob(blob.sha256).open("rb") as file:
+            digest = hashlib.sha256()
+            while data := file.read(_CHUNK):
+                digest.update(data)
+    except OSError:
+        return False
+    return digest.hexdigest() == blob.sha256
 
 
 def _receive(conn: socket.socket) -> bytes:

@@ -17,8 +17,10 @@ def main(argv: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    args = parse_args(argv)
+    args.log_dir = os.path.join(os.path.dirname(_socket()), "torchrun")  # else a directory in /tmp that stays
     try:
-        run(parse_args(argv))
+        run(args)
     except ChildFailedError as error:
         exits = tuple(
             protocol.Exit(rank=rank, local_rank=failure.local_rank, pid=failure.pid, code=failure.exitcode)
@@ -31,7 +33,10 @@ def main(argv: list[str]) -> None:
 
 
 def _tell(report: protocol.Engineended) -> None:
-    address = json.loads(os.environ["DISTMAGIC_WORKER"])["socket"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.connect(address)
+        conn.connect(_socket())
         conn.send(protocol.encode(report))
+
+
+def _socket() -> str:
+    return str(json.loads(os.environ["DISTMAGIC_WORKER"])["socket"])

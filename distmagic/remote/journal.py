@@ -90,10 +90,6 @@ class Journal:
         for number in range(next_, self.last + 1):
             yield number, self._recent[number - self._first]
 
-    def touch(self) -> None:
-        """Make the journal look young, so that nobody expires it while the job lives."""
-        os.utime(self._folder / FILE)
-
 
 def _gap(first: int, end: int) -> Iterator[tuple[int, bytes]]:
     for number in range(first, end):

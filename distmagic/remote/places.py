@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 KEPT_DAYS = 7.0
@@ -24,7 +25,7 @@ _YOUNG_S = 300.0  # what changed this recently may be in use
 
 def home() -> Path:
     """Return the directory of all that is kept."""
-    return Path(os.environ.get("DISTMAGIC_HOME") or os.path.expanduser("~/.distmagic"))
+    return Path(os.path.abspath(os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")))
 
 
 def blob(sha256: str) -> Path:
@@ -60,10 +61,17 @@ def check_run_dir(path: Path) -> None:
         raise PermissionError(f"{path} is not a private directory of this user")
 
 
+def touch(paths: Iterable[str | Path]) -> None:
+    """Make files look young, so that nobody expires them while their job lives. One that is gone makes no job fail."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
 def expire(now: float | None = None) -> None:
     """Remove jobs and blobs that are older than `KEPT_DAYS` or beyond `KEPT_BYTES`, the oldest first.
 
-    A job that still runs is kept: its journal is young, because an agent touches it while it lives.
+    A job that still runs is kept, and what it came from: its agent touches them while it lives.
     """
     now = time.time() if now is None else now
     for kind in ("jobs", "blobs"):

@@ -14,7 +14,10 @@ _ROWS_A_LINE = 20
 
 
 class Rank:
-    """A rank that has said hello. `ended` is its own last word, None if it went without one."""
+    """A rank that has said hello. `ended` is its own last word, None if it went without one.
+
+    `is_open`: more may come over its connection. `is_over`: its end has been told.
+    """
 
     def __init__(self, conn: socket.socket, hello: protocol.Worker, fds: list[int], folder: Path, now: float) -> None:
         self.conn = conn
@@ -24,6 +27,7 @@ class Rank:
         self.pidfd = _open_pidfd(hello.pid)
         self.ended: protocol.Ended | None = None
         self.is_over = False
+        self.is_open = True
         self.is_disk_full = False
         self._latest: protocol.Progress | None = None
         self._rows: list[protocol.Row] = []
@@ -35,9 +39,12 @@ class Rank:
         """Take one packet from the rank; False when there is none (now, or for ever)."""
         try:
             packet = self.conn.recv(1 << 18)
-        except (BlockingIOError, ConnectionResetError):
+        except BlockingIOError:
             return False
+        except OSError:
+            packet = b""
         if not packet:
+            self.is_open = False  # it ended, became another program, or closed all that it found open
             return False
         try:
             _, message = protocol.decode(packet)

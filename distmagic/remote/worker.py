@@ -210,7 +210,7 @@ def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # noqa: BLE001 - the user's own stream, or None, or closed: Python's end deals with it
+        except Exception:  # noqa: BLE001, S112 - the user's own stream, or None, or closed: Python's end tells
             continue
     try:
         _tell(rank, conn, protocol.encode(ended))
@@ -221,8 +221,9 @@ def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
 
 def _tell(rank: Rank, conn: socket.socket, packet: bytes) -> None:
     try:
-        conn.setblocking(True)
-        conn.send(packet)
+        with conn:
+            conn.setblocking(True)
+            conn.send(packet)
     except OSError:  # the user's code has closed all descriptors, as programs do that become daemons
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
             again.connect(rank.socket)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.remote import protocol as p
+from distmagic.remote import wire
 
 GOLDEN = Path(__file__).parent / "golden" / "wire.jsonl"
 SHA = "ab" * 32
@@ -110,7 +111,7 @@ def golden() -> list[bytes]:
 
 def test_the_golden_file_has_one_line_a_type():
     assert [json.loads(line)["t"] for line in golden()] == [type(m).__name__.lower() for _, m in MESSAGES]
-    assert {type(message) for _, message in MESSAGES} == set(p._NAMES)
+    assert {type(message) for _, message in MESSAGES} == set(wire._NAMES)
 
 
 @pytest.mark.parametrize("index", range(len(MESSAGES)), ids=[type(m).__name__ for _, m in MESSAGES])
@@ -216,7 +217,7 @@ SCALARS = {
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
 }
-ANY_MESSAGE = st.one_of([a(kind) for kind in p._NAMES])
+ANY_MESSAGE = st.one_of([a(kind) for kind in wire._NAMES])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
@@ -282,4 +283,4 @@ def decode_or_wire_error(line: bytes) -> None:
     except p.WireError:
         return
     assert type(n) is int
-    assert message is None or type(message) in p._NAMES
+    assert message is None or type(message) in wire._NAMES

@@ -58,7 +58,9 @@ def test_a_rank_that_raised():
     ],
 )
 def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
-    end = ended(0, outcome=exits.outcome_of(code), code=code, meaning=exits.meaning_of(code, out_of_memory))
+    end = ended(
+        0, outcome=exits.outcome_of(code), code=code, meaning=exits.meaning_of(code, out_of_memory=out_of_memory)
+    )
     words = output("all is\r\n\nlost\n", stream="stderr")
     other = output("not this\n", 1, stream="stderr")
     kind, message, hint = said(over(words, other, output("nor this\n"), end, code=1))

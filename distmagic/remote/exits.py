@@ -27,7 +27,7 @@ def outcome_of(code: int) -> str:
     return "signalled" if code < 0 else "exited"
 
 
-def meaning_of(code: int, out_of_memory: bool) -> str:
+def meaning_of(code: int, *, out_of_memory: bool) -> str:
     """Return what an exit code says, "" for nothing. Codes above 128 are signals as a shell writes them."""
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
     if number == signal.SIGKILL and out_of_memory:

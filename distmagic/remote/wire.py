@@ -1,0 +1,141 @@
+"""Lines of JSON, and the frozen dataclasses that they carry: how protocol.py's messages are written and read.
+
+Reading checks everything: whatever a host sends, `decode` gives a message whose fields have their types, or raises.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+
+MAX_LINE_BYTES = 1 << 20
+
+Message = typing.Any  # one of the classes that are entered by `message`
+
+
+class WireError(ValueError):
+    """A line that is not of this protocol; the text says what is wrong with it."""
+
+
+_TYPES: dict[str, type] = {}
+_NAMES: dict[type, str] = {}
+
+_M = typing.TypeVar("_M")
+
+
+def message(cls: type[_M]) -> type[_M]:
+    """Enter a class among the types of the wire, under its name in small letters."""
+    name = cls.__name__.lower()
+    _TYPES[name], _NAMES[cls] = cls, name
+    return cls
+
+
+def encode(message: Message, n: int = 0) -> bytes:
+    """Return the line of `message`, newline included."""
+    line = {"t": _NAMES[type(message)], "n": n, **_plain(message)}
+    return json.dumps(line, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+
+
+def _plain(value: typing.Any) -> typing.Any:
+    if is_dataclass(value):
+        pairs = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: _plain(v) for f, v in pairs if f.default is MISSING or v != f.default}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def decode(line: bytes) -> tuple[int, Message | None]:
+    """Return sequence number and message of a line; None for a type that this half does not know.
+
+    Raises `WireError` for anything that is not of the protocol: no JSON, a missing field, a wrong type.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a line of {len(line)} bytes (at most {MAX_LINE_BYTES} are allowed)")
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not JSON: {line[:80]!r}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("t"), str) or type(raw.get("n")) is not int:
+        raise WireError(f"not a message: {line[:80]!r}")
+    kind = _TYPES.get(raw["t"])
+    return raw["n"], None if kind is None else _reader(kind)(raw, raw["t"])
+
+
+_READERS: dict[typing.Any, Callable[[typing.Any, str], typing.Any]] = {}
+
+
+def _reader(kind: typing.Any) -> Callable[[typing.Any, str], typing.Any]:
+    """Return a function (value, where) that checks a plain value and makes a `kind` of it."""
+    if kind not in _READERS:
+        _READERS[kind] = _make_reader(kind)
+    return _READERS[kind]
+
+
+def _make_reader(kind: typing.Any) -> Callable[[typing.Any, str], typing.Any]:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind):
+        return _dataclass_reader(typing.cast(type, kind))
+    if origin is tuple:
+        return _list_reader(_reader(args[0]))
+    if origin is dict:
+        return _dict_reader(_reader(args[1]))
+    if origin in (types.UnionType, typing.Union):
+        inner = _reader(args[0])
+        return lambda value, where: None if value is None else inner(value, where)
+    return _scalar_reader(kind)
+
+
+def _scalar_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
+    def read(value: typing.Any, where: str) -> typing.Any:
+        if kind is str and isinstance(value, str):
+            return value if value.isascii() else value.encode("utf-8", "replace").decode()  # no lone surrogates
+        if type(value) is kind:
+            return value
+        try:
+            if kind is float and type(value) is int:
+                return float(value)
+        except OverflowError:
+            raise WireError(f"{where}: too large a number") from None
+        raise WireError(f"{where}: {type(value).__name__} in place of {kind.__name__}")
+
+    return read
+
+
+def _list_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typing.Any, str], typing.Any]:
+    def read(value: typing.Any, where: str) -> typing.Any:
+        if not isinstance(value, list):
+            raise WireError(f"{where}: no list")
+        return tuple(item(v, where) for v in value)
+
+    return read
+
+
+def _dict_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typing.Any, str], typing.Any]:
+    def read(value: typing.Any, where: str) -> typing.Any:
+        if not isinstance(value, dict):
+            raise WireError(f"{where}: no object")
+        return {k: item(v, where) for k, v in value.items()}
+
+    return read
+
+
+def _dataclass_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
+    hints = typing.get_type_hints(kind)
+    readers = [(f.name, _reader(hints[f.name]), f.default is MISSING) for f in fields(kind)]
+
+    def read(value: typing.Any, where: str) -> typing.Any:
+        if not isinstance(value, dict):
+            raise WireError(f"{where}: no object")
+        found = {}
+        for name, reader, required in readers:
+            if name in value:
+                found[name] = reader(value[name], f"{where}.{name}")
+            elif required:
+                raise WireError(f"{where}: {name} is missing")
+        return kind(**found)
+
+    return read

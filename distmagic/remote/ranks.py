@@ -91,7 +91,7 @@ class Rank:
         """Return an end made from an exit code."""
         return protocol.Ended(
             rank=self.hello.rank, restart=self.hello.restart, outcome=exits.outcome_of(code), code=code,
-            meaning=exits.meaning_of(code, out_of_memory),
+            meaning=exits.meaning_of(code, out_of_memory=out_of_memory),
         )  # fmt: skip
 
     @property

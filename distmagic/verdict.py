@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
+from distmagic import blame
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.remote import exits
 from distmagic.state import NodeState, RunState, WorkerState
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
@@ -61,9 +65,31 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
         return WorkerFailed(what, where, ended.failure.traceback)
-    how = f"ended with exit code {ended.code}" if ended.code >= 0 else f"was ended by signal {-ended.code}"
-    meaning = f" ({ended.meaning})" if ended.meaning else ""
-    return WorkerFailed(f"{worker.label} {how}{meaning}.", _with_last_lines(state, worker.rank, where))
+    how = _how(ended.code, ended.meaning)
+    return WorkerFailed(f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where))
+
+
+def _how(code: int, meaning: str) -> str:
+    """Return in words how a process ended."""
+    how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+    return f"{how} ({meaning})" if meaning else how
+
+
+def _is_late(worker: WorkerState) -> bool:
+    """Whether a rank's process failed by itself after the rank had ended well."""
+    ended, exit_ = worker.ended, worker.exit
+    return ended is not None and blame.is_good(ended) and exit_ is not None and exit_.code not in (0, -signal.SIGTERM)
+
+
+def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
+    """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
+    assert worker.exit is not None
+    how = _how(worker.exit.code, exits.meaning_of(worker.exit.code, out_of_memory=False))
+    hint = f"Its result is kept: run.results[{worker.rank}]. Its whole output: run.logs({worker.rank})."
+    return WorkerFailed(
+        f"{worker.label} returned, but its process {how} while it shut down.",
+        _with_last_lines(state, worker.rank, hint),
+    )
 
 
 def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
@@ -105,6 +131,9 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
             f"{node.host}: the port of the rendezvous is taken there.",
             "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
         )
+    for worker in state.workers.values():
+        if worker.node_rank == node.node_rank and _is_late(worker):
+            return _failed_afterwards(state, worker)
     said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
     hint = f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else ""
     return RunError(f"torchrun on {node.host} ended with exit code {node.code} before any rank told why.", hint)

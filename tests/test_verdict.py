@@ -68,6 +68,18 @@ def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
     assert hint == f"Its last words:\n    all is\n    lost\n{LOGS.format(rank=0, host='gpu-a')}"
 
 
+def test_a_rank_whose_process_fails_after_its_return():
+    stopped = p.Exit(rank=0, local_rank=0, pid=1, code=-15)
+    crashed = p.Exit(rank=1, local_rank=1, pid=2, code=-6)
+    engine = at(p.Engineended(code=1, exits=(stopped, crashed)))
+    how = f"was ended by signal 6 ({exits.meaning_of(-6, out_of_memory=False)})"
+    assert said(over(ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine)) == (
+        WorkerFailed,
+        f"rank 1 (gpu-a, local_rank 1) returned, but its process {how} while it shut down.",
+        "Its last words:\n    double free\nIts result is kept: run.results[1]. Its whole output: run.logs(1).",
+    )
+
+
 def test_sys_exit_with_words():
     end = ended(0, outcome="exited", code=1, meaning="no such data set")
     assert said(over(end, code=1))[1:] == (

@@ -271,7 +271,7 @@ def _ended(draft: _Draft, node: int, what: protocol.Ended) -> None:
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
     draft.close_lines(what.rank, node)
-    phase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, what)
+    phase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
     if phase == "failed" and draft.first_failure is None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
@@ -291,10 +291,11 @@ def _explains_first_failure(draft: _Draft, what: protocol.Ended) -> bool:
     return moved
 
 
-def _end_phase(draft: _Draft, what: protocol.Ended) -> str:
+def _end_phase(draft: _Draft, node: int, what: protocol.Ended) -> str:
     if blame.is_good(what):
         return "done"
-    by_torchrun = draft.first_failure is not None and blame.is_by_sigterm(what)
+    is_torchrun_over = draft.nodes[node].code not in (None, 0)
+    by_torchrun = blame.is_by_sigterm(what) and (is_torchrun_over or draft.first_failure is not None)
     return "stopped" if draft.stopping or by_torchrun else "failed"
 
 

@@ -28,7 +28,11 @@ def verdict(state: RunState) -> RunError | None:
 def _verdict(state: RunState) -> RunError | None:
     could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout")
     if state.first_failure is not None and not could_restart:
-        return _worker_failed(state, state.workers[state.first_failure])
+        worker = state.workers[state.first_failure]
+        node = state.nodes[worker.node_rank]
+        if worker.ended is not None and worker.ended.outcome == "signalled" and _was_ended_by_its_agent(state, node):
+            return _engine_failed(state, node)
+        return _worker_failed(state, worker)
     return _stopped(state) or (_node_lost(state) if state.lost else _broken(state))
 
 
@@ -120,10 +124,15 @@ def _lost_hint(state: RunState) -> str:
     return f"What still runs on {names} ends by itself when its lease runs out." if names else ""
 
 
+def _was_ended_by_its_agent(state: RunState, node: NodeState) -> bool:
+    """Whether the agent ended its ranks for a reason of its own: the lease ran out, or somebody asked it to end."""
+    return node.reason not in ("done", "", state.stopping)
+
+
 def _engine_failed(state: RunState, node: NodeState) -> RunError:
     if node.reason == "lease":
         return RunError(f"{node.host} ended its ranks: it had not heard of this notebook for the length of its lease.")
-    if node.reason not in ("done", "", state.stopping):
+    if _was_ended_by_its_agent(state, node):
         return RunError(f"{node.host} ended its ranks: {node.reason}.")
     lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
     if any(word in line for line in lines for word in _TAKEN):
@@ -136,4 +145,6 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
             return _failed_afterwards(state, worker)
     said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
     hint = f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else ""
-    return RunError(f"torchrun on {node.host} ended with exit code {node.code} before any rank told why.", hint)
+    code = node.code or 0
+    how = _how(code, exits.meaning_of(code, out_of_memory=False))
+    return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

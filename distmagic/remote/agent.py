@@ -6,7 +6,6 @@ the number of the listening socket of its readers, made by `contact`.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shutil
@@ -16,9 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from distmagic.remote import exits, places, processes, protocol
+from distmagic.remote import engine, exits, places, processes, protocol
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
 from distmagic.remote.journal import FILE, Journal
@@ -29,9 +27,8 @@ from distmagic.remote.streams import Stream
 _TICK_S = 0.05
 _PROGRESS_S = 0.1
 _TOUCH_S = 30.0
+_LINGERING_S = 10.0
 _LEFTOVER_GRACE_S = 1.0  # for what ranks left running when torchrun is over
-_ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
 
 class Agent:
@@ -58,6 +55,7 @@ class Agent:
         self.lease_until = clock() + start.lease_s
         self.progress_at = 0.0
         self.touch_at = clock()
+        self.told_lingering = False
         self.told_full = False
         self._listen(listener, self._accept_reader)
         self._listen_to_ranks()
@@ -82,19 +80,19 @@ class Agent:
                 hostname=socket.gethostname(), pid=os.getpid(),
             )
         )  # fmt: skip
-        engine = subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-u", sys.path[0], "engine", *self.start.torchrun, sys.path[0], "worker"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.start.cwd,
-            env=engine_env(self.start, dict(os.environ), self.folder, self.run_dir), start_new_session=True,
+            env=engine.environment(self.start, dict(os.environ), self.folder, self.run_dir), start_new_session=True,
         )  # fmt: skip
-        assert engine.stdout is not None
-        assert engine.stderr is not None
-        for pipe, name in ((engine.stdout, "stdout"), (engine.stderr, "stderr")):
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for pipe, name in ((child.stdout, "stdout"), (child.stderr, "stderr")):
             self._add_stream(Stream(os.dup(pipe.fileno()), self.folder, -1, name, self.clock()))
             pipe.close()
-        self.engine_pid = engine.pid
-        engine.returncode = 0  # `reap` collects it; Popen must not try
-        self.journal.add(protocol.Engine(pid=engine.pid))
+        self.engine_pid = child.pid
+        child.returncode = 0  # `reap` collects it; Popen must not try
+        self.journal.add(protocol.Engine(pid=child.pid))
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
@@ -117,6 +115,7 @@ class Agent:
         if self.dialer is not None and (found := self.dialer.poll(now)) is not None:
             self.journal.add(found)
         self._write_events(now)
+        self._notice_lingering(now)
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
             places.touch((self.folder / FILE, *map(places.blob, (self.start.call, self.start.code)), sys.path[0]))
@@ -136,10 +135,10 @@ class Agent:
             self._notice_end(rank)
         if status is not None:
             self.engine_code = exits.code_of(status)
-            for rank in self.ranks:
-                self._end_rank_of_dead_engine(rank)
+            self._end_ranks_as_torchrun_tells()
             self._write_events(now, last=True)
             self.journal.add(protocol.Engineended(code=self.engine_code, exits=self.engine_exits))
+            self._end_ranks_untold()
             self.ending.begin(now, _LEFTOVER_GRACE_S)
 
     # ---- ranks
@@ -209,16 +208,32 @@ class Agent:
         if word is not None:
             self._end_rank(rank, word)
 
-    def _end_rank_of_dead_engine(self, rank: Rank) -> None:
+    def _end_ranks_as_torchrun_tells(self) -> None:
         codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in self.engine_exits}
-        code = codes.get((rank.hello.rank, rank.hello.pid))
-        if not rank.is_over and not rank.is_running:
-            self._end_rank(
-                rank, rank.end_by_code(0 if code is None and self.engine_code == 0 else code or 1, out_of_memory=False)
+        for rank in self.ranks:
+            code = codes.get((rank.hello.rank, rank.hello.pid))
+            if code is not None and not rank.is_over and not rank.is_running:
+                self._end_rank(rank, rank.end_by_code(code, out_of_memory=False))
+
+    def _end_ranks_untold(self) -> None:
+        """End the ranks of which torchrun said nothing: they did well, or it ended them when it was ended itself."""
+        code = 0 if self.engine_code == 0 else -signal.SIGTERM
+        for rank in self.ranks:
+            if not rank.is_over and not rank.is_running:
+                self._end_rank(rank, rank.end_by_code(code, out_of_memory=False))
+
+    def _notice_lingering(self, now: float) -> None:
+        """Say once that a rank has returned and its process goes on: without this the run just seems to hang."""
+        late = [rank for rank in self.ranks if now - rank.over_at > _LINGERING_S and rank.is_running]
+        if late and not self.told_lingering and not self.ending.has_begun:
+            self.told_lingering = True
+            text = (
+                f"rank {late[0].hello.rank} has finished, but its process goes on: a thread or an atexit function still runs"
             )
+            self.journal.add(protocol.Notice(level="info", text=text))
 
     def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:
-        rank.is_over = True
+        rank.is_over, rank.over_at = True, self.clock()
         for stream in rank.streams:
             while stream.drain():
                 pass
@@ -290,21 +305,6 @@ class Agent:
         self.journal.add(protocol.Final(reason=self.reason, survivors=self.ending.survivors))
         self.is_final = True
         shutil.rmtree(self.run_dir, ignore_errors=True)
-
-
-def engine_env(start: protocol.Start, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
-    """Return torchrun's environment: the host's own without what would mislead torchrun, and the job's."""
-    env = {k: v for k, v in host.items() if k not in _ORPHANED and not k.startswith(("PET_", "TORCHELASTIC_"))}
-    env = {**start.defaults, **env, **start.env, processes.MARK: start.job}
-    env["DISTMAGIC_WORKER"] = json.dumps(
-        {
-            "socket": str(run_dir / "ranks"),
-            "folder": str(folder),
-            "call": str(places.blob(start.call)),
-            "code": str(places.blob(start.code)),
-        }
-    )
-    return env
 
 
 def main(argv: list[str]) -> None:

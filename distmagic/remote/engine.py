@@ -1,4 +1,7 @@
-"""torchrun itself, in this process: its own parser and its own engine; and a report of how ranks ended."""
+"""torchrun itself, in this process: its own parser and its own engine; and a report of how ranks ended.
+
+`environment` is what the agent starts it with.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,27 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 
-from distmagic.remote import processes, protocol
+from distmagic.remote import places, processes, protocol
+
+_ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+
+
+def environment(start: protocol.Start, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
+    """Return torchrun's environment: the host's own without what would mislead torchrun, and the job's."""
+    env = {k: v for k, v in host.items() if k not in _ORPHANED and not k.startswith(("PET_", "TORCHELASTIC_"))}
+    env = {**start.defaults, **env, **start.env, processes.MARK: start.job}
+    env["DISTMAGIC_WORKER"] = json.dumps(
+        {
+            "socket": str(run_dir / "ranks"),
+            "folder": str(folder),
+            "call": str(places.blob(start.call)),
+            "code": str(places.blob(start.code)),
+        }
+    )
+    return env
 
 
 def main(argv: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import replace
@@ -16,7 +17,7 @@ _ROWS_A_LINE = 20
 class Rank:
     """A rank that has said hello. `ended` is its own last word, None if it went without one.
 
-    `is_open`: more may come over its connection. `is_over`: its end has been told.
+    `is_open`: more may come over its connection. `is_over`: its end has been told, at `over_at`.
     """
 
     def __init__(self, conn: socket.socket, hello: protocol.Worker, fds: list[int], folder: Path, now: float) -> None:
@@ -27,6 +28,7 @@ class Rank:
         self.pidfd = _open_pidfd(hello.pid)
         self.ended: protocol.Ended | None = None
         self.is_over = False
+        self.over_at = math.inf
         self.is_open = True
         self.is_disk_full = False
         self._latest: protocol.Progress | None = None

@@ -56,11 +56,21 @@ class Rules(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        channel.transport.lock  # noqa: B018 - the reply goes out before the data
-        threading.Thread(target=self._run, args=(channel, command)).start()
+        replied = threading.Event()
+        transport = channel.get_transport()
+        send = transport._send_user_message
+
+        def send_reply(message: paramiko.Message) -> None:
+            transport._send_user_message = send
+            send(message)
+            replied.set()
+
+        transport._send_user_message = send_reply  # what it sends next is the reply to this request
+        threading.Thread(target=self._run, args=(channel, command, replied)).start()
         return True
 
-    def _run(self, channel: paramiko.Channel, command: bytes) -> None:
+    def _run(self, channel: paramiko.Channel, command: bytes, replied: threading.Event) -> None:
+        replied.wait(10)  # data and the end must not overtake the reply
         channel.sendall(b"ran " + command)
         channel.send_exit_status(0)
         channel.close()

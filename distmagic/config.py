@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from traitlets import Dict, Float, Unicode
@@ -68,9 +68,16 @@ class Chosen:
 def choose_hosts(request: Request, notebook: Chosen | None, config: Distmagic, environ: Mapping[str, str]) -> Chosen:
     """Return the hosts by precedence: the line, `%distributed hosts`, `%config`, `DISTMAGIC_HOSTS`, this machine.
 
-    Reads a hostfile where one is named. Raises `SpecError`.
+    `--nproc-per-node` on the line wins over ranks that came with hosts from elsewhere. Reads a hostfile where one is
+    named. Raises `SpecError`.
     """
-    return _of_line(request) or notebook or _of_settings(config, environ)
+    chosen = _of_line(request)
+    if chosen is not None:
+        return chosen
+    chosen = notebook or _of_settings(config, environ)
+    if request.names_nproc:
+        return replace(chosen, hosts=tuple(replace(host, slots=None) for host in chosen.hosts))
+    return chosen
 
 
 def _of_line(request: Request) -> Chosen | None:

@@ -38,8 +38,8 @@ class Defaults:
 class Request:
     """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
 
-    `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` says that the line itself has
-    `--ssh-config`; `output` is the name after `-o`.
+    `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
+    has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`.
     """
 
     spec: JobSpec = field(default_factory=JobSpec)
@@ -48,6 +48,7 @@ class Request:
     hostfile: str | None = None
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
+    names_nproc: bool = False
     whole: bool = False
     dry_run: bool = False
     output: str | None = None
@@ -66,6 +67,7 @@ def parse_line(line: str, defaults: Defaults) -> Request:
         hostfile=args.hostfile,
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
+        names_nproc=args.nproc_per_node is not None,
         whole=args.whole,
         dry_run=args.dry_run,
         output=args.output,

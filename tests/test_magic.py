@@ -169,6 +169,14 @@ def test_the_line_becomes_spec_access_and_hosts(lab):
     assert lab.packed["limit_bytes"] == 2**20
 
 
+def test_ranks_a_host_on_the_line_win_over_those_set_before(lab):
+    lab.value("%distributed hosts gpu-a:4 gpu-b")
+    lab.value("%%distributed --nproc-per-node 2\nlen([])")
+    assert (lab.session.hosts, lab.session.spec.nproc_per_node) == (parse_hosts("gpu-a gpu-b"), 2)
+    lab.value("%%distributed\nlen([])")
+    assert lab.session.hosts == parse_hosts("gpu-a:4 gpu-b")
+
+
 def test_nothing_named_is_this_machine(lab):
     lab.value("%%distributed\nlen([])")
     assert [host.is_local for host in lab.session.hosts] == [True]

@@ -1,0 +1,104 @@
+"""A notebook whose cells are run one after the other in a real kernel, by nbclient as nbconvert uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class LiveNotebook:
+    """A notebook and its kernel. `run` and `fail` append a cell, execute it, and return what it shows."""
+
+    def __init__(self, client: NotebookClient) -> None:
+        self._client = client
+        self.node: NotebookNode = client.nb
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process."""
+        return self._client.km.provisioner.process.pid
+
+    def interrupt(self) -> None:
+        """Interrupt the kernel as the button in Jupyter does."""
+        os.kill(self.pid, signal.SIGINT)
+
+    def run(self, source: str) -> str:
+        """Execute a cell that must succeed; return the text of all its outputs."""
+        return text_of(self.cell(source))
+
+    def cell(self, source: str) -> NotebookNode:
+        """Execute a cell that must succeed; return it."""
+        cell = nbformat.v4.new_code_cell(source)
+        self.node.cells.append(cell)
+        self._client.execute_cell(cell, len(self.node.cells) - 1)
+        return cell
+
+    def fail(self, source: str) -> str:
+        """Execute a cell that must fail; return the text of all its outputs, the error last."""
+        try:
+            text = self.run(source)
+        except CellExecutionError:
+            return text_of(self.node.cells[-1])
+        raise AssertionError(f"the cell did not fail, it shows:\n{text}")
+
+    @contextlib.contextmanager
+    def meanwhile(self, act: Callable[[], object]) -> Iterator[None]:
+        """Let another thread `act` while the body of the `with` executes cells; the kernel ends if it fails."""
+
+        def guarded() -> None:
+            try:
+                act()
+            except BaseException:
+                os.kill(self.pid, signal.SIGKILL)
+                raise
+
+        with ThreadPoolExecutor(1) as pool:
+            acting = pool.submit(guarded)
+            try:
+                yield
+            finally:
+                acting.result()
+
+
+def text_of(cell: NotebookNode) -> str:
+    """Return what a cell shows as text, without colours."""
+    return _ANSI.sub("", "\n".join(_text_of_output(output) for output in cell.outputs))
+
+
+def _text_of_output(output: NotebookNode) -> str:
+    if output.output_type == "stream":
+        return output.text
+    if output.output_type == "error":
+        return "\n".join(output.traceback)
+    return output.data.get("text/plain", "")
+
+
+def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
+    """Return the environment of a kernel: this package is importable, and no test's variable leaks in."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("DISTMAGIC_HOSTS")}
+    return {**own, "PYTHONPATH": str(REPOSITORY), **more}
+
+
+@contextlib.contextmanager
+def live_notebook(folder: Path, env: Mapping[str, str] = {}) -> Iterator[LiveNotebook]:
+    """Start a kernel that works in `folder`, with the extension loaded; end it afterwards."""
+    client = NotebookClient(
+        nbformat.v4.new_notebook(), timeout=90, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+    with client.setup_kernel(env=environment(env)):
+        notebook = LiveNotebook(client)
+        assert notebook.run("%load_ext distmagic") == ""
+        yield notebook

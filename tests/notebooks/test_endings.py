@@ -1,0 +1,78 @@
+"""A cell that is interrupted, and a kernel that is killed: no rank lives on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from nbclient.exceptions import DeadKernelError
+
+from tests.lab import Lab
+from tests.lab.waiting import wait_until
+from tests.notebooks.kernel import live_notebook
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+
+LONG = """\
+%%distributed --hosts dm1:2,dm2:1 --lease 3
+import signal
+import subprocess
+import time
+
+import distmagic
+
+def work():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "1234"], start_new_session=True)
+    for step in range(1000):
+        distmagic.report(step=step, total=1000)
+        time.sleep(1)
+
+work()
+"""
+
+
+def children(lab: Lab) -> int:
+    """Return how many ranks have started the program that they leave running."""
+    return sum("1234" in process.cmdline for host in lab.hosts for process in host.processes())
+
+
+def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path: Path):
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        began = []
+
+        def interrupt() -> None:
+            wait_until(lambda: children(lab) == 3, "three ranks at work", 60)
+            began.append(time.monotonic())
+            notebook.interrupt()
+
+        with notebook.meanwhile(interrupt):
+            shown = notebook.fail(LONG)
+        assert time.monotonic() - began[0] < 8  # ranks that ignore SIGTERM are allowed three seconds
+        assert "\nstopped " in f"\n{shown}"
+        view = notebook.node.cells[-1].outputs[0].data
+        assert set(view) == {"text/plain", "text/html"}
+        assert "The run was interrupted" in view["text/html"]
+        assert shown.endswith("Cancelled: The run was interrupted; every rank on every host was stopped.")
+        assert children(lab) == 0
+        lab.assert_clean()
+        assert notebook.run("_run.state.phase") == "'stopped'"
+        assert notebook.run("%%distributed --hosts dm1:1\nprint('again')").endswith("[rank 0 dm1] again")
+
+
+def test_a_killed_kernel_leaves_nothing_after_its_lease(lab: Lab, tmp_path: Path):
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+
+        def kill() -> None:
+            wait_until(lambda: children(lab) == 3, "three ranks at work", 60)
+            os.kill(notebook.pid, signal.SIGKILL)
+
+        with notebook.meanwhile(kill), pytest.raises(DeadKernelError):
+            notebook.run(LONG)
+        wait_until(lambda: children(lab) == 0, "all ranks to end with the lease", 30)
+    lab.assert_clean(within_s=15)

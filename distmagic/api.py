@@ -20,6 +20,7 @@ from distmagic.bundle import build
 from distmagic.drive import Screen, drive
 from distmagic.errors import DistmagicError
 from distmagic.fold import begin, fold
+from distmagic.found import Job, found_jobs
 from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.launch import Launch
 from distmagic.link import Link
@@ -68,21 +69,74 @@ class Session:
         links = reaching.wait()
         try:
             plan, warnings = prepare(links, spec, _new_job())
-            files = (payload.call, payload.code)
-            reopen = partial(self._reopen, reaching)
-            launch = Launch(plan, links, files, reaching.access.lease_s, time.monotonic, reopen)
-            launch.start()
+            launch = self._launch(plan.job, links, reaching, reaching.access.lease_s)
+            launch.start(plan, (payload.call, payload.code))
         except BaseException:
             _in_parallel(Link.close, links)
             raise
         state = begin(plan.job, [host.name for host in reaching.hosts], spec.max_restarts, warnings)
+        return self._drive(launch, state, reaching, screen, spec.timeout_s)
+
+    def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float) -> Launch:
+        return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching))
+
+    def _drive(
+        self, launch: Launch, state: RunState, reaching: Reaching, screen: Screen, timeout_s: float | None
+    ) -> Run:
         try:
-            state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s)
+            state = drive(launch, state, screen, reaching.asker.serve, timeout_s)
         finally:
             launch.close()
         state = fold(state, self._sweep_lost(state, reaching))
         screen.finish(state)
         return self._finish(state, launch, reaching)
+
+    # ---- jobs that were started before, also by other kernels
+
+    def jobs(self, reaching: Reaching) -> tuple[Job, ...]:
+        """Return the jobs of which these hosts have something, the oldest first."""
+        links = reaching.wait()
+        try:
+            return found_jobs(_in_parallel(Link.jobs, links))
+        finally:
+            _in_parallel(Link.finish, links)
+
+    def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run:
+        """Follow a job from its first event to its end, as if this kernel had started it; an interrupt ends it.
+
+        `reaching` are the job's own hosts in the order of its nodes. Raises what `launch` raises for a run.
+        """
+        links = reaching.wait()
+        launch = self._launch(job.name, links, reaching, job.lease_s)
+        launch.attach()
+        return self._drive(launch, begin(job.name, job.hosts, job.max_restarts), reaching, screen, None)
+
+    def stop(self, reaching: Reaching, job: Job) -> None:
+        """End a job on its own hosts; returns when its processes are gone. `reaching` as for `attach`."""
+        links = reaching.wait()
+        try:
+            _in_parallel(lambda node: links[node].stop(job.name, node), job.running)
+        finally:
+            _in_parallel(Link.finish, links)
+
+    def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
+        """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts."""
+        links = reaching.wait()
+        try:
+            return "".join(_in_parallel(lambda node: links[node].logs(job.name, node, rank), range(len(links))))
+        finally:
+            _in_parallel(Link.finish, links)
+
+    def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
+        """Remove logs and results of jobs that have ended from their hosts; return the bytes."""
+        links = reaching.wait()
+        try:
+            names = {job.name for job in jobs}
+            return sum(_in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
+        finally:
+            _in_parallel(Link.finish, links)
+
+    # ---- the end of a run
 
     def _finish(self, state: RunState, launch: Launch, reaching: Reaching) -> Run:
         def open_link(node_rank: int) -> Link:

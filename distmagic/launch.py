@@ -39,11 +39,10 @@ class Launch:
     """One run under way. `batch` yields its events; `stop` ends it; `close` lets go of everything."""
 
     def __init__(
-        self, plan: Plan, links: Sequence[Link], payload: tuple[LocalBlob, LocalBlob], lease_s: float,
-        clock: Callable[[], float], reopen: Callable[[int], Link],
+        self, job: str, links: Sequence[Link], lease_s: float, clock: Callable[[], float],
+        reopen: Callable[[int], Link],
     ) -> None:  # fmt: skip
-        self.plan, self.links, self.payload = plan, list(links), payload
-        self.lease_s = lease_s
+        self.job, self.links, self.lease_s = job, list(links), lease_s
         self.small_results: dict[int, bytes] = {}
         self._clock, self._began, self._reopen = clock, clock(), reopen
         self._stops: dict[int, protocol.Stop] = {}
@@ -58,30 +57,39 @@ class Launch:
 
     # ---- beginning
 
-    def start(self) -> None:
+    def start(self, plan: Plan, payload: tuple[LocalBlob, LocalBlob]) -> None:
         """Bring the payload to every host and start every agent. If one can't be started, none is left running."""
-        delivered = [self._pool.submit(link.deliver, self.payload) for link in self.links]
+        delivered = [self._pool.submit(link.deliver, payload) for link in self.links]
         _raise_first(delivered)
         started = [
-            self._pool.submit(link.start, self._request(node))
-            for link, node in zip(self.links, self.plan.nodes, strict=True)
+            self._pool.submit(link.start, self._request(plan, node, payload))
+            for link, node in zip(self.links, plan.nodes, strict=True)
         ]
         try:
             _raise_first(started)
         except BaseException:
             self._take_back(started)
             raise
+        self._begin()
+
+    def attach(self) -> None:
+        """Follow a job that was started before, from its first event on."""
+        for node_rank, link in enumerate(self.links):
+            link.attach(protocol.Attach(job=self.job, node_rank=node_rank))
+        self._begin()
+
+    def _begin(self) -> None:
         for node_rank, link in enumerate(self.links):
             threading.Thread(target=self._listen, args=(node_rank, link), daemon=True).start()
         threading.Thread(target=self._keep_lease, daemon=True).start()
 
-    def _request(self, node: NodePlan) -> protocol.Start:
-        call, code = self.payload
+    def _request(self, plan: Plan, node: NodePlan, payload: tuple[LocalBlob, LocalBlob]) -> protocol.Start:
+        call, code = payload
         return protocol.Start(
-            job=self.plan.job, node_rank=node.node_rank, torchrun=node.torchrun, env=dict(node.env),
+            job=self.job, node_rank=node.node_rank, torchrun=node.torchrun, env=dict(node.env),
             defaults=dict(node.defaults), cwd=node.cwd, call=call.blob.sha256, code=code.blob.sha256,
-            endpoint=self.plan.endpoint, lead=node.node_rank == 0, lease_s=self.lease_s,
-            max_restarts=self.plan.max_restarts,
+            endpoint=plan.endpoint, hosts=tuple(one.host.name for one in plan.nodes), lead=node.node_rank == 0,
+            lease_s=self.lease_s, max_restarts=plan.max_restarts,
         )  # fmt: skip
 
     def _take_back(self, started: Sequence[Future[None]]) -> None:
@@ -136,7 +144,7 @@ class Launch:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 link = self._reopen(node_rank)
-                link.attach(protocol.Attach(job=self.plan.job, node_rank=node_rank, after=last))
+                link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=last))
                 if node_rank in self._stops:
                     link.send(self._stops[node_rank])  # it may have been lost with the connection
             except (ConnectionLost, Unreachable):
@@ -150,7 +158,7 @@ class Launch:
         for rank in ranks:
             data = bytearray()
             name = f"rank{rank}.result"
-            link.fetch(protocol.Fetch(job=self.plan.job, node_rank=node_rank, name=name), data.extend)
+            link.fetch(protocol.Fetch(job=self.job, node_rank=node_rank, name=name), data.extend)
             self.small_results[rank] = bytes(data)
 
     def _put(self, node_rank: int, what: protocol.Message | Broken | Mended | Gone | Lost) -> None:

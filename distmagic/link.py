@@ -17,11 +17,12 @@ from distmagic import diagnose
 from distmagic.blobs import LocalBlob
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
 from distmagic.hosts import Host
-from distmagic.remote import boot, protocol
+from distmagic.remote import boot, journal, protocol
 from distmagic.remote.lines import Lines
 from distmagic.transports import Process, Transport
 
 BOOT_TIMEOUT_S = 30.0
+STOP_GRACE_S = 3.0
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
 
@@ -193,6 +194,34 @@ class Link:
             left -= len(data)
             write(data)
         return size
+
+    def jobs(self) -> tuple[protocol.Listed, ...]:
+        """Return the jobs of which the host has something, the oldest first."""
+        self.send(protocol.List())
+        return self._expect(protocol.Jobs).jobs
+
+    def remove(self, job: str) -> int:
+        """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
+        self.send(protocol.Remove(job=job))
+        return self._expect(protocol.Removed).size_bytes
+
+    def stop(self, job: str, node_rank: int) -> None:
+        """End a job on this node, which runs; returns when nothing of it is left."""
+        self.attach(protocol.Attach(job=job, node_rank=node_rank))
+        self.send(protocol.Stop(grace_s=STOP_GRACE_S))
+        for _ in self.events():
+            continue
+
+    def logs(self, job: str, node_rank: int, rank: int) -> str:
+        """Return what a rank has written on this node so far, stdout before stderr; "" if it never ran here."""
+        texts = bytearray()
+        for stream in ("stdout", "stderr"):
+            name = journal.log_name(rank, stream)
+            try:
+                self.fetch(protocol.Fetch(job=job, node_rank=node_rank, name=name), texts.extend)
+            except PreflightError:
+                continue
+        return texts.decode(errors="replace")
 
     def sweep(self, job: str) -> protocol.Final:
         """End what a dead agent of this job left running there; return what could not be ended."""

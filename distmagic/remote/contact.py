@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.remote import facts, journal, places, processes, protocol
+from distmagic.remote import facts, journal, listing, places, processes, protocol
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
@@ -123,6 +123,7 @@ class Contact:
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
         for each in (folder.parent.parent, folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=each is not folder)
+        listing.remember(folder, request)
         run_dir = places.make_run_dir(request.job, request.node_rank)
         try:
             listener = socket.socket(socket.AF_UNIX)
@@ -185,6 +186,14 @@ class Contact:
                 size -= len(data)
                 self._write(data)
 
+    def list(self, _: protocol.List) -> None:
+        """Tell the jobs of this host."""
+        self._say(protocol.Jobs(jobs=listing.jobs()))
+
+    def remove(self, request: protocol.Remove) -> None:
+        """Remove what a job that has ended left here."""
+        self._say(protocol.Removed(size_bytes=listing.remove(request.job)))
+
     def sweep(self, request: protocol.Sweep) -> None:
         """End what a dead agent left running."""
         left = processes.sweep(request.job)
@@ -235,6 +244,8 @@ _HANDLERS = {
     protocol.Attach: Contact.attach,
     protocol.Fetch: Contact.fetch,
     protocol.Sweep: Contact.sweep,
+    protocol.List: Contact.list,
+    protocol.Remove: Contact.remove,
 }
 
 

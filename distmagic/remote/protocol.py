@@ -69,6 +69,25 @@ class Blob:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
+
+    `hosts` are the job's hosts as the user named them, in the order of node ranks; `reason` is how it ended on this
+    node, "" while it runs or where its agent ended without a word.
+    """
+
+    job: str
+    node_rank: int
+    hosts: tuple[str, ...]
+    lease_s: float
+    max_restarts: int
+    began_s: float
+    is_running: bool
+    reason: str = ""
+    size_bytes: int = 0
+
+
 # ---- host to notebook: events of a job, in the journal
 
 
@@ -246,6 +265,22 @@ class Data:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The jobs of which this host has something, the oldest first."""
+
+    jobs: tuple[Listed, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What a job had left is gone: so many bytes of it."""
+
+    size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
     """The agent of the job that was started or attached to is gone; requests are answered again."""
 
@@ -296,6 +331,7 @@ class Start:
     call: str
     code: str
     endpoint: str
+    hosts: tuple[str, ...]
     lead: bool
     lease_s: float
     max_restarts: int = 0
@@ -347,5 +383,19 @@ class Fetch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """End what a dead agent of this job left running; `Final` follows."""
+
+    job: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class List:
+    """Ask for `Jobs`."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows."""
 
     job: str

@@ -1,0 +1,84 @@
+"""Jobs as they are found on hosts: what each host lists, put together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distmagic.errors import SpecError
+from distmagic.hosts import Host
+from distmagic.remote.protocol import Listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, running or ended, as far as the hosts that were asked know of it.
+
+    `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `places` says for each
+    node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run, `began_s`
+    seconds since 1970 by its hosts' clocks, `reason` how it ended.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    places: tuple[int, ...]
+    running: tuple[int, ...]
+    began_s: float
+    lease_s: float
+    max_restarts: int
+    reason: str
+    size_bytes: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any of its nodes runs."""
+        return bool(self.running)
+
+    @property
+    def phase(self) -> str:
+        """running, or how it ended: done, stopped, failed, interrupted, lease, ... or died."""
+        return "running" if self.running else self.reason or "died"
+
+
+def found_jobs(answers: Iterable[Sequence[Listed]]) -> tuple[Job, ...]:
+    """Return the jobs that hosts list, the oldest first. `answers` is what each of the asked hosts lists, in order."""
+    nodes: dict[str, dict[int, tuple[int, Listed]]] = {}
+    for index, listed in enumerate(answers):
+        for one in listed:
+            nodes.setdefault(one.job, {}).setdefault(one.node_rank, (index, one))
+    jobs = [_job(name, table) for name, table in nodes.items()]
+    return tuple(sorted(jobs, key=lambda job: (job.began_s, job.name)))
+
+
+def _job(name: str, found: dict[int, tuple[int, Listed]]) -> Job:
+    nodes = {node_rank: one for node_rank, (_, one) in found.items()}
+    first = nodes[min(nodes)]
+    reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
+    places = tuple(found[rank][0] if rank in found else -1 for rank in range(len(first.hosts)))
+    return Job(
+        name=name, hosts=first.hosts, places=places, began_s=first.began_s, lease_s=first.lease_s,
+        running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running)),
+        max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
+        size_bytes=sum(one.size_bytes for one in nodes.values()),
+    )  # fmt: skip
+
+
+def choose(jobs: Sequence[Job], name: str) -> Job:
+    """Return the job of this name, or the only one whose name begins so. Raises `SpecError`."""
+    fits = [job for job in jobs if job.name == name] or [job for job in jobs if name and job.name.startswith(name)]
+    if len(fits) == 1:
+        return fits[0]
+    known = ", ".join(job.name for job in (fits or jobs)[-5:]) or "none"
+    what = f"{name!r} fits several jobs" if fits else f"There is no job {name!r} on these hosts"
+    raise SpecError(f"{what}.", f"%distributed jobs lists them all; the latest: {known}.")
+
+
+def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `SpecError`."""
+    missing = [name for name, place in zip(job.hosts, job.places, strict=True) if place < 0]
+    if missing:
+        raise SpecError(
+            f"Job {job.name} also ran on {', '.join(missing)}, which is not among the hosts of this notebook.",
+            "Name all of its hosts with %distributed hosts.",
+        )
+    return tuple(hosts[place] for place in job.places)

@@ -1,0 +1,124 @@
+"""`%distributed jobs | attach | stop | logs | clean`: jobs as they are found on the hosts, from any kernel."""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from distmagic import flags
+from distmagic.errors import RunError, SpecError
+from distmagic.found import Job, choose, whereabouts
+from distmagic.hosts import LOCALHOST, Host
+from distmagic.notebook_prompts import NotebookAsker, asker_of
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from distmagic.backend import Backend, Reaching
+    from distmagic.line_magic import Notebook
+
+USAGE = """\
+%distributed jobs                    list the jobs of the hosts, running and ended
+%distributed attach ID [NAME]        follow a job to its end; its run goes into the variable NAME
+%distributed stop ID                 end a job
+%distributed logs ID RANK            show all that a rank has written
+%distributed clean [ID|all]          show what ended jobs keep on the hosts; remove it"""
+
+
+class JobCommands:
+    """The commands about jobs, for one shell."""
+
+    def __init__(self, shell: InteractiveShell, notebook: Notebook, backend: Backend) -> None:
+        self._shell, self._notebook, self._backend = shell, notebook, backend
+        self._asker: NotebookAsker
+        self.table: dict[str, Callable[[list[str]], object]] = {
+            "jobs": self._list, "attach": self._attach, "stop": self._stop, "logs": self._logs, "clean": self._clean,
+        }  # fmt: skip
+
+    def line(self, words: list[str]) -> object:
+        """Do one command; `words[0]` is one of `table`."""
+        with closing(asker_of(self._shell)) as self._asker:
+            return self.table[words[0]](words[1:])
+
+    # ---- commands
+
+    def _list(self, words: list[str]) -> None:
+        _expect(words, 0, 0, "%distributed jobs takes nothing after it.")
+        print(table(self._jobs(), time.time()))
+
+    def _attach(self, words: list[str]) -> object:
+        _expect(words, 1, 2, "%distributed attach needs the name of a job.")
+        job, hosts = self._find(words[0])
+        try:
+            run = self._notebook.session().attach(self._reach(hosts), job, self._backend.screen_for(self._shell))
+        except RunError as error:
+            self._shell.push(dict.fromkeys(words[1:], error.run))
+            raise
+        self._shell.push(dict.fromkeys(words[1:], run))
+        return run
+
+    def _stop(self, words: list[str]) -> None:
+        _expect(words, 1, 1, "%distributed stop needs the name of a job.")
+        job, hosts = self._find(words[0])
+        if not job.is_running:
+            raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
+        self._notebook.session().stop(self._reach(hosts), job)
+        print(f"{job.name} was stopped on {', '.join(job.hosts)}")
+
+    def _logs(self, words: list[str]) -> None:
+        _expect(words, 2, 2, "%distributed logs needs the name of a job and a rank.")
+        if not words[1].isdecimal():
+            raise SpecError(f"{words[1]!r} is not a rank.", "Write %distributed logs ID 0.")
+        job, hosts = self._find(words[0])
+        text = self._notebook.session().logs(self._reach(hosts), job, int(words[1]))
+        print(text or f"rank {words[1]} of {job.name} has written nothing")
+
+    def _clean(self, words: list[str]) -> None:
+        _expect(words, 0, 1, "%distributed clean takes the name of a job, or all.")
+        ended = [job for job in self._jobs() if not job.is_running]
+        chosen = ended if words in ([], ["all"]) else [choose(ended, words[0])]
+        print(table(chosen, time.time()))
+        if words:
+            freed = self._notebook.session().remove(self._reach(self._hosts()), chosen)
+            print(f"removed: {freed / 1e6:,.1f} MB")
+        elif ended:
+            print("Remove them with %distributed clean all, or one with %distributed clean ID.")
+
+    # ---- where
+
+    def _hosts(self) -> tuple[Host, ...]:
+        return self._notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
+
+    def _reach(self, hosts: tuple[Host, ...]) -> Reaching:
+        request = flags.parse_line("", self._notebook.config.defaults(os.environ))
+        return self._notebook.session().reach(hosts, self._notebook.access(request, hosts), self._asker)
+
+    def _jobs(self) -> tuple[Job, ...]:
+        return self._notebook.session().jobs(self._reach(self._hosts()))
+
+    def _find(self, name: str) -> tuple[Job, tuple[Host, ...]]:
+        job = choose(self._jobs(), name)
+        return job, whereabouts(job, self._hosts())
+
+
+def _expect(words: list[str], low: int, high: int, message: str) -> None:
+    if not low <= len(words) <= high:
+        raise SpecError(message, USAGE)
+
+
+def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
+    """Return the table of jobs, `now_s` seconds after 1970."""
+    if not jobs:
+        return "no jobs on these hosts"
+    rows = [("job", "state", "hosts", "began", "on disk")]
+    for job in jobs:
+        age_min = max(0, int((now_s - job.began_s) / 60))
+        ago = f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
+        rows.append((job.name, job.phase, ", ".join(job.hosts), ago, f"{job.size_bytes / 1e6:,.1f} MB"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)

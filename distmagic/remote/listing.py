@@ -1,0 +1,97 @@
+"""The jobs of which this host has something: what was asked for stands in `job.json` beside the journal.
+
+Found on the host's disk and in its process table, so that any kernel that reaches the host sees them. No variable of
+a job's environment is written there: they may be secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from distmagic.remote import journal, places, protocol
+
+FILE = "job.json"
+_ENDS = (b'{"t":"final"', b'{"t":"engineended"')
+_TAIL_BYTES = 1 << 16  # of a journal: its last event is in there
+
+
+def remember(folder: Path, start: protocol.Start) -> None:
+    """Write what is known of a job that is about to start. Raises OSError."""
+    about = {
+        "job": start.job,
+        "node_rank": start.node_rank,
+        "hosts": start.hosts,
+        "lease_s": start.lease_s,
+        "max_restarts": start.max_restarts,
+        "began_s": time.time(),
+    }
+    (folder / FILE).write_text(json.dumps(about))
+
+
+def jobs() -> tuple[protocol.Listed, ...]:
+    """Return this host's jobs, the oldest first. What can't be read is left out."""
+    host = socket.gethostname()
+    found = []
+    for file in sorted((places.home() / "jobs").glob(f"*/*-{host}/{FILE}")):
+        try:
+            found.append(_listed(file.parent, json.loads(file.read_text())))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # another contact removes it, or it was torn by a full disk
+    return tuple(sorted(found, key=lambda one: one.began_s))
+
+
+def _listed(folder: Path, about: dict[str, object]) -> protocol.Listed:
+    job, node_rank = str(about["job"]), int(str(about["node_rank"]))
+    hosts = about["hosts"]
+    return protocol.Listed(
+        job=job, node_rank=node_rank, hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
+        lease_s=float(str(about["lease_s"])), max_restarts=int(str(about["max_restarts"])),
+        began_s=float(str(about["began_s"])), is_running=is_running(job, node_rank), reason=_reason(folder),
+        size_bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+    )  # fmt: skip
+
+
+def is_running(job: str, node_rank: int) -> bool:
+    """Whether the agent of this node answers."""
+    run_dir = places.run_dir(job, node_rank)
+    try:
+        places.check_run_dir(run_dir)
+        with socket.socket(socket.AF_UNIX) as conn:
+            conn.connect(str(run_dir / "readers"))
+    except OSError:
+        return False
+    return True
+
+
+def _reason(folder: Path) -> str:
+    """Return how the job ended on this node, "" if its journal has no end."""
+    path = folder / journal.FILE
+    lines = journal.read(path, offset=max(0, path.stat().st_size - _TAIL_BYTES))
+    events = [protocol.decode(line)[1] for _, line in lines if line.startswith(_ENDS)]
+    if not events or not isinstance(events[-1], protocol.Final):
+        return ""
+    codes = [event.code for event in events if isinstance(event, protocol.Engineended)]
+    return "failed" if events[-1].reason == "done" and any(codes) else events[-1].reason
+
+
+def remove(job: str) -> int:
+    """Remove what is left of a job that has ended; return the bytes. Raises OSError if it runs."""
+    freed = 0
+    for folder in _folders(job):
+        node_rank = int(folder.name.partition("-")[0])
+        if is_running(job, node_rank):
+            raise OSError(f"job {job} still runs here; stop it first")
+        freed += sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        shutil.rmtree(folder)
+        if not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
+    return freed
+
+
+def _folders(job: str) -> Iterator[Path]:
+    yield from list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))

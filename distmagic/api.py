@@ -68,18 +68,14 @@ class Session:
         links = reaching.wait()
         try:
             plan, warnings = prepare(links, spec, _new_job())
-            files = (payload.call, payload.code)
-            reopen = partial(self._reopen, reaching)
-            launch = Launch(plan, links, files, reaching.access.lease_s, time.monotonic, reopen)
-            launch.start()
         except BaseException:
             _in_parallel(Link.close, links)
             raise
+        files, reopen = (payload.call, payload.code), partial(self._reopen, reaching)
         state = begin(plan.job, [host.name for host in reaching.hosts], spec.max_restarts, warnings)
-        try:
+        with closing(Launch(plan, links, files, reaching.access.lease_s, time.monotonic, reopen)) as launch:
+            launch.start()
             state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s)
-        finally:
-            launch.close()
         state = fold(state, self._sweep_lost(state, reaching))
         screen.finish(state)
         return self._finish(state, launch, reaching)

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distmagic"
 # From the bottom up: a module imports from its own line and the lines before it, never from one after it.
 # `remote` and `transports` stand for all their modules, which have tables of their own.
 LAYERS = (
-    ("words that all use; the half that travels", "errors remote torchrun"),
+    ("words that all use; the half that travels", "errors remote torchrun interrupts"),
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
     ("what is decided and how it reads, pure", "diagnose plan blame series state fold verdict render"),
     ("what is packed to travel", "blobs bundle local_modules pack"),

@@ -227,9 +227,7 @@ class Agent:
         late = [rank for rank in self.ranks if now - rank.over_at > _LINGERING_S and rank.is_running]
         if late and not self.told_lingering and not self.ending.has_begun:
             self.told_lingering = True
-            text = (
-                f"rank {late[0].hello.rank} has finished, but its process goes on: a thread or an atexit function still runs"
-            )
+            text = f"rank {late[0].hello.rank} has finished, but its process goes on: a thread or an atexit function still runs"
             self.journal.add(protocol.Notice(level="info", text=text))
 
     def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:

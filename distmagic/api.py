@@ -69,27 +69,17 @@ class Session:
         links = reaching.wait()
         try:
             plan, warnings = prepare(links, spec, _new_job())
-            launch = self._launch(plan.job, links, reaching, reaching.access.lease_s)
-            launch.start(plan, (payload.call, payload.code))
         except BaseException:
             _in_parallel(Link.close, links)
             raise
         state = begin(plan.job, [host.name for host in reaching.hosts], spec.max_restarts, warnings)
-        return self._drive(launch, state, reaching, screen, spec.timeout_s)
+        with closing(self._launch(plan.job, links, reaching, reaching.access.lease_s)) as launch:
+            launch.start(plan, (payload.call, payload.code))
+            state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s)
+        return self._finish(state, launch, reaching, screen)
 
     def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float) -> Launch:
         return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching))
-
-    def _drive(
-        self, launch: Launch, state: RunState, reaching: Reaching, screen: Screen, timeout_s: float | None
-    ) -> Run:
-        try:
-            state = drive(launch, state, screen, reaching.asker.serve, timeout_s)
-        finally:
-            launch.close()
-        state = fold(state, self._sweep_lost(state, reaching))
-        screen.finish(state)
-        return self._finish(state, launch, reaching)
 
     # ---- jobs that were started before, also by other kernels
 
@@ -107,9 +97,11 @@ class Session:
         `reaching` are the job's own hosts in the order of its nodes. Raises what `launch` raises for a run.
         """
         links = reaching.wait()
-        launch = self._launch(job.name, links, reaching, job.lease_s)
-        launch.attach()
-        return self._drive(launch, begin(job.name, job.hosts, job.max_restarts), reaching, screen, None)
+        state = begin(job.name, job.hosts, job.max_restarts)
+        with closing(self._launch(job.name, links, reaching, job.lease_s)) as launch:
+            launch.attach()
+            state = drive(launch, state, screen, reaching.asker.serve, None)
+        return self._finish(state, launch, reaching, screen)
 
     def stop(self, reaching: Reaching, job: Job) -> None:
         """End a job on its own hosts; returns when its processes are gone. `reaching` as for `attach`."""
@@ -138,7 +130,10 @@ class Session:
 
     # ---- the end of a run
 
-    def _finish(self, state: RunState, launch: Launch, reaching: Reaching) -> Run:
+    def _finish(self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen) -> Run:
+        state = fold(state, self._sweep_lost(state, reaching))
+        screen.finish(state)
+
         def open_link(node_rank: int) -> Link:
             return self._link(reaching, node_rank)
 

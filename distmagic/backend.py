@@ -6,10 +6,11 @@ Opened when first needed, so that `%load_ext distmagic` imports neither torch no
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from distmagic.found import Job
 from distmagic.hosts import Host
 from distmagic.notebook_prompts import NotebookAsker
 from distmagic.spec import Access, JobSpec
@@ -33,6 +34,21 @@ class Session(Protocol):
 
     def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
         """Return what every host would execute."""
+
+    def jobs(self, reaching: Reaching) -> tuple[Job, ...]:
+        """Return the jobs on these hosts."""
+
+    def attach(self, reaching: Reaching, job: Job, screen: object) -> object:
+        """Follow a job to its end, as `launch`."""
+
+    def stop(self, reaching: Reaching, job: Job) -> None:
+        """End a job."""
+
+    def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
+        """Return what a rank has written."""
+
+    def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
+        """Remove what ended jobs have left; return the bytes."""
 
     def close(self) -> None:
         """End all connections."""

@@ -5,12 +5,11 @@ What to do next is decided by `decide`, a pure function of the state.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
+from distmagic import interrupts
 from distmagic.fold import fold
 from distmagic.launch import Launch
 from distmagic.state import Event, Lost, RunState, Stopping
@@ -73,26 +72,13 @@ def drive(
     """
     pilot = _Pilot(launch, state, screen, serve, timeout_s)
     try:
-        with _interrupts_to(pilot):
+        with interrupts.sent_to(pilot.on_interrupt):  # raised anywhere in the middle, an event could get lost
             while not pilot.state.is_over:
                 pilot.beat_or_count()
     except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
         pilot.abandon()
         raise
     return pilot.state
-
-
-@contextmanager
-def _interrupts_to(pilot: _Pilot) -> Iterator[None]:
-    """Count interrupts in place of raising them anywhere in the middle, where an event could get lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are for the main thread
-        return
-    before = signal.signal(signal.SIGINT, pilot.on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class _Pilot:

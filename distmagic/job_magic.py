@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from distmagic.backend import Backend, Reaching
     from distmagic.line_magic import Notebook
 
-USAGE = """\
-%distributed jobs                    list the jobs of the hosts, running and ended
-%distributed attach ID [NAME]        follow a job to its end; its run goes into the variable NAME
-%distributed stop ID                 end a job
-%distributed logs ID RANK            show all that a rank has written
-%distributed clean [ID|all]          show what ended jobs keep on the hosts; remove it"""
-
 
 class JobCommands:
     """The commands about jobs, for one shell."""
@@ -79,7 +72,7 @@ class JobCommands:
         print(text or f"rank {words[1]} of {job.name} has written nothing")
 
     def _clean(self, words: list[str]) -> None:
-        _expect(words, 0, 1, "%distributed clean takes the name of a job, or all.")
+        _expect(words, 0, 1, "%distributed clean takes the name of one job, or all.")
         ended = [job for job in self._jobs() if not job.is_running]
         chosen = ended if words in ([], ["all"]) else [choose(ended, words[0])]
         print(table(chosen, time.time()))
@@ -108,7 +101,7 @@ class JobCommands:
 
 def _expect(words: list[str], low: int, high: int, message: str) -> None:
     if not low <= len(words) <= high:
-        raise SpecError(message, USAGE)
+        raise SpecError(message, "%distributed alone lists all commands.")
 
 
 def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
@@ -121,4 +114,6 @@ def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
         ago = f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
         rows.append((job.name, job.phase, ", ".join(job.hosts), ago, f"{job.size_bytes / 1e6:,.1f} MB"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

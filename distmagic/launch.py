@@ -8,10 +8,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from distmagic import interrupts
 from distmagic.blobs import LocalBlob
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.link import Link
@@ -23,6 +24,7 @@ from distmagic.state import Broken, Event, Gone, Lost, Mended
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 
 
+_TAKE_BACK_S = 10.0  # for hosts to tell that they have started, and again that they have ended
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
 
 
@@ -59,13 +61,11 @@ class Launch:
 
     def start(self, plan: Plan, payload: tuple[LocalBlob, LocalBlob]) -> None:
         """Bring the payload to every host and start every agent. If one can't be started, none is left running."""
-        delivered = [self._pool.submit(link.deliver, payload) for link in self.links]
-        _raise_first(delivered)
-        started = [
-            self._pool.submit(link.start, self._request(plan, node, payload))
-            for link, node in zip(self.links, plan.nodes, strict=True)
-        ]
+        _raise_first([self._pool.submit(link.deliver, payload) for link in self.links])
+        started: list[Future[None]] = []
         try:
+            for link, node in zip(self.links, plan.nodes, strict=True):
+                started.append(self._pool.submit(link.start, self._request(plan, node, payload)))
             _raise_first(started)
         except BaseException:
             self._take_back(started)
@@ -93,9 +93,11 @@ class Launch:
         )  # fmt: skip
 
     def _take_back(self, started: Sequence[Future[None]]) -> None:
-        """Stop the nodes that did start, and wait until they are gone."""
-        running = [link for link, future in zip(self.links, started, strict=True) if future.exception() is None]
-        _ = list(self._pool.map(_stop_and_wait, running))
+        """Stop the nodes that did start, and wait until they are gone. No interrupt ends this, but its limits do."""
+        with interrupts.sent_to(_hold):
+            done = wait([future for future in started if not future.cancel()], _TAKE_BACK_S).done
+            running = [link for link, future in zip(self.links, started, strict=False) if _is_good(future, done)]
+            wait([self._pool.submit(_stop_and_wait, link) for link in running], _TAKE_BACK_S)
 
     # ---- going on
 
@@ -213,6 +215,14 @@ def _stop_and_wait(link: Link) -> None:
             continue
     except DistmagicError:
         return  # what was wrong first is told; this node's lease ends what is left
+
+
+def _hold(*_: object) -> None:
+    """Do nothing: the run is being taken back already."""
+
+
+def _is_good(future: Future[None], done: set[Future[None]]) -> bool:
+    return future in done and future.exception() is None
 
 
 def _raise_first(futures: Sequence[Future[Any]]) -> None:

@@ -23,6 +23,11 @@ _USAGE = """\
 %distributed hosts                   show the hosts
 %distributed playground N            start N throw-away SSH hosts on this machine
 %distributed playground stop         end them
+%distributed jobs                    list the jobs on these hosts, running and ended
+%distributed attach ID [NAME]        follow a running job, or see an ended one; its run goes into the variable NAME
+%distributed stop ID                 end a job
+%distributed logs ID RANK            show all that a rank has written
+%distributed clean [ID|all]          show what ended jobs keep on the hosts; remove it
 %distributed down                    end the connections to all hosts
 %distributed --help                  the flags of a %%distributed cell, too"""
 

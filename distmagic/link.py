@@ -152,8 +152,9 @@ class Link:
 
     def start(self, request: protocol.Start) -> None:
         """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't."""
-        self.send(request)
-        self._hello = self._expect_numbered(protocol.Hello)
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(request)
+            self._hello = self._expect_numbered(protocol.Hello)
 
     def attach(self, request: protocol.Attach) -> None:
         """Go on with a job's events after number `request.after`, over this new conversation."""

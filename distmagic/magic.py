@@ -23,6 +23,7 @@ from distmagic.backend import BACKEND, Backend, Reaching
 from distmagic.completion import Completer
 from distmagic.config import Distmagic
 from distmagic.errors import RunError, SpecError
+from distmagic.job_magic import JobCommands
 from distmagic.line_magic import Notebook
 from distmagic.notebook_prompts import asker_of
 
@@ -54,13 +55,18 @@ class Magics:
         self.shell = shell
         self.config = Distmagic(parent=shell)
         self.notebook = Notebook(self.config, backend)
+        self.jobs = JobCommands(shell, self.notebook, backend)
         self.completer = Completer(host_names=self.notebook.host_names)
         self.loaded = True
         self._backend = backend
 
-    def line(self, line: str) -> None:
-        """Set the notebook's hosts, start a playground, end connections. `%distributed` alone lists the commands."""
+    def line(self, line: str) -> object:
+        """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""
+        words = flags.split(line)
+        if words and words[0] in self.jobs.table:
+            return self.jobs.line(words)
         self.notebook.line(line)
+        return None
 
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.

@@ -15,22 +15,22 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distmagic"
 # From the bottom up: a module imports from its own line and the lines before it, never from one after it.
 # `remote` and `transports` stand for all their modules, which have tables of their own.
 LAYERS = (
-    ("words that all use; the half that travels", "errors remote torchrun"),
+    ("words that all use; the half that travels", "errors remote torchrun interrupts"),
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
-    ("what is decided and how it reads, pure", "diagnose plan blame series state fold verdict render"),
+    ("what is decided and how it reads, pure", "diagnose plan blame series state fold found verdict render"),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),
     ("a conversation with a host", "link notebook_prompts reach"),
     ("a run, from its start to its end", "launch drive outcome"),
     ("what is seen of it", "screen"),
     ("the whole, from Python", "api playground playground_command playground_server"),
-    ("the whole, from a notebook", "backend line_magic magic"),
+    ("the whole, from a notebook", "backend line_magic job_magic magic"),
     ("what `import distmagic` offers", "distmagic"),
 )
 REMOTE_LAYERS = (
     ("the wire, places, processes", "wire protocol places processes exits culprits storages boot"),
     ("values and how they travel", "pickling parcel call"),
-    ("files and lines", "lines journal facts streams readers"),
+    ("files and lines", "lines journal listing facts streams readers"),
     ("parts of the agent and of a rank", "endpoint ending ranks report bars engine"),
     ("what is started as a process", "contact agent worker"),
 )
@@ -43,7 +43,7 @@ TRANSPORT_LAYERS = (
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic magic line_magic notebook_prompts outcome screen",
+    "IPython": "distmagic magic line_magic job_magic notebook_prompts outcome screen",
     "asyncssh": "playground_server",
     "cloudpickle": "remote.pickling",
     "cryptography": "transports.ssh_paramiko playground_server",

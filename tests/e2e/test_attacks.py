@@ -1,0 +1,179 @@
+"""Ranks, hosts and users that do what nobody expects: the outcome is told truthfully, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+import distmagic
+from distmagic.errors import RunError, WorkerFailed
+from distmagic.link import Link
+from distmagic.outcome import Run
+from tests.e2e import runner
+from tests.e2e.test_endings import at_work, by_value, stubborn
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+def run_all(lab: Lab, *functions: Callable[[], object]) -> Run | WorkerFailed:
+    """Run each function on a rank of its own: the first that fails ends the others, so let only one fail."""
+
+    def choose() -> object:
+        import os
+
+        return functions[int(os.environ["RANK"])]()
+
+    try:
+        return runner.run(lab, f"dm1:{len(functions)}", choose)
+    except WorkerFailed as error:
+        return error
+
+
+def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(lab: Lab) -> None:
+    def close_stdout() -> int:
+        import sys
+
+        sys.stdout.close()
+        return 1
+
+    def no_streams() -> int:
+        import sys
+
+        sys.stdout = sys.stderr = None
+        return 2
+
+    def close_everything() -> int:
+        import os
+
+        os.closerange(3, 1024)
+        return 3
+
+    def become_a_daemon() -> int:
+        import os
+
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.closerange(0, 1024)
+                script = "trap '' TERM HUP INT; while :; do sleep 1; done"
+                os.execve("/bin/sh", ["sh", "-c", script], {"PATH": "/bin:/usr/bin"})  # without the job's mark
+            os._exit(0)
+        return 4
+
+    run = run_all(lab, close_stdout, no_streams, close_everything, become_a_daemon)
+    assert isinstance(run, Run)
+    assert dict(run.results) == {0: 1, 1: 2, 2: 3, 3: 4}
+
+
+def test_a_rank_that_becomes_another_program(lab: Lab) -> None:
+    def become_shell() -> None:
+        import os
+
+        os.execvp("sh", ["sh", "-c", "echo from sh >&2; exit 3"])
+
+    error = run_all(lab, become_shell)
+    assert isinstance(error, WorkerFailed)
+    assert error.message == "rank 0 (dm1, local_rank 0) ended with exit code 3."
+    assert "    from sh\n" in error.hint
+
+
+def test_an_exception_whose_text_is_huge_and_whose_stderr_is_broken(lab: Lab) -> None:
+    def fail() -> None:
+        import sys
+
+        class Broken:
+            def write(self, text: str) -> None:
+                raise OSError("no")
+
+        sys.stderr = Broken()
+        raise ValueError("木" * 1_000_000)
+
+    error = run_all(lab, fail)
+    assert isinstance(error, WorkerFailed)
+    assert error.message.startswith("rank 0 (dm1, local_rank 0) raised ValueError: 木木木")
+    assert len(error.message) < 10_000
+    assert error.remote_traceback.startswith("Traceback (most recent call last):\n")
+    assert " characters left out ..." in error.remote_traceback
+
+
+def test_a_process_that_fails_after_its_rank_has_returned(lab: Lab) -> None:
+    def crash_at_exit() -> str:
+        import atexit
+        import os
+        import signal
+
+        atexit.register(lambda: os.kill(os.getpid(), signal.SIGABRT))
+        return "kept"
+
+    error = run_all(lab, crash_at_exit)
+    assert isinstance(error, WorkerFailed)
+    assert error.message == (
+        "rank 0 (dm1, local_rank 0) returned, but its process was ended by signal 6 "
+        "(SIGABRT: aborted by native code; its last words are on stderr) while it shut down."
+    )
+    assert error.run.results[0] == "kept"
+
+
+def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:
+    def where() -> str:
+        import os
+
+        return os.environ["TORCHELASTIC_ERROR_FILE"]  # torchrun made a directory for it
+
+    before = lab.hosts[0].files("/tmp"), lab.hosts[0].listdir("/tmp")
+    run = runner.run(lab, "dm1:1", where)
+    assert run.results[0]
+    assert (lab.hosts[0].files("/tmp"), lab.hosts[0].listdir("/tmp")) == before
+
+
+def test_a_cache_that_was_cut_short_is_sent_again(lab: Lab) -> None:
+    """As hosts leave it that lose their power: the name is there, the bytes are not."""
+    assert runner.run(lab, "dm1:1", int).results[0] == 0
+    lab.hosts[0].exec(["sh", "-c", "for f in ~/.distmagic/blobs/*; do truncate -s 99 $f; done"]).check_returncode()
+    assert runner.run(lab, "dm1:1", int).results[0] == 0
+
+
+@pytest.mark.parametrize("role", ["agent", "engine"])
+def test_who_is_asked_to_end_from_outside_is_named(lab: Lab, role: str) -> None:
+    def ask() -> None:
+        pids = [str(p.pid) for p in lab.hosts[1].processes() if role in p.cmdline]
+        lab.hosts[1].exec(["kill", *pids]).check_returncode()
+
+    def work() -> None:
+        import time
+
+        import distmagic
+
+        distmagic.report(step=1)
+        time.sleep(1000)
+
+    error = runner.failure(lab, "dm1:1,dm2:1", work, screen=runner.Watch(at_work(2), ask))
+    assert isinstance(error, RunError)
+    assert (
+        error.message
+        in {
+            "agent": ("dm2 ended its ranks: the agent was asked to end.",),
+            "engine": (  # whichever of the two processes was seen to end first
+                "torchrun on dm2 ended with exit code 143 (SIGTERM: asked to end from outside) before any rank told why.",
+                "rank 1 (dm2, local_rank 0) was ended by signal 15 (SIGTERM: asked to end from outside).",
+            ),
+        }[role]
+    )
+
+
+def test_interrupts_while_the_agents_start(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Link.start
+
+    def start_interrupted(self: Link, request: object) -> None:
+        start(self, request)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)  # from a thread: the main one, which waits, is interrupted
+
+    monkeypatch.setattr(Link, "start", start_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab), screen=runner.Watch())
+    lab.assert_clean()

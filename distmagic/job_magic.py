@@ -69,7 +69,8 @@ class JobCommands:
             raise SpecError(f"{words[1]!r} is not a rank.", "Write %distributed logs ID 0.")
         job, hosts = self._find(words[0])
         text = self._notebook.session().logs(self._reach(hosts), job, int(words[1]))
-        print(text or f"rank {words[1]} of {job.name} has written nothing")
+        text = text or f"rank {words[1]} of {job.name} has written nothing"
+        print(text, end="" if text.endswith("\n") else "\n")
 
     def _clean(self, words: list[str]) -> None:
         _expect(words, 0, 1, "%distributed clean takes the name of one job, or all.")

@@ -306,7 +306,7 @@ def test_what_is_not_of_the_protocol(data, message):
 
 def started(*pieces: bytes) -> tuple[Link, FakeProcess]:
     link, process = talking(*pieces)
-    link.start(p.Start(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="",
+    link.start(p.Start(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="", hosts=("a",),
                        lead=True, lease_s=60.0))  # fmt: skip
     return link, process
 

@@ -363,8 +363,14 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("host gpu-a", "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, down."),
-        ("doctr", "%distributed doctr is not known.\nKnown are: hosts, playground, down."),
+        (
+            "host gpu-a",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, stop, logs, clean, down.",
+        ),
+        (
+            "doctr",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, stop, logs, clean, down.",
+        ),
         (
             "--hosts gpu-a",
             "%distributed takes no flag --hosts: flags belong to a cell, under %%distributed.\n" + FOR_ALL,

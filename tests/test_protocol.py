@@ -18,6 +18,10 @@ from distmagic.remote import wire
 
 GOLDEN = Path(__file__).parent / "golden" / "wire.jsonl"
 SHA = "ab" * 32
+LISTED = p.Listed(
+    job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
+    reason="done", size_bytes=7,
+)  # fmt: skip
 MESSAGES = (
     (1, p.Hello(protocol=1, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Engine(pid=72)),
@@ -91,6 +95,7 @@ MESSAGES = (
             call=SHA,
             code=SHA,
             endpoint="10.0.0.1 29500",
+            hosts=("gpu-a", "gpu-b"),
             lead=False,
             lease_s=60.0,
             max_restarts=1,
@@ -102,6 +107,10 @@ MESSAGES = (
     (0, p.Bye()),
     (0, p.Fetch(job="j-1", node_rank=1, name="rank3.result", offset=5)),
     (0, p.Sweep(job="j-1")),
+    (0, p.List()),
+    (0, p.Jobs(jobs=(LISTED,))),
+    (0, p.Remove(job="j-1")),
+    (0, p.Removed(size_bytes=7)),
 )
 
 

@@ -1,0 +1,104 @@
+"""Jobs seen from a second kernel: listed, followed to their end, read, stopped, removed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from distmagic.api import session
+from distmagic.errors import Cancelled, HostError
+from distmagic.found import Job, whereabouts
+from distmagic.hosts import Host, parse_hosts
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.reach import Reaching
+from tests.e2e import runner
+from tests.lab import Lab, LabHost
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+KERNEL = """
+import distmagic
+from distmagic.spec import Access
+from tests.e2e import runner
+from tests.e2e.test_reconnect import count
+from tests.e2e.test_runs import as_value
+distmagic.run(as_value(count), {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}), screen=runner.Watch())
+"""
+
+
+@contextmanager
+def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a job of two hosts in another process, and wait until both ranks have printed."""
+    script = KERNEL.format(config=str(lab.ssh_config), seconds=seconds)
+    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    try:
+        for host in lab.hosts[:2]:
+            wait_until(lambda host=host: has_printed(host), "the first words of a rank", 60)
+        yield kernel
+    finally:
+        kernel.kill()
+        kernel.wait()
+
+
+def has_printed(host: LabHost) -> bool:
+    """Whether a rank there has written anything since the lab's homes were emptied."""
+    return any(file.stat().st_size for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log"))
+
+
+def reach(lab: Lab, hosts: tuple[Host, ...]) -> Reaching:
+    return session().reach(hosts, runner.access(lab), NotebookAsker(can_ask=False))
+
+
+def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:
+    asked = parse_hosts(hosts)
+    job = session().jobs(reach(lab, asked))[-1]
+    return job, whereabouts(job, asked)
+
+
+def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None:
+    with another_kernel(lab, 6.0) as kernel:
+        job, hosts = the_job(lab, "dm3,dm2,dm1")
+        assert (job.phase, job.hosts, [host.name for host in hosts]) == ("running", ("dm1", "dm2"), ["dm1", "dm2"])
+        screen = runner.Watch(lambda state: any(worker.step for worker in state.workers.values()), kernel.kill)
+        run = session().attach(reach(lab, hosts), job, screen)
+    assert run.state.phase == "done"
+    assert dict(run.results) == {0: 60, 1: 60}
+    for rank in (0, 1):  # from the first line on, though this kernel came later
+        assert [line.text for line in run.state.lines if line.rank == rank] == [str(i) for i in range(60)]
+    lab.assert_clean()
+    again = session().attach(reach(lab, hosts), job, runner.Watch())  # it has ended; its journal tells all once more
+    assert dict(again.results) == {0: 60, 1: 60}
+    assert the_job(lab, "dm1,dm2")[0].phase == "done"
+    session().remove(reach(lab, hosts), [job])
+    with pytest.raises(HostError, match="is not on this host"):
+        again.logs(0)
+    assert not any(one.name == job.name for one in session().jobs(reach(lab, hosts)))
+
+
+def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:
+    with another_kernel(lab, 600.0) as kernel:
+        job, hosts = the_job(lab, "dm1,dm2")
+        assert session().logs(reach(lab, hosts), job, 1).startswith("0\n1\n")
+        with pytest.raises(HostError, match="still runs here; stop it first"):
+            session().remove(reach(lab, hosts), [job])
+        session().stop(reach(lab, hosts), job)
+        assert kernel.wait(30) == 1  # its run ended, and not as it wished
+        lab.assert_clean()
+    assert the_job(lab, "dm1,dm2")[0].phase == "stopped"
+
+
+def test_an_interrupt_of_the_second_kernel_ends_the_job(lab: Lab) -> None:
+    with another_kernel(lab, 600.0) as kernel:
+        job, hosts = the_job(lab, "dm1,dm2")
+        screen = runner.Watch(lambda state: bool(state.workers), lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Cancelled):
+            session().attach(reach(lab, hosts), job, screen)
+        assert kernel.wait(30) == 1
+        lab.assert_clean()

@@ -1,0 +1,40 @@
+"""`%distributed jobs | attach | stop | logs | clean` in a notebook."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.notebooks.kernel import live_notebook
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+
+
+def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}")
+        notebook.run("%distributed hosts dm1:1 dm2:1")
+        assert "no jobs on these hosts" in notebook.run("%distributed jobs")
+        notebook.run(
+            "%%distributed\nimport os\ndef name():\n    print('I am', os.environ['RANK'])\n    return 7\nname()"
+        )
+
+        jobs = notebook.run("%distributed jobs")
+        job = re.search(r"(\d{4}-\d{6}-\w+)  done   dm1, dm2  0 min ago", jobs)[1]
+        assert notebook.run(f"%distributed logs {job} 1") == "I am 1\n"
+        assert "[rank 1 dm2] I am 1" in notebook.run(f"%distributed attach {job[:-2]} seen")
+        assert notebook.run("dict(seen.results)") == "{0: 7, 1: 7}"
+
+        assert f"Job {job} has ended already (done)." in notebook.fail(f"%distributed stop {job}")
+        assert "There is no job 'nothing' on these hosts." in notebook.fail("%distributed attach nothing")
+        assert "'x' is not a rank." in notebook.fail(f"%distributed logs {job} x")
+        assert "%distributed stop needs the name of a job." in notebook.fail("%distributed stop")
+
+        assert "Remove them with %distributed clean all" in notebook.run("%distributed clean")
+        assert re.search(r"removed: \d+\.\d MB", notebook.run("%distributed clean all"))
+        assert "no jobs on these hosts" in notebook.run("%distributed jobs")
+        notebook.run("%distributed down")
+    lab.assert_clean()

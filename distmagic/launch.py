@@ -132,7 +132,7 @@ class Launch:
             if isinstance(message, protocol.Ended) and 0 < (message.result_bytes or 0) <= SMALL_RESULT_BYTES:
                 heard.small.append(message.rank)
         if not heard.is_final:
-            self._put(node_rank, Lost(why="its agent ended without a word (was it killed?)"))
+            self._put(node_rank, Lost(why=_agent_gone(link.agent_error)))
             return
         self._fetch_small(node_rank, link, heard.small)
         link.finish()
@@ -215,6 +215,10 @@ def _stop_and_wait(link: Link) -> None:
             continue
     except DistmagicError:
         return  # what was wrong first is told; this node's lease ends what is left
+
+
+def _agent_gone(error: str) -> str:
+    return f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
 
 
 def _hold(*_: object) -> None:

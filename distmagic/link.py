@@ -30,7 +30,10 @@ M = TypeVar("M")
 
 
 class Link:
-    """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is."""
+    """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is.
+
+    `agent_error` is what an agent that broke down said last, after `events` have come to their end.
+    """
 
     def __init__(self, host: Host, process: Process) -> None:
         self.host = host
@@ -40,6 +43,7 @@ class Link:
         self._closed = False
         self._hello: tuple[int, protocol.Hello] | None = None
         self._last = 0
+        self.agent_error = ""
         self.facts: protocol.Facts
 
     # ---- opening
@@ -173,6 +177,7 @@ class Link:
         while True:
             number, message = self._next()
             if isinstance(message, protocol.Over):
+                self.agent_error = message.error
                 return
             if number == 0:
                 continue  # no event
@@ -190,7 +195,7 @@ class Link:
         """Hand a file of a job to `write`, piece by piece; return its size. Raises `PreflightError` if it isn't there."""
         self.send(request)
         size = left = self._expect(protocol.Data).size_bytes
-        while left:
+        while left > 0:
             data = self._lines.take(min(left, _CHUNK)) or self._read(min(left, _CHUNK))
             left -= len(data)
             write(data)
@@ -278,6 +283,8 @@ class Link:
             raise PreflightError(
                 self.host.name, f"{message.error}.".replace("..", "."), _REFUSAL_HINTS.get(message.what, "")
             )
+        if isinstance(message, protocol.Over):
+            raise PreflightError(self.host.name, f"its agent ended at once: {message.error or 'without a word'}.")
         if not isinstance(message, kind):
             raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
         return n, message
@@ -298,7 +305,7 @@ def _version(reply: dict[str, object]) -> tuple[int, ...]:
 def _parse_reply(text: bytes, host: str) -> dict[str, object]:
     try:
         reply = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.") from None
     if not isinstance(reply, dict):
         raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.")

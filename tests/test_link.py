@@ -196,6 +196,7 @@ def test_a_python_that_ends_at_once(bundle, deaf):
     ("changes", "start"),
     [
         ({"python": [2, 7, 18]}, "gpu-a: Python 2.7.18 (/usr/bin/python3), but this notebook runs Python "),
+        ({"python": ["x", None, 1e999]}, "gpu-a: Python  (/usr/bin/python3), but this notebook runs Python "),
         ({"python": [3, 6, 0]}, "gpu-a: Python 3.6.0 (/usr/bin/python3), but this notebook runs Python "),
         ({"system": "darwin"}, "gpu-a: runs darwin; hosts of distmagic are Linux machines."),
         (
@@ -213,11 +214,11 @@ def test_a_host_that_will_not_do(bundle, changes, start):
     assert str(error).startswith(start)
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"{", b"null"])
+@pytest.mark.parametrize("text", [b"[1]", b"{", b"null", b"[" * 100_000])
 def test_a_first_answer_that_is_none(bundle, text):
     error = refusal(FakeProcess(boot.MARK + text + b"\n"), bundle)
     assert isinstance(error, ProtocolError)
-    assert str(error) == f"gpu-a sent {text!r} in place of its first answer."
+    assert str(error) == f"gpu-a sent {text[:80]!r} in place of its first answer."
 
 
 def test_a_host_that_is_silent(bundle, monkeypatch):
@@ -280,10 +281,10 @@ def test_a_refusal(what, hint):
 
 
 def test_another_answer_than_the_one_expected():
-    link, _ = talking(lines(p.Over()))
+    link, _ = talking(lines(p.Want()))
     with pytest.raises(ProtocolError) as caught:
         link.ask("")
-    assert str(caught.value) == "gpu-a sent Over in place of Route."
+    assert str(caught.value) == "gpu-a sent Want in place of Route."
 
 
 @pytest.mark.parametrize(
@@ -334,6 +335,18 @@ def test_events_of_an_unknown_type_are_left_out():
         lines(EVENTS[0], first=1), b'{"t":"teleport","n":2}\n', lines(EVENTS[2], first=3), lines(p.Over())
     )
     assert [n for n, _ in link.events()] == [1, 3]
+
+
+def test_an_agent_that_breaks_down():
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Over(error="OSError: too many open files")))
+    assert [n for n, _ in link.events()] == [1]
+    assert link.agent_error == "OSError: too many open files"
+
+
+def test_an_agent_that_breaks_down_at_once():
+    with pytest.raises(PreflightError) as caught:
+        started(lines(p.Over(error="MemoryError")))
+    assert str(caught.value) == "gpu-a: its agent ended at once: MemoryError."
 
 
 def test_a_gap_between_events():

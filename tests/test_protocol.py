@@ -79,7 +79,7 @@ MESSAGES = (
     (0, p.Route(address="10.0.0.2", interface="eth0")),
     (0, p.Want(sha256=(SHA,))),
     (0, p.Data(size_bytes=7)),
-    (0, p.Over()),
+    (0, p.Over(error="MemoryError")),
     (0, p.Refused(what="start", error="no such directory")),
     (0, p.Ask(peer="10.0.0.1")),
     (0, p.Offer(blobs=(p.Blob(sha256=SHA, size_bytes=7),))),

@@ -22,6 +22,7 @@ from distmagic.remote import facts, journal, listing, places, processes, protoco
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
+_AGENT_LOG = "agent.log"
 
 
 class Contact:
@@ -136,7 +137,7 @@ class Contact:
         listener.close()
         self._relay(run_dir / "readers", protocol.Attach(job=request.job, node_rank=request.node_rank))
         child.wait()
-        self._say(protocol.Over())
+        self._say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
 
     def attach(self, request: protocol.Attach) -> None:
         """Carry bytes to and from an agent that runs."""
@@ -146,7 +147,8 @@ class Contact:
             self._relay(run_dir / "readers", request)
         except (FileNotFoundError, ConnectionRefusedError):
             self._replay(request)  # the agent has ended meanwhile; its journal says how
-        self._say(protocol.Over())
+        folder = places.job_dir(request.job, request.node_rank)
+        self._say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
 
     def _replay(self, request: protocol.Attach) -> None:
         folder = places.job_dir(request.job, request.node_rank)
@@ -215,6 +217,15 @@ def _is_whole(blob: protocol.Blob) -> bool:
     return digest.hexdigest() == blob.sha256
 
 
+def _last_line(path: Path) -> str:
+    """Return the last line of a log that isn't blank, "" for none; of a long one its beginning."""
+    try:
+        lines = path.read_bytes()[-8192:].decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+
+
 def _receive(conn: socket.socket) -> bytes:
     try:
         return conn.recv(1 << 18)
@@ -226,7 +237,7 @@ def _spawn(request: protocol.Start, listener: socket.socket, folder: Path, cwd: 
     """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
     line = protocol.encode(replace(request, cwd=cwd))
     env = {**os.environ, processes.MARK: request.job}
-    with (folder / "agent.log").open("wb") as log:
+    with (folder / _AGENT_LOG).open("wb") as log:
         child = subprocess.Popen(
             [sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
             stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True,

@@ -282,7 +282,12 @@ class Removed:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """The agent of the job that was started or attached to is gone; requests are answered again."""
+    """The agent of the job that was started or attached to is gone; requests are answered again.
+
+    `error` is the last line it wrote to its own log, "" for none: an agent that ends well writes nothing there.
+    """
+
+    error: str = ""
 
 
 @message

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import distmagic
-from distmagic.errors import RunError, WorkerFailed
+from distmagic.errors import NodeLost, RunError, WorkerFailed
 from distmagic.link import Link
 from distmagic.outcome import Run
 from tests.e2e import runner
@@ -177,3 +177,13 @@ def test_interrupts_while_the_agents_start(lab: Lab, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab), screen=runner.Watch())
     lab.assert_clean()
+
+
+def test_an_agent_that_breaks_down_tells_why(lab: Lab) -> None:
+    shell = '#!/bin/bash\nulimit -n 20\nexec /bin/bash "$@"\n'  # too few descriptors for two ranks
+    lab.hosts[0].exec(["sh", "-c", "cat > shell; chmod 755 shell"], stdin=shell).check_returncode()
+    lab.hosts[0].set_shell("/home/node/shell")
+    error = runner.failure(lab, "dm1:2", by_value(stubborn))
+    assert isinstance(error, NodeLost)
+    assert error.message.startswith("A host was lost, and the others were stopped. dm1: its agent broke down: ")
+    assert "Too many open files" in error.message

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic import flags
-from distmagic.completion import Completer
+from distmagic.completion import SUBCOMMANDS, Completer
 from distmagic.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.errors import SpecError
 from distmagic.flags import Defaults, Request, parse_line
@@ -271,8 +271,8 @@ def test_flags_are_completed(text):
 @pytest.mark.parametrize(
     ("text", "candidates"),
     [
-        ("%distributed ", ["hosts", "playground", "down"]),
-        ("%distributed pl", ["hosts", "playground", "down"]),
+        ("%distributed ", list(SUBCOMMANDS)),
+        ("%distributed pl", list(SUBCOMMANDS)),
         ("%distributed hosts ", ["gpu-a", "gpu-b"]),
         ("%distributed hosts --h", ["--hostfile"]),
         ("%distributed playground ", ["stop"]),

@@ -6,27 +6,29 @@ nothing flows back.
     the cell's line   --flags.parse_line-->    Request: a JobSpec (what; no host in it) and an Access (spec.py)
     --hosts, settings --config.choose_hosts--> Hosts (hosts.py)
     the cell          --cell.parse_cell-->     statements for the notebook, and one call for every rank
-    the call          --pack-->                Payload: the pickled call, or the cell's whole text
-    Hosts             --transports, link-->    Facts of each host (remote/facts.py)
+    the call          --pack.pack_call-->      Payload: the pickled call, and the modules and sources that it needs
+    Hosts             --reach, link-->         Facts of each host (remote/facts.py), all hosts at once
     Facts             --diagnose-->            errors that name the host and the cure
-    all of these      --plan, torchrun-->      Plan: what every host starts. Pure; torchrun's flags are spelled here
-    Plan              --launch-->              Event, Event, ... : the only place with threads
-    Events            --fold.fold-->           RunState: everything that changes what a user sees is in that file
+    all of these      --plan.make_plan-->      Plan: what every host starts. torchrun.py alone spells torchrun's flags
+    Plan              --launch.Launch-->       Event, Event, ... : one thread a host listens, and connects again
+    Events            --fold.fold-->           RunState (state.py): all that changes what a user sees is in fold.py
+    RunState          --drive.decide-->        go on, or stop and why; drive.py is the loop around it
     RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
-    the end           --outcome-->             Run, with results, logs and metrics, or an error (errors.py)
+    the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
 
 On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
-IPython, api.py is the same from plain Python, backend.py is where the magics meet the rest. notebook_prompts.py asks
-for passwords. playground.py starts throw-away SSH hosts to try all this on.
+IPython, api.py is the same from plain Python and puts the steps above in order, backend.py is where the magics meet
+the rest. notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
+blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.
 
 In between: `transports/` can start one process on a host and hold its pipes, nothing else: on this machine, through
 paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process.
 
-On the host: `remote/`, which travels there and uses the standard library alone. boot.py comes first and unpacks;
-contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun, gathers what the ranks say into
-a journal, and ends every process when told so or when its lease runs out; worker.py is one rank and calls the user's
-function; report.py and bars.py are the rank's progress; protocol.py is the wire, JSON lines, the same file on both
-ends.
+On the host: `remote/`, which travels there and needs Python, and torch where torchrun starts. boot.py comes first and
+unpacks; contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun (engine.py), gathers
+what the ranks say into a journal, and ends every process when told so or when its lease runs out; worker.py is one
+rank and calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the wire, JSON lines,
+the same file on both ends.
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
 what is asked for.

@@ -87,7 +87,8 @@ class _Draft:
             self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
             series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
             open_lines=self.open_lines, first_failure=self.first_failure,
-            first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices), stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
+            first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),
+            stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
             endpoint_open_at_s=self.endpoint_open_at_s,
         )  # fmt: skip
 
@@ -197,7 +198,7 @@ def _worker(draft: _Draft, node: int, what: protocol.Worker) -> None:
     draft.world_size = what.world_size
     draft.workers[what.rank] = WorkerState(
         rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
-        restart=what.restart, pid=what.pid, device=what.device,
+        restart=what.restart, pid=what.pid,
     )  # fmt: skip
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
         draft.first_failure = None  # torchrun started it again, or goes on without it

@@ -15,7 +15,7 @@ NODE_PHASES = ("connecting", "starting", "running", "ended", "clear", "gone")  #
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One host in this run. `phase`: connecting, starting, running, ended (torchrun is over), clear (no process is left), gone.
+    """One host in this run. `phase` is one of `NODE_PHASES`; ended: torchrun is over, clear: no process is left.
 
     `hostname` is the host's own name for itself, `host` what the user typed. `code` is torchrun's exit code.
     `survivors`: processes that could not be ended. `broken`: why there is no connection just now, "" with one;
@@ -143,9 +143,10 @@ class RunState:
     """All that is known of a run.
 
     `workers` and `series` are keyed by rank, `series` then by metric. `lines` are the last `KEPT_LINES` of output,
-    `open_lines` the unfinished ones, keyed by (rank, node_rank, stream). `first_failure` is the rank that failed
-    first, by arrival (one that only lost its peer gives way to that peer), `failed_node` the node whose torchrun did, before any stop. `stopping` is the reason of a stop,
-    "" before one. `lines_seen` counts all lines ever.
+    `open_lines` the unfinished ones, keyed by (rank, node_rank, stream); `lines_seen` counts all lines ever.
+    `first_failure` is the rank that failed first, by arrival (one that only lost its peer gives way to that peer),
+    `failed_node` the node whose torchrun did, before any stop. `stopping` is the reason of a stop, "" before one.
+    `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint, with the endpoint and why.
     """
 
     job: str

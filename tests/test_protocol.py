@@ -26,7 +26,7 @@ MESSAGES = (
     (1, p.Hello(protocol=1, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Engine(pid=72)),
     (3, p.Endpoint(state="unreached", detail="Connection refused")),
-    (4, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73, device="cuda:1")),
+    (4, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73)),
     (
         5,
         p.Progress(
@@ -73,7 +73,6 @@ MESSAGES = (
             free_bytes=1 << 40,
             tqdm=True,
             state_dir="/home/me/.distmagic",
-            systemd_kills=True,
         ),
     ),
     (0, p.Route(address="10.0.0.2", interface="eth0")),
@@ -104,7 +103,6 @@ MESSAGES = (
     (0, p.Attach(job="j-1", node_rank=1, after=7)),
     (0, p.Renew()),
     (0, p.Stop(grace_s=3.0, reason="failed")),
-    (0, p.Bye()),
     (0, p.Fetch(job="j-1", node_rank=1, name="rank3.result", offset=5)),
     (0, p.Sweep(job="j-1")),
     (0, p.List()),

@@ -126,6 +126,18 @@ def test_a_slow_rank_is_named_and_a_level_race_names_nobody():
     assert overview(running()).slow == ""
 
 
+@pytest.mark.parametrize(("step", "rate", "is_slow"), [
+    (70.0, 10.0, False),  # it began a little later
+    (69.0, 10.0, True),
+    (0.0, None, True),  # it has not begun at all
+    (98.5, 0.2, False),  # nearly there, at whatever rate
+])  # fmt: skip
+def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
+    workers = [worker(rank, step=100.0, rate=10.0) for rank in range(3)]
+    state = run([*workers, worker(3, step=step, rate=rate)])
+    assert (overview(state).slow == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
+
+
 def test_the_head_tells_the_time_of_the_slowest():
     assert "20 min left" in render.headline(SCENES["one_slow"]())
 

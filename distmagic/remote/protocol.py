@@ -130,7 +130,6 @@ class Worker:
     world_size: int
     restart: int
     pid: int
-    device: str = ""
 
 
 @message
@@ -235,7 +234,6 @@ class Facts:
     free_bytes: int
     tqdm: bool
     state_dir: str
-    systemd_kills: bool = False
 
 
 @message
@@ -305,7 +303,7 @@ class Refused:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Ask for `Route` to `peer` (an address, "" for none), or for the number of ranks that a word means here."""
+    """Ask for the `Route` to `peer`, an address; "" is: to whoever reached this host."""
 
     peer: str
 
@@ -365,12 +363,6 @@ class Stop:
 
     grace_s: float
     reason: str = "stopped"
-
-
-@message
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bye:
-    """The reader has all it wants: the agent may go once the job has ended."""
 
 
 @message

@@ -10,6 +10,7 @@ import fcntl
 import json
 import linecache
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -38,6 +39,7 @@ class Rank:
     call: Path
     code: Path
     socket: str
+    pid: int
 
     @property
     def result(self) -> Path:
@@ -59,10 +61,13 @@ def main(_: list[str]) -> None:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         main = _fresh_main(rank)
         value = call.perform(call.load(rank.call, main), main)
+        _stop_handlers()
         ended = _keep(rank, value)
     except SystemExit as stop:
+        _stop_handlers()
         ended = _exited(rank, stop)
     except BaseException as error:  # noqa: BLE001 - the end of a rank, whatever it is, is told
+        _stop_handlers()
         ended = _raised(rank, error, labels)
     _finish(rank, conn, ended)
 
@@ -73,6 +78,7 @@ def _who_am_i() -> Rank:
         rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         folder=Path(told["folder"]), call=Path(told["call"]), code=Path(told["code"]), socket=told["socket"],
+        pid=os.getpid(),
     )  # fmt: skip
 
 
@@ -130,7 +136,14 @@ def _ended(rank: Rank, outcome: str, code: int = 0, **more: object) -> protocol.
     return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, **more)  # type: ignore[arg-type]
 
 
+def _stop_handlers() -> None:
+    """Have nothing of the user's raise in the middle of our own last steps: DataLoader does when its workers die."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def _keep(rank: Rank, value: object) -> protocol.Ended:
+    if os.getpid() != rank.pid:
+        return _ended(rank, "returned")
     size = 0 if value is None else parcel.dump(value, rank.result)
     return _ended(rank, "returned", result_bytes=size)
 
@@ -212,6 +225,8 @@ def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
             stream.flush()
         except Exception:  # noqa: BLE001, S112 - the user's own stream, or None, or closed: Python's end tells
             continue
+    if os.getpid() != rank.pid:
+        sys.exit(ended.code)  # a child that the function has forked and that left it too: not this rank
     try:
         _tell(rank, conn, protocol.encode(ended))
     except OSError:

@@ -17,7 +17,8 @@ ALL_RANKS = 64  # up to here every rank has a row
 MAX_HOSTS = 64  # rows by host; the others are counted
 PHASES = ("failed", "lost", "stopped", "starting", "running", "done")  # by how much they want to be seen
 _PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
-_SLOW = 0.9  # a rank with less than this part of the median's steps is slow
+_SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
+_LATE_S = 3.0  # if it needs more than this to get there; ranks don't begin at the same moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +69,14 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
-    """Return the running ranks that are clearly behind the median, in steps."""
+    """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
     done = {w.rank: w.progress[0] or 0.0 for w in workers if w.phase in ("running", "done")}
     if len(done) < 2:  # nobody to compare with
         return set()
     middle = statistics.median_high(done.values())
-    running = {w.rank for w in workers if w.phase == "running"}
-    return {rank for rank, n in done.items() if rank in running and n < _SLOW * middle and middle - n > 1}
+    usual = statistics.median([w.rate for w in workers if w.rate] or [0.0])
+    late = {w.rank for w in workers if middle - done.get(w.rank, middle) > max(1.0, _LATE_S * (w.rate or usual))}
+    return {w.rank for w in workers if w.rank in late and w.phase == "running" and done[w.rank] < _SLOW * middle}
 
 
 def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> Iterable[Group]:

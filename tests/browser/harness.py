@@ -44,7 +44,10 @@ _SERVER = (
     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     "--LabApp.extension_manager=readonly",
 )
-_SETTINGS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+_SETTINGS = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page, so they count
+}
 _CELLS = ".jp-Notebook .jp-CodeCell"
 _IS_IDLE = "() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
 
@@ -68,6 +71,11 @@ class NotebookPage:
         self.page.goto(url)
         self.page.wait_for_selector(_CELLS, timeout=60_000)
         self.page.wait_for_function(_IS_IDLE, timeout=60_000)
+
+    def reload(self) -> None:
+        """Load the page anew, as somebody who opens the saved notebook; its kernel is not asked for anything."""
+        self.page.reload()
+        self.page.wait_for_selector(_CELLS, timeout=60_000)
 
     def cell(self, index: int) -> Locator:
         """Return a code cell, with its outputs."""
@@ -107,6 +115,7 @@ class NotebookPage:
     def wait_text(self, index: int, pattern: str, timeout_s: float = 30) -> str:
         """Wait until the outputs of a cell, widgets included, match a regular expression; return their text."""
         outputs = self.cell(index).locator(".jp-Cell-outputWrapper")
+        self.cell(index).scroll_into_view_if_needed()  # as a person does; what is out of sight may not be drawn
         try:
             self.page.wait_for_function(
                 "([cells, i, pattern]) => new RegExp(pattern).test(document.querySelectorAll(cells)[i]"
@@ -137,11 +146,12 @@ class NotebookPage:
 
 @contextlib.contextmanager
 def notebook_in_browser(
-    notebook: nbformat.NotebookNode, env: Mapping[str, str] | None = None
+    notebook: nbformat.NotebookNode, env: Mapping[str, str] | None = None, *, shots: Path | None = None
 ) -> Iterator[NotebookPage]:
     """Open `notebook` in JupyterLab in Chromium, with `env` added to its kernel's environment.
 
-    At the end asserts that the page asked for nothing outside this machine.
+    At the end asserts that the page asked for nothing outside this machine. What is to be seen when a test fails is
+    written to `failed.png` in the folder `shots`.
     """
     with tempfile.TemporaryDirectory(prefix="jupyterlab-") as made:
         folder = Path(made)
@@ -153,7 +163,12 @@ def notebook_in_browser(
         with _server(folder, dict(env or {})) as base, _page(folder) as page:
             shown = NotebookPage(page)
             shown.open(base.format(path="lab/tree/notebook.ipynb"))
-            yield shown
+            try:
+                yield shown
+            except BaseException:
+                if shots is not None:
+                    shown.screenshot(shots / "failed.png")
+                raise
             assert not shown.outside, f"the page asked for addresses outside this machine: {shown.outside}"
 
 

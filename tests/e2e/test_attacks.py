@@ -118,6 +118,50 @@ def test_a_process_that_fails_after_its_rank_has_returned(lab: Lab) -> None:
     assert error.run.results[0] == "kept"
 
 
+def test_children_that_leave_the_function_are_not_the_rank(lab: Lab) -> None:
+    def fork_and_raise() -> str:
+        import os
+
+        if os.fork() == 0:
+            raise ValueError("of the child")
+        os.wait()
+        return "parent"
+
+    def fork_and_return() -> str:
+        import os
+
+        if os.fork() == 0:
+            return "child"
+        os.wait()
+        return "parent"
+
+    run = run_all(lab, fork_and_raise, fork_and_return)
+    assert isinstance(run, Run)
+    assert dict(run.results) == {0: "parent", 1: "parent"}
+    assert "ValueError: of the child" in run.logs(0, "stderr")
+
+
+def test_handlers_that_raise_do_not_hide_the_end(lab: Lab) -> None:
+    """As DataLoader's does for every worker of it that dies, whatever the main process is at."""
+
+    def fail() -> None:
+        import os
+        import signal
+        import subprocess
+
+        def complain(*_: object) -> None:
+            raise RuntimeError("a worker exited unexpectedly")
+
+        signal.signal(signal.SIGCHLD, complain)
+        children = [subprocess.Popen(["sleep", str(0.02 * i)]) for i in range(100)]
+        os.kill(children[0].pid, signal.SIGKILL)
+        signal.pause()
+
+    error = run_all(lab, fail)
+    assert isinstance(error, WorkerFailed)
+    assert error.message == "rank 0 (dm1, local_rank 0) raised RuntimeError: a worker exited unexpectedly"
+
+
 def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:
     def where() -> str:
         import os

@@ -59,6 +59,7 @@ _ERRORS = (
     "HostKeyError",
     "NodeLost",
     "PayloadError",
+    "PayloadTooLarge",
     "PreflightError",
     "ProtocolError",
     "RendezvousFailed",

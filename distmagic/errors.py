@@ -36,6 +36,10 @@ class PayloadError(DistmagicError):
     """The function or a value that it uses can't travel to the hosts."""
 
 
+class PayloadTooLarge(PayloadError):
+    """More than the limit would be sent; the message names the largest variables."""
+
+
 class HostError(DistmagicError):
     """A host can't be used. `host` is the name the user typed."""
 

@@ -22,10 +22,10 @@ from distmagic import flags
 from distmagic.backend import BACKEND, Backend, Reaching
 from distmagic.completion import Completer
 from distmagic.config import Distmagic
-from distmagic.errors import RunError, SpecError
+from distmagic.errors import PayloadTooLarge, RunError, SpecError
 from distmagic.job_magic import JobCommands
 from distmagic.line_magic import Notebook
-from distmagic.notebook_prompts import asker_of
+from distmagic.notebook_prompts import NotebookAsker, asker_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -86,7 +86,7 @@ class Magics:
                 if request.dry_run:
                     self._dry_run(request, reaching)
                     return None
-                payload = self._payload(plan, filename, request.payload_limit_bytes)
+                payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
             except BaseException:
                 reaching.cancel()
                 raise
@@ -132,14 +132,20 @@ class Magics:
         print(self.notebook.session().dry_run(reaching, request.spec))
         reaching.cancel()
 
-    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int) -> object:
+    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> object:
+        """Run what runs here, and pack the call. Above the limit the user is asked, where somebody can answer."""
         if plan.call is None:
             return self._backend.pack_whole(
                 plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes
             )
         self._run_local(plan, filename)
         thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)
-        return self._backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
+        try:
+            return self._backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
+        except PayloadTooLarge as error:
+            if not asker.confirm(f"{error.message} Send it all the same?"):
+                raise
+        return self._backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
 
     def _run_local(self, plan: cells.CellPlan, filename: str) -> None:
         """Run the cell's own statements in the notebook, as a cell without the magic would."""

@@ -60,6 +60,10 @@ class NotebookAsker:
         if closed:
             question.answer.set_exception(_unanswered(question))
 
+    def confirm(self, question: str) -> bool:
+        """Return whether the user says yes; False where nobody can answer."""
+        return self._can_ask and self.ask(f"{question} [y/N] ", secret=False).strip().lower() in ("y", "yes")
+
     def serve(self, timeout_s: float) -> None:
         """Answer one question, waiting at most `timeout_s` for it. Call it on the main thread only."""
         try:

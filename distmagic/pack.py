@@ -22,7 +22,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 
 from distmagic import blobs, local_modules
 from distmagic.blobs import LocalBlob
-from distmagic.errors import PayloadError
+from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.remote import culprits, parcel
 from distmagic.remote.call import Call, Whole
 from distmagic.remote.pickling import Seen
@@ -45,7 +45,7 @@ def pack_call(
     """Pack a function without arguments, with all that it captured.
 
     `labels` maps a cell's filename to what to call it (`Cell In[3]`). The files go to `scratch`, or among this
-    machine's blobs. Raises `PayloadError` for what can't be pickled and for more than `limit_bytes`.
+    machine's blobs. Raises `PayloadError` for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
     """
     seen = Seen()
     folder = _folder(scratch)
@@ -152,13 +152,13 @@ def _cannot_travel(culprit: culprits.Culprit, thunk: Callable[[], object]) -> Pa
     )
 
 
-def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -> PayloadError:
+def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
     sizes = sorted(((_measure(part.value), part) for part in _variables(thunk)), key=lambda pair: -pair[0])
     large = [f"`{part.path}` ({_size(size)}, used by {part.owner})" for size, part in sizes if size > limit_bytes / 50]
     total = max(size_bytes, sum(size for size, _ in sizes))
     named = f" The largest: {', '.join(large[:_NAMED_AT_MOST])}." if large else ""
     allowed = next(g for g in (1, 2, 4, 8, 16, 32, 64, 1 << 40) if g << 30 >= 1.1 * total)
-    return PayloadError(
+    return PayloadTooLarge(
         f"The call takes {_size(total)} to send to every host; at most {_size(limit_bytes)} are allowed.{named}",
         f"Load it inside the function, from the hosts' own disks; or allow it with --payload-limit {allowed}G.",
     )

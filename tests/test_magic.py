@@ -25,7 +25,7 @@ from traitlets.config import Config
 import distmagic
 from distmagic import magic
 from distmagic.backend import Backend
-from distmagic.errors import AuthenticationError, PayloadError, SpecError, WorkerFailed
+from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
 from distmagic.hosts import parse_hosts
 from distmagic.notebook_prompts import NotebookAsker, asker_of
 
@@ -602,3 +602,32 @@ def test_a_cell_that_ends_leaves_nobody_waiting(lab):
     assert lab.session.asker._closed
     lab.error("%%distributed\n1 / 0\nlen([])")
     assert lab.session.asker._closed
+
+
+@pytest.mark.parametrize(("answer", "limits"), [("y", [2**28, sys.maxsize]), ("", [2**28])])
+def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
+    asked, packed = [], []
+
+    def pack(thunk, *, limit_bytes, labels):
+        packed.append(limit_bytes)
+        if limit_bytes < sys.maxsize:
+            raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
+        return thunk
+
+    object.__setattr__(lab.backend, "pack_call", pack)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
+    result = lab.run("%%distributed\ndef f():\n    return 1\nf()")
+    assert asked == ["The call takes 2.0 GB. Send it all the same? [y/N] "]
+    assert packed == limits
+    assert result.success is (answer == "y")
+
+
+def test_above_the_limit_where_nobody_can_answer(lab):
+    def pack(thunk, *, limit_bytes, labels):
+        raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
+
+    object.__setattr__(lab.backend, "pack_call", pack)
+    assert str(lab.error("%%distributed\ndef f():\n    return 1\nf()")) == (
+        "The call takes 2.0 GB.\nUse --payload-limit 4G."
+    )

@@ -223,8 +223,12 @@ def run(
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
 
     `hosts` is written as after `--hosts`; None means DISTMAGIC_HOSTS, else this machine. `spec` are fields of
-    `JobSpec`: nproc_per_node, nnodes, max_restarts, rdzv_backend, env (a dict), cwd, timeout_s and so on. `access` says
-    how hosts are reached. Raises what the magic raises: `SpecError`, `PayloadError`, `HostError`, `RunError`.
+    `distmagic.spec.JobSpec`: nproc_per_node, nnodes (min, max), max_restarts, rdzv_backend, env (a dict), cwd, timeout_s
+    and so on. `access`, a `distmagic.spec.Access`, says how hosts are reached and which Python runs there. `screen` is
+    where the run is shown; None takes the one that fits: widgets, a terminal, or plain lines.
+
+    Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
+    carries the `Run`; and TypeError for a name in `spec` that is no field.
     """
     if isinstance(spec.get("env"), Mapping):
         spec["env"] = tuple(spec["env"].items())

@@ -1,4 +1,4 @@
-"""From a plan to events: starts every node, listens to all of them, and stops them. The only place with run-time threads.
+"""From a plan to events: starts every node, listens to all of them (a thread each), and stops them.
 
 Plan  --Launch-->  Event, Event, ...
 """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -123,6 +126,8 @@ def test_a_job_whose_journal_is_touched_stays(home):
     log = make(home / "jobs" / "long" / "0-a" / "rank0.stdout.log", 30 * DAY_S)
     journal = make(home / "jobs" / "long" / "1-b" / "journal.jsonl", 30 * DAY_S)
     blob = make(home / "blobs" / SHA, 30 * DAY_S)
+    for path in (log, log.parent, log.parent.parent, journal, journal.parent, blob):
+        os.utime(path, (1, 1))
     places.touch((home / "gone", str(journal), blob))
     places.expire()
     assert log.exists()
@@ -186,3 +191,56 @@ def test_what_goes_at_the_same_time_makes_no_run_fail(home, monkeypatch):
 
     monkeypatch.setattr(Path, "lstat", gone)
     places.expire(NOW)
+
+
+# ---- what dead agents left
+
+
+@pytest.fixture
+def deserted():
+    path = places.make_run_dir("1121-000000-test0000", 0)
+    yield path
+    shutil.rmtree(path)
+
+
+def listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path / "readers"))
+    listener.listen(0)
+    return listener
+
+
+def is_dead(path: Path) -> bool:
+    return path in places.dead_runs().get("1121-000000-test0000", ())
+
+
+@pytest.mark.parametrize(("age_s", "dead"), [(0, False), (3600, True)])
+def test_a_run_whose_agent_is_gone(deserted, age_s, dead):
+    listening(deserted).close()
+    os.utime(deserted, (1, time.time() - age_s))
+    assert is_dead(deserted) is dead
+
+
+def test_a_run_whose_agent_has_no_time_to_answer(deserted):
+    with listening(deserted), socket.socket(socket.AF_UNIX) as first:
+        os.utime(deserted, (1, 1))
+        first.connect(str(deserted / "readers"))  # the queue is full now
+        assert not is_dead(deserted)
+
+
+def test_a_run_of_which_one_agent_lives(deserted):
+    other = places.make_run_dir("1121-000000-test0000", 1)
+    try:
+        with listening(other):
+            listening(deserted).close()
+            for path in (deserted, other):
+                os.utime(path, (1, 1))
+            assert not is_dead(deserted)
+    finally:
+        shutil.rmtree(other)
+
+
+def test_a_directory_that_others_may_enter_is_not_ours_to_judge(deserted):
+    os.utime(deserted, (1, 1))
+    deserted.chmod(0o755)
+    assert not is_dead(deserted)

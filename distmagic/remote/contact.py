@@ -35,6 +35,7 @@ class Contact:
 
     def run(self) -> None:
         """Tell the facts, then answer until end of file."""
+        _sweep_dead()
         places.expire()
         self._say(facts.gather())
         while (line := self._line()) is not None:
@@ -199,10 +200,18 @@ class Contact:
     def sweep(self, request: protocol.Sweep) -> None:
         """End what a dead agent left running."""
         left = processes.sweep(request.job)
-        for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-{request.job}-*"):
+        for path in places.run_dirs(request.job):
             shutil.rmtree(path, ignore_errors=True)
         names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
         self._say(protocol.Final(reason="swept", survivors=names))
+
+
+def _sweep_dead() -> None:
+    """End what agents left that were killed together with their notebook: nobody else came to do it."""
+    for job, folders in places.dead_runs().items():
+        processes.sweep(job, timeout_s=1.0)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_whole(blob: protocol.Blob) -> bool:

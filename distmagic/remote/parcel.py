@@ -71,8 +71,8 @@ def dump(
 ) -> int:
     """Write `value` to `path` (aside, then renamed; readable by its owner only) and return the file's bytes.
 
-    `seen` takes notes, and the file's SHA-256. Raises `Unpicklable`, which names
-    the part starting from `name`, `TooLarge` before any buffer is written, and OSError when the disk is full.
+    `seen` takes notes, and the file's SHA-256. Raises `Unpicklable`, which names the part starting from `name`,
+    `TooLarge` before any buffer is written, and OSError when the disk is full.
     A DistributedDataParallel module travels as the module in it: its process group ends with the run.
     """
     path = Path(path)

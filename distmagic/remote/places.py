@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 
 KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
+_SETTLED_S = 10.0
 _YOUNG_S = 300.0  # what changed this recently may be in use
 
 
@@ -47,6 +49,11 @@ def run_dir(job: str, node_rank: int) -> Path:
     return Path(f"/tmp/distmagic-{os.getuid()}-{job}-{node_rank}")
 
 
+def run_dirs(job: str) -> tuple[Path, ...]:
+    """Return the directories of a job's sockets that are there, of all its nodes."""
+    return tuple(Path("/tmp").glob(f"distmagic-{os.getuid()}-{job}-*"))
+
+
 def make_run_dir(job: str, node_rank: int) -> Path:
     """Make the directory of the sockets, 0700. Raises OSError, also if anything of that name is there already."""
     path = run_dir(job, node_rank)
@@ -59,6 +66,28 @@ def check_run_dir(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
         raise PermissionError(f"{path} is not a private directory of this user")
+
+
+def dead_runs() -> dict[str, list[Path]]:
+    """Return {job: its directories} of this user's jobs whose agents on this host are all gone, without their goodbye."""
+    jobs: dict[str, list[tuple[Path, bool]]] = {}
+    prefix = f"distmagic-{os.getuid()}-"
+    for path in Path("/tmp").glob(f"{prefix}*-*-*"):
+        job = path.name.removeprefix(prefix).rpartition("-")[0]
+        jobs.setdefault(job, []).append((path, _is_deserted(path)))
+    return {job: [path for path, _ in found] for job, found in jobs.items() if all(dead for _, dead in found)}
+
+
+def _is_deserted(path: Path) -> bool:
+    try:
+        check_run_dir(path)
+        if time.time() - path.lstat().st_mtime < _SETTLED_S:
+            return False  # its agent may be about to listen, or about to go
+    except OSError:
+        return False  # gone just now, or another's
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path / "readers")) in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def touch(paths: Iterable[str | Path]) -> None:

@@ -1,7 +1,5 @@
 """Numbers, rates and times in few characters."""
 
-# numbers of seconds and digits are what this file is about
-
 from __future__ import annotations
 
 import math

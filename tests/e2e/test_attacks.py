@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +16,9 @@ from distmagic.errors import NodeLost, RunError, WorkerFailed
 from distmagic.link import Link
 from distmagic.outcome import Run
 from tests.e2e import runner
-from tests.e2e.test_endings import at_work, by_value, stubborn
+from tests.e2e.test_endings import KERNEL, at_work, by_value, stubborn
 from tests.lab import Lab
+from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
@@ -160,6 +164,23 @@ def test_handlers_that_raise_do_not_hide_the_end(lab: Lab) -> None:
     error = run_all(lab, fail)
     assert isinstance(error, WorkerFailed)
     assert error.message == "rank 0 (dm1, local_rank 0) raised RuntimeError: a worker exited unexpectedly"
+
+
+def test_the_next_contact_sweeps_what_a_dead_agent_and_a_dead_kernel_left(lab: Lab) -> None:
+    host = lab.hosts[0]
+    script = KERNEL.format(config=str(lab.ssh_config)).replace("dm1:2,dm2:1", "dm1:1")
+    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    try:
+        wait_until(lambda: sum("sleep" in p.cmdline for p in host.processes()) >= 2, "a rank and its children", 60)
+    finally:
+        kernel.kill()
+        kernel.wait()
+    host.exec(["kill", "-9", *[str(p.pid) for p in host.processes() if "agent" in p.cmdline]]).check_returncode()
+    (folder,) = (name for name in host.listdir("/tmp") if name.startswith("distmagic-"))
+    assert any("sleep" in p.cmdline for p in host.processes())
+    host.exec(["touch", "-d", "1 hour ago", f"/tmp/{folder}"]).check_returncode()
+    runner.run(lab, "dm1:1", int)
+    assert not any("sleep" in p.cmdline for p in host.processes())
 
 
 def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:

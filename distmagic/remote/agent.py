@@ -115,6 +115,7 @@ class Agent:
         if self.dialer is not None and (found := self.dialer.poll(now)) is not None:
             self.journal.add(found)
         self._write_events(now)
+        self._forget_gone_ranks(now)
         self._notice_lingering(now)
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
@@ -196,7 +197,7 @@ class Agent:
         else:
             return
         if rank.ended is not None or not rank.is_open:
-            self.selector.unregister(rank.conn)
+            self._unwatch(rank.conn)
             self._notice_end(rank)
 
     def _notice_end(self, rank: Rank) -> None:
@@ -230,6 +231,19 @@ class Agent:
             text = f"rank {late[0].hello.rank} has finished, but its process goes on: a thread or an atexit function still runs"
             self.journal.add(protocol.Notice(level="info", text=text))
 
+    def _forget_gone_ranks(self, now: float) -> None:
+        """Let go of ranks that are over, with all that held their streams: restarts must not use up descriptors."""
+        for rank in [rank for rank in self.ranks if rank.is_gone]:
+            self._write_rank(rank, now, last=True)
+            self.ranks.remove(rank)
+            self.streams = [stream for stream in self.streams if stream not in rank.streams]
+            self._unwatch(rank.conn)
+            rank.close()
+
+    def _unwatch(self, source: socket.socket | int) -> None:
+        if source in self.selector.get_map():
+            self.selector.unregister(source)
+
     def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:
         rank.is_over, rank.over_at = True, self.clock()
         for stream in rank.streams:
@@ -237,8 +251,7 @@ class Agent:
                 pass
         self._write_rank(rank, self.clock(), last=True)
         self.journal.add(word)
-        if rank.pidfd >= 0 and rank.pidfd in self.selector.get_map():
-            self.selector.unregister(rank.pidfd)
+        self._unwatch(rank.pidfd)
 
     def _write_rank(self, rank: Rank, now: float, *, last: bool = False) -> None:
         for stream in rank.streams:

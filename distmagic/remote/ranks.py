@@ -107,6 +107,11 @@ class Rank:
             and now.state not in "ZX"
         )
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its end has been told, its process is gone, and nobody holds its streams any more."""
+        return self.is_over and not any(stream.is_open for stream in self.streams) and not self.is_running
+
     def close(self) -> None:
         """Let go of everything."""
         self.conn.close()

@@ -85,3 +85,18 @@ def test_hosts_from_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
 
     run = distmagic.run(where, access=runner.access(lab), screen=runner.Watch())
     assert dict(run.results) == {0: "dm1", 1: "dm2"}
+
+
+def test_restarts_do_not_use_up_the_agents_descriptors(lab: Lab) -> None:
+    def fail_often(until: int) -> int:
+        import os
+        from pathlib import Path
+
+        restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        agent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+        if restart < until:
+            raise RuntimeError(f"attempt {restart}")
+        return len(list(Path(f"/proc/{agent}/fd").iterdir()))
+
+    few, many = (runner.run(lab, "dm1:2", fail_often, until, max_restarts=4).results[0] for until in (0, 4))
+    assert many <= few + 14  # the other rank is there or not yet; 8 ranks of before would be 56

@@ -16,8 +16,11 @@ bin := $(abspath $(venv))/bin
 pip := $(bin)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 export PATH := $(bin):$(PATH)
 
-.PHONY: test demo lint clean setup
+.PHONY: help test demo lint clean setup
 .DELETE_ON_ERROR:
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
 setup: $(venv)/.ready
 

@@ -189,7 +189,8 @@ def prepare(links: Sequence[Link], spec: JobSpec, job: str) -> tuple[Plan, tuple
     """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
-    warnings = [text for link in links for text in diagnose.check(link.host.name, link.facts, local_torch)]
+    warnings = [text for link in links for text in link.warnings]
+    warnings += [text for link in links for text in diagnose.check(link.host.name, link.facts, local_torch)]
     diagnose.check_among(names, tuple(link.facts for link in links))
     routes = _routes(links)
     reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]

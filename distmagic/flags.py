@@ -76,11 +76,25 @@ def parse_line(line: str, defaults: Defaults) -> Request:
 
 
 def split(line: str) -> list[str]:
-    """Split `line` into words as a shell does. Raises `SpecError` for a quotation mark without its twin."""
+    """Split `line` into words as a shell does, without a comment. Raises `SpecError` for a lonely quotation mark."""
     try:
-        return shlex.split(line)
+        return shlex.split(_without_comment(line))
     except ValueError as error:
         raise SpecError(f"The line can't be split into words: {str(error).lower()}.", f"It is: {line}") from None
+
+
+def _without_comment(line: str) -> str:
+    """Return `line` up to a # that begins a word outside quotation marks: --env COLOUR=#fff keeps its value."""
+    quote, before = "", " "
+    for place, char in enumerate(line):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char == "#" and before.isspace():
+            return line[:place]
+        before = char
+    return line
 
 
 def asks_help(line: str) -> bool:

@@ -45,6 +45,7 @@ class Link:
         self._last = 0
         self.agent_error = ""
         self.facts: protocol.Facts
+        self.warnings: tuple[str, ...] = ()
 
     # ---- opening
 
@@ -52,6 +53,7 @@ class Link:
     def open(cls, host: Host, transport: Transport, python: str, bundle: LocalBlob) -> Link:
         """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`."""
         link = cls(host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)))
+        link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:
             with link._bounded(BOOT_TIMEOUT_S):
                 link._boot(python, bundle)
@@ -122,13 +124,14 @@ class Link:
             return ConnectionLost(f"{self.host.name}: the connection was closed.")
         code, said = self._process.wait(2.0), self._process.stderr().strip()
         name = self.host.name
-        if code in (126, 127) or "not found" in said or "No such file" in said:
+        said = " ".join(said.split())
+        if code in (126, 127) or (code in (None, 1) and "not found" in said.lower()):  # 1: csh
             return PreflightError(
                 name, f"there is no {python} (the host said: {said[-300:] or f'exit code {code}'}).",
                 f"Name its Python, one that has torch: --python {name}=/path/to/python",
             )  # fmt: skip
         return PreflightError(
-            name, f"{python} ended before it said anything (exit code {code}): {said[-500:]}",
+            name, f"{python} ended before it said anything (exit code {code}{f': {said[-500:]}' if said else ''}).",
             f"Try by hand: ssh {name} {python} -c 'import sys'",
         )  # fmt: skip
 

@@ -180,7 +180,7 @@ class RunState:
         if not self.is_over:
             if self.stopping:
                 return "stopping"
-            return "running" if any(w.phase == "running" for w in self.workers.values()) else "starting"
+            return "running" if any(w.phase != "starting" for w in self.workers.values()) else "starting"
         if self.first_failure is not None:
             return "failed"
         if self.lost:

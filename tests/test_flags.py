@@ -281,3 +281,16 @@ def test_flags_are_completed(text):
 )
 def test_subcommands_are_completed(text, candidates):
     assert COMPLETER.line(event(text)) == candidates
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--hosts a:4  # the large one", ["--hosts", "a:4"]),
+        ("# nothing", []),
+        ("--env COLOUR=#fff", ["--env", "COLOUR=#fff"]),
+        ("--env 'A= # b' -o x # c", ["--env", "A= # b", "-o", "x"]),
+    ],
+)
+def test_a_comment_ends_the_line(line, words):
+    assert flags.split(line) == words

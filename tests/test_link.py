@@ -73,6 +73,8 @@ class FakeProcess:
 
 
 class FakeTransport:
+    warnings = ()
+
     def __init__(self, process: FakeProcess) -> None:
         self.process = process
         self.argv: tuple[str, ...] = ()
@@ -169,7 +171,7 @@ def test_a_shell_that_prints_without_end(bundle):
         (
             1,
             "fish: Unknown command: python3\nnot found",
-            "there is no python3 (the host said: fish: Unknown command: python3\nnot found).",
+            "there is no python3 (the host said: fish: Unknown command: python3 not found).",
         ),
     ],
 )
@@ -187,7 +189,7 @@ def test_a_python_that_ends_at_once(bundle, deaf):
     error = refusal(FakeProcess(code=-6, stderr="Fatal Python error: init\n", deaf=deaf), bundle)
     assert isinstance(error, PreflightError)
     assert str(error) == (
-        "gpu-a: python3 ended before it said anything (exit code -6): Fatal Python error: init\n"
+        "gpu-a: python3 ended before it said anything (exit code -6: Fatal Python error: init).\n"
         "Try by hand: ssh gpu-a python3 -c 'import sys'"
     )
 

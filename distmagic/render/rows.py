@@ -120,18 +120,25 @@ def urgency(phase: str) -> int:
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
+_STOPS = ("failed", "interrupted", "timeout", "rendezvous", "lost", "stopped")  # why the launcher stops a node
+
+
 def _waiting_row(node: NodeState) -> Row:
-    return Row(name="", host=plain(node.host), phase=node.phase, note=one_line(node.reason))
+    reason = "" if node.reason == "done" else "stopped" if node.reason in _STOPS else node.reason
+    return Row(name="", host=plain(node.host), phase=node.phase, note=one_line(reason))
 
 
 def _rank_row(w: WorkerState, slow: set[int]) -> Row:
     done, total = w.progress
     by_report = w.step is not None
     inner = w.bars if by_report else w.bars[1:]
+    words = ([] if by_report else [_postfix(bar) for bar in w.bars[:1]]) + [
+        _bar_words(b) for b in inner[-2:] if not b.closed
+    ]
     return Row(
         name=str(w.rank), rank=w.rank, host=plain(w.host), phase=w.phase, device=plain(w.device),
         fraction=fraction_of(w), count="" if done is None else _outer_count(w, done, total),
-        inner=", ".join(_bar_words(bar) for bar in inner[-2:] if not bar.closed) if w.phase in ALIVE else "",
+        inner=", ".join(filter(None, words)) if w.phase in ALIVE else "",
         metrics=w.metrics, rate=q.rate(w.rate or 0.0, _unit(w)), left="" if w.eta_s is None else q.eta(w.eta_s),
         slow=w.rank in slow, note=_rank_note(w),
     )  # fmt: skip
@@ -146,7 +153,12 @@ def _outer_count(w: WorkerState, done: float, total: float | None) -> str:
 def _bar_words(bar: Bar) -> str:
     name = _bar_name(bar)
     words = q.out_of(bar.n, bar.total)
-    return f"{name} {words}" if name else f"{words} {plain(bar.unit)}".strip()
+    words = f"{name} {words}" if name else f"{words} {plain(bar.unit)}".strip()
+    return f"{words} {_postfix(bar)}".strip()
+
+
+def _postfix(bar: Bar) -> str:
+    return plain(bar.postfix).strip()[:48]
 
 
 def _bar_name(bar: Bar) -> str:

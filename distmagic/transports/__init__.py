@@ -36,7 +36,12 @@ class Process(Protocol):
 
 
 class Transport(Protocol):
-    """A way to a host. Made by a function `connect(...)` that returns once the host can start processes."""
+    """A way to a host. Made by a function `connect(...)` that returns once the host can start processes.
+
+    `warnings` are for the user: what of the configuration was left out.
+    """
+
+    warnings: tuple[str, ...]
 
     def start(self, argv: tuple[str, ...]) -> Process:
         """Start `argv` on the host, its stdin, stdout and stderr ours. Raises a `HostError` or `ConnectionLost`."""

@@ -13,6 +13,8 @@ from distmagic.transports.piped import PipedProcess
 class LocalTransport:
     """Starts processes of this machine, each in its own session, in the notebook's working directory."""
 
+    warnings: tuple[str, ...] = ()
+
     def __init__(self) -> None:
         self._processes: list[PipedProcess] = []
 

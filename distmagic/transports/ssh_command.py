@@ -55,6 +55,8 @@ class SessionProcess(PipedProcess):
 class CommandTransport:
     """One master connection, and the directory of its socket."""
 
+    warnings: tuple[str, ...] = ()  # what its configuration is worth, the client says itself
+
     def __init__(self, name: str, client: tuple[str, ...], destination: tuple[str, ...], directory: Path) -> None:
         self.name = name
         self._client = client

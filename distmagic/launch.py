@@ -14,7 +14,7 @@ from typing import Any
 
 from distmagic import interrupts
 from distmagic.blobs import LocalBlob
-from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
+from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.link import Link
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
@@ -24,7 +24,7 @@ from distmagic.state import Broken, Event, Gone, Lost, Mended
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 
 
-_TAKE_BACK_S = 10.0  # for hosts to tell that they have started, and again that they have ended
+_TAKE_BACK_S = 5.0  # for hosts to tell that they have started, and again that they have ended
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
 
 
@@ -61,14 +61,20 @@ class Launch:
 
     def start(self, plan: Plan, payload: tuple[LocalBlob, LocalBlob]) -> None:
         """Bring the payload to every host and start every agent. If one can't be started, none is left running."""
-        _raise_first([self._pool.submit(link.deliver, payload) for link in self.links])
         started: list[Future[None]] = []
         try:
+            _raise_first([self._pool.submit(link.deliver, payload) for link in self.links])
             for link, node in zip(self.links, plan.nodes, strict=True):
                 started.append(self._pool.submit(link.start, self._request(plan, node, payload)))
             _raise_first(started)
-        except BaseException:
+        except BaseException as error:
             self._take_back(started)
+            if isinstance(error, KeyboardInterrupt):
+                raise Cancelled("Interrupted while the hosts were starting; what had started was stopped.") from None
+            if isinstance(error, ConnectionLost) and not error.hint:
+                error.hint = (
+                    "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
+                )
             raise
         self._begin()
 

@@ -115,11 +115,20 @@ def test_nothing_there(home):
 
 
 def test_what_is_old_goes(home):
-    old, young = make(home / "blobs" / SHA, 8 * DAY_S), make(home / "blobs" / "young", 6 * DAY_S)
+    old, young = make(home / "blobs" / SHA, 8 * DAY_S), make(home / "blobs" / SHA[::-1], 6 * DAY_S)
     job = make(home / "jobs" / "old" / "0-a" / "rank0.stdout.log", 8 * DAY_S)
     places.expire(NOW)
     assert (old.exists(), young.exists(), job.parent.parent.exists()) == (False, True, False)
     assert (home / "jobs").is_dir()
+
+
+def test_files_that_were_never_finished_go_soon(home):
+    old, young, whole = (
+        make(home / "blobs" / name, age_s)
+        for name, age_s in ((f"{SHA}.abc", 3700.0), (f"{SHA}.def", 3500.0), (SHA, 3700.0))
+    )
+    places.expire(NOW)
+    assert (old.exists(), young.exists(), whole.exists()) == (False, True, True)
 
 
 def test_a_job_whose_journal_is_touched_stays(home):
@@ -145,7 +154,7 @@ def test_the_home_is_absolute(given, monkeypatch, tmp_path):
 
 def test_beyond_its_size_the_oldest_go_first(home, monkeypatch):
     monkeypatch.setattr(places, "KEPT_BYTES", 250)
-    blobs = [make(home / "blobs" / f"b{i}", 3600.0 * i, 100) for i in range(1, 5)]
+    blobs = [make(home / "blobs" / (str(i) * 64), 3600.0 * i, 100) for i in range(1, 5)]
     places.expire(NOW)
     assert [blob.exists() for blob in blobs] == [True, True, False, False]
 

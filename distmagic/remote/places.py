@@ -22,6 +22,7 @@ from pathlib import Path
 KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
 _SETTLED_S = 10.0
+_PARTIAL_S = 3600.0
 _YOUNG_S = 300.0  # what changed this recently may be in use
 
 
@@ -108,7 +109,8 @@ def expire(now: float | None = None) -> None:
         for changed, size, path in sorted(_entries(home() / kind), reverse=True):
             kept += size
             age_s = now - changed
-            if age_s > KEPT_DAYS * 86400 or (kept > KEPT_BYTES and age_s > _YOUNG_S):
+            is_partial = kind == "blobs" and len(path.name) != 64  # whoever was writing it was killed
+            if age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400) or (kept > KEPT_BYTES and age_s > _YOUNG_S):
                 _remove(path)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic.errors import NodeLost, RunError, WorkerFailed
+from distmagic.errors import Cancelled, NodeLost, RunError, WorkerFailed
 from distmagic.link import Link
 from distmagic.outcome import Run
 from tests.e2e import runner
@@ -239,7 +239,7 @@ def test_interrupts_while_the_agents_start(lab: Lab, monkeypatch: pytest.MonkeyP
             os.kill(os.getpid(), signal.SIGINT)  # from a thread: the main one, which waits, is interrupted
 
     monkeypatch.setattr(Link, "start", start_interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Cancelled, match="Interrupted while the hosts were starting"):
         distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab), screen=runner.Watch())
     lab.assert_clean()
 

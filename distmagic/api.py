@@ -32,7 +32,7 @@ from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
 from distmagic.remote.protocol import Route
 from distmagic.screen import screen_for
-from distmagic.spec import Access, JobSpec
+from distmagic.spec import Access, JobSpec, from_options
 from distmagic.state import Event, RunState, Swept
 from distmagic.verdict import verdict
 
@@ -219,25 +219,24 @@ def _in_parallel(act: Callable[[A], B], things: Sequence[A]) -> list[B]:
 def run(
     fn: Callable[..., Any], *args: Any, hosts: str | Sequence[Host] | None = None,
     kwargs: Mapping[str, Any] | None = None, access: Access | None = None, screen: Screen | None = None,
-    payload_limit_bytes: int = 256 << 20, **spec: Any,
+    payload_limit_bytes: int = 256 << 20, **options: Any,
 ) -> Run:  # fmt: skip
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
 
-    `hosts` is written as after `--hosts`; None means DISTMAGIC_HOSTS, else this machine. `spec` are fields of
-    `distmagic.spec.JobSpec`: nproc_per_node, nnodes (min, max), max_restarts, rdzv_backend, env (a dict), cwd, timeout_s
-    and so on. `access`, a `distmagic.spec.Access`, says how hosts are reached and which Python runs there. `screen` is
-    where the run is shown; None takes the one that fits: widgets, a terminal, or plain lines.
+    `hosts` is written as after `--hosts`; None means DISTMAGIC_HOSTS, else this machine. `options` are those of the
+    magic under the names that `JobSpec` and `Access` have for them: nproc_per_node, nnodes (min, max), max_restarts,
+    rdzv_backend, env (a dict), cwd, timeout_s and so on; ssh_config, ssh_command, lease_s, connect_timeout_s, and python:
+    one interpreter for all hosts, or a dict by host. They change `access`, if one is given. `screen` is where the run
+    is shown; None takes the one that fits: widgets, a terminal, or plain lines.
 
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
-    carries the `Run`; and TypeError for a name in `spec` that is no field.
+    carries the `Run`.
     """
-    if isinstance(spec.get("env"), Mapping):
-        spec["env"] = tuple(spec["env"].items())
-    job = JobSpec(**spec)
+    job, way = from_options(options, access or Access())
     text = hosts if hosts is not None else os.environ.get("DISTMAGIC_HOSTS", "")
     chosen = (parse_hosts(text) if text else ()) if isinstance(text, str) else tuple(text)
     with closing(asker_of(_shell())) as asker:
-        reaching = session().reach(chosen, access or Access(), asker)
+        reaching = session().reach(chosen, way, asker)
         try:
             payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
         except BaseException:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from distmagic.errors import SpecError
 from distmagic.hosts import SLOT_WORDS, Slots, is_port
@@ -115,3 +118,27 @@ class Access:
         """Return the interpreter chosen for host `name`, or None."""
         table = dict(self.pythons)
         return table.get(name, table.get(""))
+
+
+def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
+    """Return the job and the way to the hosts that keyword arguments ask for, `access` being changed by them.
+
+    `env` may be a dict, `python` a path or a dict of paths by host. Raises `SpecError`, also for an unknown name.
+    """
+    of_job, of_access = _names(JobSpec), {*_names(Access), "python"} - {"pythons"}
+    known = sorted(of_job | of_access)
+    for name in options:
+        if name not in known:
+            close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+            raise SpecError(f"There is no option {name!r}.", f"Did you mean {close[0]}?" if close else "")
+    job = {name: value for name, value in options.items() if name in of_job}
+    if isinstance(job.get("env"), Mapping):
+        job["env"] = tuple(job["env"].items())
+    way = {name: value for name, value in options.items() if name in of_access and name != "python"}
+    if (python := options.get("python")) is not None:
+        way["pythons"] = tuple(python.items()) if isinstance(python, Mapping) else (("", python),)
+    return JobSpec(**job), replace(access, **way)
+
+
+def _names(kind: type) -> set[str]:
+    return {one.name for one in fields(kind)}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.spec import Access, JobSpec, split_endpoint
+from distmagic.spec import Access, JobSpec, from_options, split_endpoint
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,23 @@ def test_times_that_are_none(asked, text):
     with pytest.raises(SpecError) as caught:
         Access(**asked)
     assert str(caught.value) == text
+
+
+def test_options_become_a_job_and_a_way_to_the_hosts():
+    options = {"nproc_per_node": 2, "env": {"A": "1"}, "python": "/p", "ssh_config": "c", "lease_s": 5.0}
+    job, way = from_options(options, Access(ssh_command="ssh"))
+    assert (job.nproc_per_node, job.env) == (2, (("A", "1"),))
+    assert way == Access(ssh_command="ssh", ssh_config="c", lease_s=5.0, pythons=(("", "/p"),))
+    assert from_options({"python": {"gpu-a": "/a"}}, Access())[1].python_of("gpu-a") == "/a"
+    assert from_options({}, way) == (JobSpec(), way)
+
+
+@pytest.mark.parametrize(("name", "hint"), [
+    ("nproc", "Did you mean nproc_per_node?"),
+    ("pythons", "Did you mean python?"),
+    ("xyzzy", ""),
+])  # fmt: skip
+def test_an_option_that_does_not_exist(name, hint):
+    with pytest.raises(SpecError) as caught:
+        from_options({name: 1}, Access())
+    assert (caught.value.message, caught.value.hint) == (f"There is no option {name!r}.", hint)

@@ -92,10 +92,13 @@ class Run:
 
     def _ipython_display_(self) -> None:
         """Show the summary, but not a second time right after the run itself has shown it."""
+        from IPython import get_ipython
         from IPython.display import display
 
         if self._shown:
             self._shown = False
+            if getattr(get_ipython(), "kernel", None) is None:  # a terminal has printed Out[3]: and waits for more
+                print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
 

@@ -88,6 +88,8 @@ class NotebookPage:
         """
         before = self._prompt(index)
         for _ in range(20):
+            for dialog in self.page.locator(".jp-Dialog").all():
+                raise AssertionError(f"a dialog is in the way of cell {index}: {dialog.inner_text()}")
             self.cell(index).locator(".cm-content").click()
             self.page.keyboard.press("Control+Enter")
             with contextlib.suppress(PlaywrightError):

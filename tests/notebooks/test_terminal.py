@@ -1,0 +1,84 @@
+"""IPython in a terminal and plain scripts: the same runs, as text."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from tests.notebooks.kernel import environment
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = """\
+import sys
+
+import distmagic
+
+
+def train(steps):
+    for step in distmagic.track(range(steps)):
+        distmagic.report(loss=1 / (step + 1))
+    if steps > 20:
+        raise ValueError("too many")
+    print("bye")
+    return steps
+
+
+if __name__ == "__main__":
+    print(dict(distmagic.run(train, int(sys.argv[1]), hosts="localhost:2").results))
+"""
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+
+
+def typed(ipython: pexpect.spawn, text: str, until: str) -> str:
+    """Type text and return what is to be read afterwards up to a pattern, without what moves the cursor."""
+    ipython.send(text)
+    ipython.expect(until)
+    return _ESCAPE.sub("", ipython.before + ipython.after).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
+    env = environment({"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path)})
+    argv = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"]
+    ipython = pexpect.spawn(
+        sys.executable, argv, cwd=tmp_path, env=env, dimensions=(30, 100), encoding="utf-8", timeout=60
+    )
+    try:
+        typed(ipython, "%load_ext distmagic\n", r"In \[2\]: ")
+        text = typed(ipython, "%%distributed --hosts localhost:2\nprint('hel' + 'lo')\n\n\n", r"In \[3\]: ")
+        assert "[rank 1 localhost] hello\n" in text
+        assert re.search(r"\ndone 100% · 2 ranks on localhost · took .*\nrank  host .*\n +0  localhost  done ", text)
+        assert re.search(r"\nOut\[2\]: <run [\w-]+: done>\n", text)
+        typed(
+            ipython,
+            "%%distributed --hosts localhost:1\n__import__('time').sleep(print('be' + 'gun') or 99)\n\n\n",
+            "begun",
+        )
+        text = typed(ipython, "\x03", r"In \[4\]: ")
+        assert "\nCancelled: The run was interrupted; every rank on every host was stopped.\n" in text
+        assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[5\]: ")
+    finally:
+        ipython.close(force=True)
+
+
+def test_a_script_without_a_terminal(tmp_path: Path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    argv = [sys.executable, "script.py"]
+    good = subprocess.run([*argv, "20"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert good.stderr == ""
+    lines = good.stdout.splitlines()
+    assert lines[0] == "starting · localhost · 0 s"
+    assert lines.count("[rank 0 localhost] bye") == 1
+    assert lines[-5].startswith("done 100% · 2 ranks on localhost · took ")
+    assert lines[-1] == "{0: 20, 1: 20}"
+    assert "\x1b" not in good.stdout
+    assert "\r" not in good.stdout
+    bad = subprocess.run([*argv, "30"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert bad.returncode == 1
+    assert re.search(r'File ".*script.py", line 10, in train\n    raise ValueError\("too many"\)\n', bad.stderr)
+    assert re.search(r"rank [01] \(localhost, local_rank [01]\) raised ValueError: too many\n", bad.stderr)

@@ -265,14 +265,14 @@ class Link:
         try:
             while (line := self._lines.line()) is None:
                 self._lines.feed(self._read())
-        except protocol.WireError as error:
+        except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
         return line
 
     def _next(self) -> tuple[int, protocol.Message | None]:
         try:
             return protocol.decode(self._line())
-        except protocol.WireError as error:
+        except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
 
     def _expect(self, kind: type[M]) -> M:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.remote.lines import Lines
-from distmagic.remote.protocol import MAX_LINE_BYTES, WireError
+from distmagic.remote.protocol import MAX_LINE_BYTES, BadLine
 
 PIECES = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\x01", b"\n")), max_size=12)
 
@@ -63,7 +63,7 @@ def test_the_longest_line():
 def test_a_line_without_end_is_refused_before_memory_is_full(end):
     reader = Lines()
     reader.feed(b"x" * (MAX_LINE_BYTES + 1) + end)
-    with pytest.raises(WireError) as caught:
+    with pytest.raises(BadLine) as caught:
         reader.line()
     assert str(caught.value) == f"a line of more than {MAX_LINE_BYTES} bytes"
 

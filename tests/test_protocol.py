@@ -1,4 +1,4 @@
-"""The wire: one frozen line a type, what is ignored, and that any bytes are a message or a `WireError`."""
+"""The wire: one frozen line a type, what is ignored, and that any bytes are a message or a `BadLine`."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_numbers_that_are_no_numbers_travel():
     ids=lambda value: repr(value[:24]),
 )
 def test_what_is_not_of_the_protocol(line, message):
-    with pytest.raises(p.WireError) as caught:
+    with pytest.raises(p.BadLine) as caught:
         p.decode(line)
     assert str(caught.value) == message
 
@@ -287,7 +287,7 @@ def test_half_characters_of_utf16_become_question_marks():
 def decode_or_wire_error(line: bytes) -> None:
     try:
         n, message = p.decode(line)
-    except p.WireError:
+    except p.BadLine:
         return
     assert type(n) is int
     assert message is None or type(message) in wire._NAMES

@@ -6,6 +6,7 @@ the number of the listening socket of its readers, made by `contact`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -241,7 +242,7 @@ class Agent:
             rank.close()
 
     def _unwatch(self, source: socket.socket | int) -> None:
-        if source in self.selector.get_map():
+        with contextlib.suppress(KeyError, ValueError):  # not watched (any more), or -1 for no descriptor
             self.selector.unregister(source)
 
     def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:
@@ -343,7 +344,7 @@ def _received(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
     try:
         packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 2)
         return (protocol.decode(packet)[1] if packet else None), fds
-    except (OSError, protocol.WireError):
+    except (OSError, protocol.BadLine):
         return None, fds
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.remote.protocol import MAX_LINE_BYTES, WireError
+from distmagic.remote.protocol import MAX_LINE_BYTES, BadLine
 
 
 class Lines:
@@ -17,10 +17,10 @@ class Lines:
         self._data += data
 
     def line(self) -> bytes | None:
-        """Return the next line without its newline, None if it isn't whole yet. Raises `WireError` if too long."""
+        """Return the next line without its newline, None if it isn't whole yet. Raises `BadLine` if too long."""
         end = self._data.find(b"\n", self._searched)
         if (len(self._data) if end < 0 else end) > MAX_LINE_BYTES:
-            raise WireError(f"a line of more than {MAX_LINE_BYTES} bytes")
+            raise BadLine(f"a line of more than {MAX_LINE_BYTES} bytes")
         if end < 0:
             self._searched = len(self._data)
             return None

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, message
+from distmagic.remote.wire import MAX_LINE_BYTES, BadLine, Message, decode, encode, message
 
-__all__ = ["MAX_LINE_BYTES", "Message", "WireError", "decode", "encode"]  # and every message below
+__all__ = ["MAX_LINE_BYTES", "BadLine", "Message", "decode", "encode"]  # and every message below
 
 PROTOCOL = 1
 

@@ -50,7 +50,7 @@ class Rank:
             return False
         try:
             _, message = protocol.decode(packet)
-        except protocol.WireError:
+        except protocol.BadLine:
             return True  # not of the protocol: nothing is lost that could be shown
         if isinstance(message, protocol.Progress):
             self._take(message, packet)
@@ -128,7 +128,7 @@ STREAMS = ("stdout", "stderr")
 def _open_pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
-    except OSError:  # gone already, or a kernel before 5.3: the agent's clock notices the end then
+    except (OSError, AttributeError):  # gone; or a kernel, or a Python, from before 5.3: the clock notices the end then
         return -1
 
 

@@ -36,7 +36,7 @@ class Reader:
         self._lines.feed(data)
         try:
             return self._requests()
-        except protocol.WireError:
+        except protocol.BadLine:
             self.is_open = False
             return []
 

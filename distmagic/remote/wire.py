@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 1 << 20
 Message = typing.Any  # one of the classes that are entered by `message`
 
 
-class WireError(ValueError):
+class BadLine(ValueError):
     """A line that is not of this protocol; the text says what is wrong with it."""
 
 
@@ -51,16 +51,16 @@ def _plain(value: typing.Any) -> typing.Any:
 def decode(line: bytes) -> tuple[int, Message | None]:
     """Return sequence number and message of a line; None for a type that this half does not know.
 
-    Raises `WireError` for anything that is not of the protocol: no JSON, a missing field, a wrong type.
+    Raises `BadLine` for anything that is not of the protocol: no JSON, a missing field, a wrong type.
     """
     if len(line) > MAX_LINE_BYTES:
-        raise WireError(f"a line of {len(line)} bytes (at most {MAX_LINE_BYTES} are allowed)")
+        raise BadLine(f"a line of {len(line)} bytes (at most {MAX_LINE_BYTES} are allowed)")
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"not JSON: {line[:80]!r}") from error
+        raise BadLine(f"not JSON: {line[:80]!r}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("t"), str) or type(raw.get("n")) is not int:
-        raise WireError(f"not a message: {line[:80]!r}")
+        raise BadLine(f"not a message: {line[:80]!r}")
     kind = _TYPES.get(raw["t"])
     return raw["n"], None if kind is None else _reader(kind)(raw, raw["t"])
 
@@ -99,8 +99,8 @@ def _scalar_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
             if kind is float and type(value) is int:
                 return float(value)
         except OverflowError:
-            raise WireError(f"{where}: too large a number") from None
-        raise WireError(f"{where}: {type(value).__name__} in place of {kind.__name__}")
+            raise BadLine(f"{where}: too large a number") from None
+        raise BadLine(f"{where}: {type(value).__name__} in place of {kind.__name__}")
 
     return read
 
@@ -108,7 +108,7 @@ def _scalar_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
 def _list_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typing.Any, str], typing.Any]:
     def read(value: typing.Any, where: str) -> typing.Any:
         if not isinstance(value, list):
-            raise WireError(f"{where}: no list")
+            raise BadLine(f"{where}: no list")
         return tuple(item(v, where) for v in value)
 
     return read
@@ -117,7 +117,7 @@ def _list_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typ
 def _dict_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typing.Any, str], typing.Any]:
     def read(value: typing.Any, where: str) -> typing.Any:
         if not isinstance(value, dict):
-            raise WireError(f"{where}: no object")
+            raise BadLine(f"{where}: no object")
         return {k: item(v, where) for k, v in value.items()}
 
     return read
@@ -129,13 +129,13 @@ def _dataclass_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
 
     def read(value: typing.Any, where: str) -> typing.Any:
         if not isinstance(value, dict):
-            raise WireError(f"{where}: no object")
+            raise BadLine(f"{where}: no object")
         found = {}
         for name, reader, required in readers:
             if name in value:
                 found[name] = reader(value[name], f"{where}.{name}")
             elif required:
-                raise WireError(f"{where}: {name} is missing")
+                raise BadLine(f"{where}: {name} is missing")
         return kind(**found)
 
     return read

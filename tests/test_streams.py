@@ -160,6 +160,13 @@ def test_the_worst_text_fits_into_a_line(pipe, byte):
     assert len(line) < p.MAX_LINE_BYTES
 
 
+def test_somebody_who_writes_for_ever_does_not_hold_us_up(tmp_path):
+    stream = Stream(os.open("/dev/zero", os.O_RDONLY), tmp_path, 0, "stdout", 0.0)
+    stream.drain_all()
+    assert stream.is_open
+    stream.close()
+
+
 def test_a_restarted_rank_goes_on_in_the_same_log(pipe, tmp_path):
     pipe.write(b"first\n")
     pipe.drain()

@@ -7,6 +7,7 @@ the number of the listening socket of its readers, made by `contact`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import shutil
@@ -21,7 +22,7 @@ from distmagic.remote import engine, exits, places, processes, protocol
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
 from distmagic.remote.journal import FILE, Journal
-from distmagic.remote.ranks import Rank
+from distmagic.remote.ranks import Rank, first_packet
 from distmagic.remote.readers import Reader
 from distmagic.remote.streams import Stream
 
@@ -56,8 +57,7 @@ class Agent:
         self.lease_until = clock() + start.lease_s
         self.progress_at = 0.0
         self.touch_at = clock()
-        self.told_lingering = False
-        self.told_full = False
+        self.told_lingering = self.told_full = False
         self._listen(listener, self._accept_reader)
         self._listen_to_ranks()
 
@@ -152,10 +152,12 @@ class Agent:
 
     def _greet(self, conn: socket.socket) -> None:
         """Take a newcomer's first packet: a rank's hello with its pipes, its end, or the engine's report."""
-        message, fds = _received(conn)
+        message, fds = first_packet(conn)
         self.selector.unregister(conn)
         self.newcomers.remove(conn)
-        if isinstance(message, protocol.Worker) and len(fds) == 2:
+        if isinstance(message, protocol.Worker):
+            if len(fds) != 2:
+                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no room for the streams of a rank")
             self._add_rank(Rank(conn, message, fds, self.folder, self.clock()))
             return
         if isinstance(message, protocol.Engineended):
@@ -189,7 +191,7 @@ class Agent:
     def _read(self, stream: Stream) -> None:
         stream.drain()
         if not stream.is_open:
-            self.selector.unregister(stream.fd)
+            self._unwatch(stream.fd)
 
     def _hear(self, rank: Rank) -> None:
         for _ in range(256):  # then others have their turn
@@ -239,6 +241,8 @@ class Agent:
             self.ranks.remove(rank)
             self.streams = [stream for stream in self.streams if stream not in rank.streams]
             self._unwatch(rank.conn)
+            for stream in rank.streams:
+                self._unwatch(stream.fd)
             rank.close()
 
     def _unwatch(self, source: socket.socket | int) -> None:
@@ -248,8 +252,7 @@ class Agent:
     def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:
         rank.is_over, rank.over_at = True, self.clock()
         for stream in rank.streams:
-            while stream.drain():
-                pass
+            stream.drain_all()
         self._write_rank(rank, self.clock(), last=True)
         self.journal.add(word)
         self._unwatch(rank.pidfd)
@@ -309,8 +312,7 @@ class Agent:
     def _finish(self, now: float) -> None:
         """Say the last word: every process of the job is gone, but for survivors that are named."""
         for stream in self.streams:
-            while stream.drain():
-                pass
+            stream.drain_all()
         for rank in self.ranks:
             self._notice_end(rank)
         self._write_events(now, last=True)
@@ -336,16 +338,6 @@ def main(argv: list[str]) -> None:
     finally:
         shutil.rmtree(agent.run_dir, ignore_errors=True)
     os._exit(0)
-
-
-def _received(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
-    """Return a packet's message and descriptors; None for a connection's end and for what is not of the protocol."""
-    fds: list[int] = []
-    try:
-        packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 2)
-        return (protocol.decode(packet)[1] if packet else None), fds
-    except (OSError, protocol.BadLine):
-        return None, fds
 
 
 def _wakeup(selector: selectors.BaseSelector) -> int:

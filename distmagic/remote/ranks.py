@@ -137,3 +137,13 @@ def thin(rows: list[protocol.Row], limit: int) -> tuple[protocol.Row, ...]:
     if len(rows) <= limit:
         return tuple(rows)
     return tuple(rows[(i + 1) * len(rows) // limit - 1] for i in range(limit))
+
+
+def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
+    """Return a packet's message and descriptors; None for a connection's end and for what is not of the protocol."""
+    fds: list[int] = []
+    try:
+        packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 2)
+        return (protocol.decode(packet)[1] if packet else None), fds
+    except (OSError, protocol.BadLine):
+        return None, fds

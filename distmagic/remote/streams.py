@@ -11,6 +11,7 @@ from distmagic.remote.journal import log_name
 _BURST_BYTES = 128 << 10  # text sent at once (as JSON up to six times as much, and MAX_LINE_BYTES holds), and
 _STEADY_BYTES_S = 128 << 10  # text sent a second: more than anybody reads; the log has all of it
 _READ_BYTES = 1 << 20
+_READS = 4
 
 
 class Stream:
@@ -48,6 +49,12 @@ class Stream:
         self._end += written
         self._tail = (self._tail + data[:written])[-4:]
         return True
+
+    def drain_all(self) -> None:
+        """Move all that is in the pipe, but no more than that: a child of the rank may go on writing for ever."""
+        for _ in range(_READS):
+            if not self.drain():
+                return
 
     def event(self, now: float, *, last: bool = False) -> protocol.Output | None:
         """Return an event for what came since the one before, None for nothing. `last`: a torn letter goes too."""

@@ -183,6 +183,30 @@ def test_the_next_contact_sweeps_what_a_dead_agent_and_a_dead_kernel_left(lab: L
     assert not any("sleep" in p.cmdline for p in host.processes())
 
 
+def test_a_child_that_writes_for_ever_ends_with_its_rank(lab: Lab) -> None:
+    def leave_a_flood() -> int:
+        import subprocess
+
+        subprocess.Popen(["yes"])
+        return 1
+
+    run = runner.run(lab, "dm1:1", leave_a_flood, timeout_s=30)
+    assert run.results[0] == 1
+
+
+def test_ranks_that_are_killed_again_and_again(lab: Lab) -> None:
+    def die_three_times() -> int:
+        import os
+        import signal
+
+        restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if restart < 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return restart
+
+    assert dict(runner.run(lab, "dm1:2", die_three_times, max_restarts=3).results) == {0: 3, 1: 3}
+
+
 def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:
     def where() -> str:
         import os

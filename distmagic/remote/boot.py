@@ -29,8 +29,11 @@ def distmagic_boot(sha):
              "executable": sys.executable, "system": sys.platform}
     try:
         for each in (home, folder):
-            if not os.path.isdir(each):
+            try:
                 os.makedirs(each, 0o700)
+            except OSError:
+                if not os.path.isdir(each):  # else it was there, or another host made it a moment ago
+                    raise
         trial = os.path.join(folder, "trial-" + own)
         try:
             with open(trial, "wb") as file:

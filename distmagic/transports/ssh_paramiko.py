@@ -219,8 +219,10 @@ class Session:
         """End the connection and everything on it, after what was written has left. Safe to call twice."""
         if self.is_active and self._transport.is_authenticated() and not self._over.is_set():
             # Closing a socket with unread bytes throws away what is still on its way out; an end of file does not.
+            # But not on a channel through a jump host that is closed already: its sshd would hang up on all hosts.
             with contextlib.suppress(*_BROKEN):
-                self._transport.sock.shutdown(socket.SHUT_WR)
+                if not getattr(self._transport.sock, "closed", False):
+                    self._transport.sock.shutdown(socket.SHUT_WR)
             self._transport.join(FAREWELL_S)
         self._cut()
 

@@ -84,7 +84,8 @@ def test_hosts_behind_one_jump_host_share_its_connection(home: Home, three: tupl
 
 
 def has_ended(server: Sshd) -> bool:
-    return any("Closing connection" in line or "reset by peer" in line for line in server.log)
+    ends = ("Closing connection", "reset by peer", "Disconnecting user", "Connection closed by")
+    return any(end in line for line in server.log for end in ends)
 
 
 def test_each_jump_host_is_checked(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:

@@ -339,6 +339,7 @@ def test_ipv6(home: Home, tmp_path: Path) -> None:
             pytest.skip("this machine has no IPv6")
         probe.close()
     with sshd(tmp_path / "six", Path(f"{home.key}.pub"), options=("AddressFamily any", "ListenAddress ::1")) as server:
+        wait_until(lambda: any("listening on ::1" in line for line in server.log), "the second listener")
         home.trust(server, f"[::1]:{server.port}")
         with contextlib.closing(ssh.connect(Host(name="::1", port=server.port), home.access, NoAsker())) as transport:
             assert says_hello(transport)

@@ -25,10 +25,10 @@ In between: `transports/` can start one process on a host and hold its pipes, no
 paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process.
 
 On the host: `remote/`, which travels there and needs Python, and torch where torchrun starts. boot.py comes first and
-unpacks; contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun (engine.py), gathers
-what the ranks say into a journal, and ends every process when told so or when its lease runs out; worker.py is one
-rank and calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the wire, JSON lines,
-the same file on both ends.
+unpacks; contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun (engine.py), has
+roster.py gather what the ranks say into a journal, and ends every process when told so or when its lease runs out;
+worker.py is one rank and calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the
+wire, JSON lines, the same file on both ends.
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
 what is asked for.

@@ -8,20 +8,18 @@ of different nodes come in any order, and nothing that a host says can make it r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, cast
 
 from distmagic import blame
+from distmagic.draft import STREAMS, Draft
 from distmagic.remote import protocol
 from distmagic.series import Series
 from distmagic.state import (
     ALIVE,
-    NODE_PHASES,
     Broken,
     Event,
     Gone,
-    Line,
     Lost,
     Mended,
     NodeState,
@@ -31,14 +29,11 @@ from distmagic.state import (
     WorkerState,
 )
 
-KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
-KEPT_LINE_CHARS = 2000
 KEPT_NOTICES = 100
 KEPT_METRICS = 50  # names of metrics a rank
 KEPT_BARS = 20  # bars a rank
 KEPT_POINTS = 2000  # points of one metric of one rank
 _KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
-_STREAMS = ("stdout", "stderr")
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
@@ -50,7 +45,7 @@ def begin(job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after `events`."""
-    draft = _Draft(state)
+    draft = Draft(state)
     for event in events:
         draft.at_s = max(draft.at_s, event.at_s)
         handler = _HANDLERS.get(type(event.what))
@@ -59,95 +54,14 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     return draft.freeze()
 
 
-class _Draft:
-    """A mutable copy of a state, alive within one call of `fold`."""
-
-    def __init__(self, state: RunState) -> None:
-        self.base = state
-        self.at_s = state.at_s
-        self.nodes = list(state.nodes)
-        self.workers = dict(state.workers)
-        self.world_size = state.world_size
-        self.series: dict[int, Mapping[str, Series]] = dict(state.series)
-        self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
-        self.lines = list(state.lines)
-        self.lines_seen = state.lines_seen
-        self.open_lines = dict(state.open_lines)
-        self.first_failure = state.first_failure
-        self.first_failure_at_s = state.first_failure_at_s
-        self.failed_node = state.failed_node
-        self.notices = list(state.notices)
-        self.stopping = state.stopping
-        self.lost = list(state.lost)
-        self.unreached = dict(state.unreached)
-        self.endpoint_open_at_s = state.endpoint_open_at_s
-
-    def freeze(self) -> RunState:
-        return replace(
-            self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
-            series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
-            open_lines=self.open_lines, first_failure=self.first_failure,
-            first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),
-            stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
-            endpoint_open_at_s=self.endpoint_open_at_s,
-        )  # fmt: skip
-
-    def advance(self, node: int, phase: str, **more: Any) -> None:
-        """Bring a node to a phase, unless it is beyond it already."""
-        old = self.nodes[node]
-        self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
-
-    # ---- output
-
-    def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Fold carriage returns and keep whole lines; the rest waits in `open_lines`."""
-        key = (rank, node_rank, stream)
-        *whole, rest = (self.open_lines.pop(key, "") + text.replace("\r\n", "\n")).split("\n")
-        self.lines_seen += len(whole[:-KEPT_LINES])
-        for line in whole[-KEPT_LINES:]:
-            self.add_line(rank, node_rank, stream, line)
-        if rest:
-            end = "\r" if rest.endswith("\r") else ""  # what comes next overwrites it, unless that is a newline
-            self.open_lines[key] = _last_drawn(rest) + end
-        if len(self.lines) > 4 * KEPT_LINES:
-            del self.lines[:-KEPT_LINES]
-
-    def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        host = self.nodes[node_rank].host
-        label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        self.lines.append(Line(rank=rank, label=label, stream=stream, text=_last_drawn(text)))
-        self.lines_seen += 1
-
-    def close_lines(self, rank: int, node_rank: int, streams: tuple[str, ...] = _STREAMS) -> None:
-        """Count unfinished lines as finished."""
-        for stream in streams:
-            text = self.open_lines.pop((rank, node_rank, stream), None)
-            if text is not None:
-                self.add_line(rank, node_rank, stream, text)
-
-    # ---- metrics
-
-    def series_of(self, rank: int) -> dict[str, Series]:
-        """Return a rank's table of series, to be changed."""
-        if rank not in self.own_series:
-            self.own_series.add(rank)
-            self.series[rank] = dict(self.series.get(rank, {}))
-        return cast(dict[str, Series], self.series[rank])
-
-
-def _last_drawn(text: str) -> str:
-    """Return what a terminal would show of a line with carriage returns in it."""
-    return text.rstrip("\r").rpartition("\r")[2][:KEPT_LINE_CHARS]
-
-
 # ---- a node's own events
 
 
-def _hello(draft: _Draft, node: int, what: protocol.Hello) -> None:
+def _hello(draft: Draft, node: int, what: protocol.Hello) -> None:
     draft.advance(node, "starting", hostname=what.hostname)
 
 
-def _endpoint(draft: _Draft, node: int, what: protocol.Endpoint) -> None:
+def _endpoint(draft: Draft, node: int, what: protocol.Endpoint) -> None:
     if what.state == "open":
         draft.endpoint_open_at_s = draft.at_s
     elif what.state == "unreached":
@@ -156,13 +70,13 @@ def _endpoint(draft: _Draft, node: int, what: protocol.Endpoint) -> None:
         draft.unreached.pop(node, None)
 
 
-def _notice(draft: _Draft, node: int, what: protocol.Notice) -> None:
+def _notice(draft: Draft, node: int, what: protocol.Notice) -> None:
     text = f"{draft.nodes[node].host}: {what.text}"
     if text not in draft.notices and len(draft.notices) < KEPT_NOTICES:
         draft.notices.append(text)
 
 
-def _engine_ended(draft: _Draft, node: int, what: protocol.Engineended) -> None:
+def _engine_ended(draft: Draft, node: int, what: protocol.Engineended) -> None:
     draft.advance(node, "ended", code=what.code)
     if what.code != 0 and not draft.stopping and draft.failed_node is None:
         draft.failed_node = node
@@ -172,13 +86,13 @@ def _engine_ended(draft: _Draft, node: int, what: protocol.Engineended) -> None:
             draft.workers[exit_.rank] = replace(worker, exit=exit_)
 
 
-def _final(draft: _Draft, node: int, what: protocol.Final) -> None:
+def _final(draft: Draft, node: int, what: protocol.Final) -> None:
     draft.advance(node, "clear", reason=what.reason, survivors=what.survivors)
     draft.close_lines(-1, node)
     _end_all_on(draft, node, "stopped")
 
 
-def _end_all_on(draft: _Draft, node: int, phase: str) -> None:
+def _end_all_on(draft: Draft, node: int, phase: str) -> None:
     for rank, worker in draft.workers.items():
         if worker.node_rank == node:
             draft.close_lines(rank, node)
@@ -189,7 +103,7 @@ def _end_all_on(draft: _Draft, node: int, phase: str) -> None:
 # ---- ranks
 
 
-def _worker(draft: _Draft, node: int, what: protocol.Worker) -> None:
+def _worker(draft: Draft, node: int, what: protocol.Worker) -> None:
     if not 0 <= what.rank < what.world_size:
         return
     draft.advance(node, "running")
@@ -204,7 +118,7 @@ def _worker(draft: _Draft, node: int, what: protocol.Worker) -> None:
         draft.first_failure = None  # torchrun started it again, or goes on without it
 
 
-def _progress(draft: _Draft, node: int, what: protocol.Progress) -> None:
+def _progress(draft: Draft, node: int, what: protocol.Progress) -> None:
     worker = draft.workers.get(what.rank)
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
@@ -243,7 +157,7 @@ def _rate(old: WorkerState, step: float | None, at_s: float, bars: tuple[protoco
     return now if old.rate is None else 0.8 * old.rate + 0.2 * now
 
 
-def _add_rows(draft: _Draft, worker: WorkerState, rows: tuple[protocol.Row, ...]) -> dict[str, float]:
+def _add_rows(draft: Draft, worker: WorkerState, rows: tuple[protocol.Row, ...]) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
     metrics, table = dict(worker.metrics), draft.series_of(worker.rank)
     limit = max(100, min(KEPT_POINTS, _KEPT_BY_ALL // max(1, draft.world_size)))
@@ -257,8 +171,8 @@ def _add_rows(draft: _Draft, worker: WorkerState, rows: tuple[protocol.Row, ...]
     return metrics
 
 
-def _output(draft: _Draft, node: int, what: protocol.Output) -> None:
-    if what.stream not in _STREAMS:
+def _output(draft: Draft, node: int, what: protocol.Output) -> None:
+    if what.stream not in STREAMS:
         return
     if what.skipped_bytes:
         note = f"... {what.skipped_bytes:,} bytes not shown; the whole log: run.logs({what.rank})"
@@ -267,7 +181,7 @@ def _output(draft: _Draft, node: int, what: protocol.Output) -> None:
     draft.write(what.rank, node, what.stream, what.text)
 
 
-def _ended(draft: _Draft, node: int, what: protocol.Ended) -> None:
+def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
     worker = draft.workers.get(what.rank)
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
@@ -278,7 +192,7 @@ def _ended(draft: _Draft, node: int, what: protocol.Ended) -> None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
 
 
-def _explains_first_failure(draft: _Draft, what: protocol.Ended) -> bool:
+def _explains_first_failure(draft: Draft, what: protocol.Ended) -> bool:
     """Move the blame to a rank that died when it was another one, which lost it as a peer, that could tell first."""
     first = None if draft.first_failure is None else draft.workers[draft.first_failure].ended
     moved = (
@@ -292,7 +206,7 @@ def _explains_first_failure(draft: _Draft, what: protocol.Ended) -> bool:
     return moved
 
 
-def _end_phase(draft: _Draft, node: int, what: protocol.Ended) -> str:
+def _end_phase(draft: Draft, node: int, what: protocol.Ended) -> str:
     if blame.is_good(what):
         return "done"
     is_torchrun_over = draft.nodes[node].code not in (None, 0)
@@ -303,30 +217,30 @@ def _end_phase(draft: _Draft, node: int, what: protocol.Ended) -> str:
 # ---- what the launcher tells
 
 
-def _broken(draft: _Draft, node: int, what: Broken) -> None:
+def _broken(draft: Draft, node: int, what: Broken) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=draft.at_s)
 
 
-def _mended(draft: _Draft, node: int, _: Mended) -> None:
+def _mended(draft: Draft, node: int, _: Mended) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken="")
 
 
-def _gone(draft: _Draft, node: int, _: Gone) -> None:
+def _gone(draft: Draft, node: int, _: Gone) -> None:
     draft.advance(node, "gone")
 
 
-def _lost(draft: _Draft, node: int, what: Lost) -> None:
+def _lost(draft: Draft, node: int, what: Lost) -> None:
     if draft.nodes[node].phase == "gone" or any(node == other for other, _ in draft.lost):
         return
     draft.lost.append((node, what.why))
     _end_all_on(draft, node, "lost")
 
 
-def _swept(draft: _Draft, node: int, what: Swept) -> None:
+def _swept(draft: Draft, node: int, what: Swept) -> None:
     draft.advance(node, "clear", survivors=what.survivors)
 
 
-def _stopping(draft: _Draft, _: int, what: Stopping) -> None:
+def _stopping(draft: Draft, _: int, what: Stopping) -> None:
     draft.stopping = draft.stopping or what.reason
 
 

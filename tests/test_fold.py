@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic import fold as folding
-from distmagic.fold import KEPT_LINE_CHARS, KEPT_LINES, KEPT_METRICS, KEPT_NOTICES, KEPT_POINTS, begin, fold
+from distmagic.draft import KEPT_LINE_CHARS, KEPT_LINES
+from distmagic.fold import KEPT_METRICS, KEPT_NOTICES, KEPT_POINTS, begin, fold
 from distmagic.remote import protocol as p
 from distmagic.state import NODE_PHASES, Event, Gone, Lost, RunState, Stopping, Swept
 

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distmagic"
 LAYERS = (
     ("words that all use; the half that travels", "errors remote torchrun interrupts"),
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
-    ("what is decided and how it reads, pure", "diagnose plan blame series state fold found verdict render"),
+    ("what is decided and how it reads, pure", "diagnose plan blame series state draft fold found verdict render"),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),
     ("a conversation with a host", "link notebook_prompts reach"),
@@ -28,10 +28,13 @@ LAYERS = (
     ("what `import distmagic` offers", "distmagic"),
 )
 REMOTE_LAYERS = (
-    ("the wire, places, processes", "wire protocol places processes exits culprits storages boot"),
+    (
+        "the wire, places, processes",
+        "wire parts events answers requests protocol places processes exits culprits storages boot",
+    ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines journal listing facts streams readers"),
-    ("parts of the agent and of a rank", "endpoint ending ranks report bars engine"),
+    ("parts of the agent and of a rank", "endpoint ending ranks roster report bars engine"),
     ("what is started as a process", "contact agent worker"),
 )
 TRANSPORT_LAYERS = (

@@ -6,8 +6,6 @@ the number of the listening socket of its readers, made by `contact`.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import selectors
 import shutil
@@ -22,14 +20,12 @@ from distmagic.remote import engine, exits, places, processes, protocol
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
 from distmagic.remote.journal import FILE, Journal
-from distmagic.remote.ranks import Rank, first_packet
 from distmagic.remote.readers import Reader
+from distmagic.remote.roster import Roster
 from distmagic.remote.streams import Stream
 
 _TICK_S = 0.05
-_PROGRESS_S = 0.1
 _TOUCH_S = 30.0
-_LINGERING_S = 10.0
 _LEFTOVER_GRACE_S = 1.0  # for what ranks left running when torchrun is over
 
 
@@ -42,36 +38,21 @@ class Agent:
         self.run_dir = places.run_dir(start.job, start.node_rank)
         self.journal = Journal(self.folder)
         self.selector = selectors.DefaultSelector()
+        self.roster = Roster(self.folder, self.journal, self.selector, clock)
         self.ending = Ending()
         self.readers: list[Reader] = []
-        self.ranks: list[Rank] = []
-        self.streams: list[Stream] = []
-        self.newcomers: list[socket.socket] = []
         self.engine_pid = 0
         self.engine_code: int | None = None
-        self.engine_exits: tuple[protocol.Exit, ...] = ()
         self.reason = "done"
         self.is_final = False
         self.dialer: Dialer | None = None
-        self.out_of_memory_before = exits.count_out_of_memory()
         self.lease_until = clock() + start.lease_s
-        self.progress_at = 0.0
         self.touch_at = clock()
-        self.told_lingering = self.told_full = False
-        self._listen(listener, self._accept_reader)
-        self._listen_to_ranks()
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept_reader(listener))
+        self.roster.listen(str(self.run_dir / "ranks"))
 
     # ---- beginning
-
-    def _listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
-        listener.setblocking(False)
-        self.selector.register(listener, selectors.EVENT_READ, lambda: accept(listener))
-
-    def _listen_to_ranks(self) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(str(self.run_dir / "ranks"))
-        listener.listen(128)
-        self._listen(listener, self._accept_rank)
 
     def begin(self) -> None:
         """Start torchrun and tell it."""
@@ -89,7 +70,7 @@ class Agent:
         assert child.stdout is not None
         assert child.stderr is not None
         for pipe, name in ((child.stdout, "stdout"), (child.stderr, "stderr")):
-            self._add_stream(Stream(os.dup(pipe.fileno()), self.folder, -1, name, self.clock()))
+            self.roster.add_stream(Stream(os.dup(pipe.fileno()), self.folder, -1, name, self.clock()))
             pipe.close()
         self.engine_pid = child.pid
         child.returncode = 0  # `reap` collects it; Popen must not try
@@ -115,9 +96,10 @@ class Agent:
         self._reap(now)
         if self.dialer is not None and (found := self.dialer.poll(now)) is not None:
             self.journal.add(found)
-        self._write_events(now)
-        self._forget_gone_ranks(now)
-        self._notice_lingering(now)
+        self.roster.write(now)
+        self.roster.forget_gone(now)
+        if not self.ending.has_begun:
+            self.roster.notice_lingering(now)
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
             places.touch((self.folder / FILE, *map(places.blob, (self.start.call, self.start.code)), sys.path[0]))
@@ -133,150 +115,14 @@ class Agent:
 
     def _reap(self, now: float) -> None:
         status = processes.reap().get(self.engine_pid)
-        for rank in self.ranks:
-            self._notice_end(rank)
+        self.roster.notice_ends()
         if status is not None:
             self.engine_code = exits.code_of(status)
-            self._end_ranks_as_torchrun_tells()
-            self._write_events(now, last=True)
-            self.journal.add(protocol.Engineended(code=self.engine_code, exits=self.engine_exits))
-            self._end_ranks_untold()
+            self.roster.end_as_torchrun_tells()
+            self.roster.write(now, last=True)
+            self.journal.add(protocol.Engineended(code=self.engine_code, exits=self.roster.engine_exits))
+            self.roster.end_untold(self.engine_code)
             self.ending.begin(now, _LEFTOVER_GRACE_S)
-
-    # ---- ranks
-
-    def _accept_rank(self, listener: socket.socket) -> None:
-        conn, _ = listener.accept()
-        self.newcomers.append(conn)
-        self.selector.register(conn, selectors.EVENT_READ, lambda: self._greet(conn))
-
-    def _greet(self, conn: socket.socket) -> None:
-        """Take a newcomer's first packet: a rank's hello with its pipes, its end, or the engine's report."""
-        message, fds = first_packet(conn)
-        self.selector.unregister(conn)
-        self.newcomers.remove(conn)
-        if isinstance(message, protocol.Worker):
-            if len(fds) != 2:
-                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no room for the streams of a rank")
-            self._add_rank(Rank(conn, message, fds, self.folder, self.clock()))
-            return
-        if isinstance(message, protocol.Engineended):
-            self.engine_exits = message.exits
-        if isinstance(message, protocol.Ended):
-            self._hear_end(message)
-        for fd in fds:
-            os.close(fd)
-        conn.close()
-
-    def _hear_end(self, word: protocol.Ended) -> None:
-        """Take the end of a rank whose own connection was closed by its own code."""
-        for rank in self.ranks:
-            if (rank.hello.rank, rank.hello.restart) == (word.rank, word.restart) and not rank.is_over:
-                rank.ended = word
-
-    def _add_rank(self, rank: Rank) -> None:
-        self.ranks.append(rank)
-        self.journal.add(rank.hello)
-        rank.conn.setblocking(False)
-        self.selector.register(rank.conn, selectors.EVENT_READ, lambda: self._hear(rank))
-        if rank.pidfd >= 0:
-            self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._notice_end(rank))
-        for stream in rank.streams:
-            self._add_stream(stream)
-
-    def _add_stream(self, stream: Stream) -> None:
-        self.streams.append(stream)
-        self.selector.register(stream.fd, selectors.EVENT_READ, lambda: self._read(stream))
-
-    def _read(self, stream: Stream) -> None:
-        stream.drain()
-        if not stream.is_open:
-            self._unwatch(stream.fd)
-
-    def _hear(self, rank: Rank) -> None:
-        for _ in range(256):  # then others have their turn
-            if not rank.receive():
-                break
-        else:
-            return
-        if rank.ended is not None or not rank.is_open:
-            self._unwatch(rank.conn)
-            self._notice_end(rank)
-
-    def _notice_end(self, rank: Rank) -> None:
-        if rank.is_over:
-            return
-        while rank.ended is None and rank.receive():
-            pass
-        word = rank.last_word(out_of_memory=exits.count_out_of_memory() > self.out_of_memory_before)
-        if word is not None:
-            self._end_rank(rank, word)
-
-    def _end_ranks_as_torchrun_tells(self) -> None:
-        codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in self.engine_exits}
-        for rank in self.ranks:
-            code = codes.get((rank.hello.rank, rank.hello.pid))
-            if code is not None and not rank.is_over and not rank.is_running:
-                self._end_rank(rank, rank.end_by_code(code, out_of_memory=False))
-
-    def _end_ranks_untold(self) -> None:
-        """End the ranks of which torchrun said nothing: they did well, or it ended them when it was ended itself."""
-        code = 0 if self.engine_code == 0 else -signal.SIGTERM
-        for rank in self.ranks:
-            if not rank.is_over and not rank.is_running:
-                self._end_rank(rank, rank.end_by_code(code, out_of_memory=False))
-
-    def _notice_lingering(self, now: float) -> None:
-        """Say once that a rank has returned and its process goes on: without this the run just seems to hang."""
-        late = [rank for rank in self.ranks if now - rank.over_at > _LINGERING_S and rank.is_running]
-        if late and not self.told_lingering and not self.ending.has_begun:
-            self.told_lingering = True
-            text = f"rank {late[0].hello.rank} has finished, but its process goes on: a thread or an atexit function still runs"
-            self.journal.add(protocol.Notice(level="info", text=text))
-
-    def _forget_gone_ranks(self, now: float) -> None:
-        """Let go of ranks that are over, with all that held their streams: restarts must not use up descriptors."""
-        for rank in [rank for rank in self.ranks if rank.is_gone]:
-            self._write_rank(rank, now, last=True)
-            self.ranks.remove(rank)
-            self.streams = [stream for stream in self.streams if stream not in rank.streams]
-            self._unwatch(rank.conn)
-            for stream in rank.streams:
-                self._unwatch(stream.fd)
-            rank.close()
-
-    def _unwatch(self, source: socket.socket | int) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # not watched (any more), or -1 for no descriptor
-            self.selector.unregister(source)
-
-    def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:
-        rank.is_over, rank.over_at = True, self.clock()
-        for stream in rank.streams:
-            stream.drain_all()
-        self._write_rank(rank, self.clock(), last=True)
-        self.journal.add(word)
-        self._unwatch(rank.pidfd)
-
-    def _write_rank(self, rank: Rank, now: float, *, last: bool = False) -> None:
-        for stream in rank.streams:
-            if (event := stream.event(now, last=last)) is not None:
-                self.journal.add(event)
-        if (progress := rank.progress()) is not None:
-            self.journal.add(progress)
-
-    def _write_events(self, now: float, *, last: bool = False) -> None:
-        for stream in self.streams:
-            if (event := stream.event(now, last=last)) is not None:
-                self.journal.add(event)
-        if now - self.progress_at >= _PROGRESS_S or last:
-            self.progress_at = now
-            for rank in self.ranks:
-                if (progress := rank.progress()) is not None:
-                    self.journal.add(progress)
-        full = any(s.lost_bytes for s in self.streams) or any(rank.is_disk_full for rank in self.ranks)
-        if full and not self.told_full:
-            self.told_full = True
-            self.journal.add(protocol.Notice(level="warning", text="the disk is full: output from here on is lost"))
 
     # ---- readers
 
@@ -311,11 +157,7 @@ class Agent:
 
     def _finish(self, now: float) -> None:
         """Say the last word: every process of the job is gone, but for survivors that are named."""
-        for stream in self.streams:
-            stream.drain_all()
-        for rank in self.ranks:
-            self._notice_end(rank)
-        self._write_events(now, last=True)
+        self.roster.finish(now)
         self.journal.add(protocol.Final(reason=self.reason, survivors=self.ending.survivors))
         self.is_final = True
         shutil.rmtree(self.run_dir, ignore_errors=True)

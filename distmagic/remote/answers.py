@@ -1,0 +1,90 @@
+"""What a host answers to the notebook's requests; not in the journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmagic.remote.parts import Listed
+from distmagic.remote.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a host is like, gathered in a moment without importing torch."""
+
+    hostname: str
+    system: str
+    python: str
+    executable: str
+    torch: str | None
+    gpus: int
+    gpu_name: str
+    cpus: int
+    address: str
+    interface: str
+    free_port: int
+    free_bytes: int
+    tqdm: bool
+    state_dir: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The address of this host, and its interface, from which the asked-for peer is dialled."""
+
+    address: str
+    interface: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """The blobs of an offer that this host does not have."""
+
+    sha256: tuple[str, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """`size_bytes` raw bytes follow this line."""
+
+    size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The jobs of which this host has something, the oldest first."""
+
+    jobs: tuple[Listed, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What a job had left is gone: so many bytes of it."""
+
+    size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """The agent of the job that was started or attached to is gone; requests are answered again.
+
+    `error` is the last line it wrote to its own log, "" for none: an agent that ends well writes nothing there.
+    """
+
+    error: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The request can't be met, in words that name the cause."""
+
+    what: str
+    error: str

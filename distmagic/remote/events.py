@@ -1,0 +1,129 @@
+"""Events of a job, from host to notebook: numbered from 1, in the journal before they are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmagic.remote.parts import Bar, Exit, Failure, Row
+from distmagic.remote.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The agent is up. Always the first event."""
+
+    protocol: int
+    job: str
+    node_rank: int
+    hostname: str
+    pid: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """torchrun was started on this node, with this process id."""
+
+    pid: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Whether this node can dial the rendezvous endpoint: "open" (the lead's own), "reached" or "unreached"."""
+
+    state: str
+    detail: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A rank's process is up and about to load the function."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    restart: int
+    pid: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a rank reported since the last line: coalesced, at most about 10 lines a second and rank.
+
+    `step`, `total`: the latest of `report`, None if never told. `rows`: metrics in order, thinned out when a rank
+    reports faster than is useful. `bars`: those that changed.
+    """
+
+    rank: int
+    restart: int
+    at_s: float
+    step: float | None = None
+    total: float | None = None
+    rows: tuple[Row, ...] = ()
+    bars: tuple[Bar, ...] = ()
+    device: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
+
+    `skipped_bytes` in front of it are in the log but not sent, because they came too fast to be read by anybody.
+    The journal keeps `size_bytes` in place of the text, which stands in the log already.
+    """
+
+    rank: int
+    stream: str
+    offset: int
+    text: str = ""
+    skipped_bytes: int = 0
+    size_bytes: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal)."""
+
+    rank: int
+    restart: int
+    outcome: str
+    code: int = 0
+    failure: Failure | None = None
+    result_bytes: int | None = None
+    meaning: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engineended:
+    """torchrun ended on this node, and what it says of ranks that failed."""
+
+    code: int
+    exits: tuple[Exit, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something a user should know that is no failure: "info" or "warning"."""
+
+    level: str
+    text: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Final:
+    """The last event: nothing of the job runs on this node any more, but for `survivors` (pid and name, and why).
+
+    `reason`: "done", "stopped", "lease" (nobody renewed it) or an error in words.
+    """
+
+    reason: str
+    survivors: tuple[str, ...] = ()

@@ -1,0 +1,74 @@
+"""Parts of messages: what events, answers and requests are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One progress bar of a rank, of tqdm or of `track`. `id` is unique in the rank; `closed` bars are finished."""
+
+    id: int
+    desc: str = ""
+    n: float = 0.0
+    total: float | None = None
+    unit: str = "it"
+    rate: float | None = None
+    postfix: str = ""
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One call of `report` with metrics: seconds since the rank started, the step if told, and the values."""
+
+    at_s: float
+    step: float | None = None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An exception on a rank. `traceback` is ready to show: our own frames are gone, cells carry their number."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How torchrun saw a rank's process end: `code` is negative for a signal."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """A content-addressed file: SHA-256 in hex, and its size."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
+
+    `hosts` are the job's hosts as the user named them, in the order of node ranks; `reason` is how it ended on this
+    node, "" while it runs or where its agent ended without a word.
+    """
+
+    job: str
+    node_rank: int
+    hosts: tuple[str, ...]
+    lease_s: float
+    max_restarts: int
+    began_s: float
+    is_running: bool
+    reason: str = ""
+    size_bytes: int = 0

@@ -1,0 +1,106 @@
+"""What the notebook asks of a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmagic.remote.parts import Blob
+from distmagic.remote.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Ask for the `Route` to `peer`, an address; "" is: to whoever reached this host."""
+
+    peer: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Ask which of these blobs the host wants to be sent."""
+
+    blobs: tuple[Blob, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start the agent of one node. `torchrun` are torchrun's flags, `call` and `code` the payload's blobs.
+
+    `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
+    "address port" of the rendezvous, "" where there is only one node.
+    """
+
+    job: str
+    node_rank: int
+    torchrun: tuple[str, ...]
+    env: dict[str, str]
+    defaults: dict[str, str]
+    cwd: str
+    call: str
+    code: str
+    endpoint: str
+    hosts: tuple[str, ...]
+    lead: bool
+    lease_s: float
+    max_restarts: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """Send the job's events after number `after`, and go on live."""
+
+    job: str
+    node_rank: int
+    after: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """Renew the job's lease."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the job on this node: SIGTERM, and SIGKILL after `grace_s`."""
+
+    grace_s: float
+    reason: str = "stopped"
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow."""
+
+    job: str
+    node_rank: int
+    name: str
+    offset: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """End what a dead agent of this job left running; `Final` follows."""
+
+    job: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class List:
+    """Ask for `Jobs`."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows."""
+
+    job: str

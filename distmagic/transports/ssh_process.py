@@ -56,8 +56,9 @@ class SshProcess:
 
     def _drain(self) -> None:
         """Read stderr all the time: it shares its window with stdout, which would block."""
-        while data := self._channel.recv_stderr(_PIECE_BYTES):
-            self._tail.append(data)
+        with contextlib.suppress(*self._broken):  # reading also sends, which fails when the connection ends just then
+            while data := self._channel.recv_stderr(_PIECE_BYTES):
+                self._tail.append(data)
 
     def write(self, data: bytes) -> None:
         """Send all of `data`. Raises `ConnectionLost` if the other end is gone."""

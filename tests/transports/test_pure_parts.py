@@ -15,6 +15,7 @@ from distmagic.transports import known_hosts, prompts, ssh_words
 from distmagic.transports.deadline import Deadline
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
+from distmagic.transports.ssh_process import SshProcess
 from distmagic.transports.troubles import Trouble
 
 HOSTILE = (
@@ -267,3 +268,34 @@ def test_the_tail_of_a_stream() -> None:
     tail.append(b"abc")
     tail.append(b"def")
     assert tail.text() == "cdef"
+
+
+# ---- a process behind a channel
+
+
+class _EndsWhileReading:
+    """A channel whose connection ends in the middle of a read of stderr, as paramiko reports it."""
+
+    exit_status = -1
+
+    def __init__(self) -> None:
+        self.pieces = [b"half a sen", EOFError()]
+        self.status_event = threading.Event()
+        self.transport = self
+
+    def recv_stderr(self, _: int) -> bytes:
+        piece = self.pieces.pop(0)
+        if isinstance(piece, Exception):
+            self.status_event.set()
+            raise piece
+        return piece
+
+
+def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", noise.append)
+    process = SshProcess(_EndsWhileReading(), "gpu-a", (EOFError,))  # type: ignore[arg-type]
+    assert process.wait(10.0) is None
+    process._drainer.join(10.0)
+    assert process.stderr() == "half a sen"
+    assert noise == []

@@ -26,7 +26,8 @@ paramiko, or through the system's `ssh`. link.py is the conversation with one ho
 
 On the host: `remote/`, which travels there and needs Python, and torch where torchrun starts. boot.py comes first and
 unpacks; contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun (engine.py), has
-roster.py gather what the ranks say into a journal, and ends every process when told so or when its lease runs out;
+roster.py gather what the ranks say into a journal, and ends every process when told so or when its lease (lease.py)
+runs out, or when gang_channel.py finds that another host failed or fell silent (gang.py decides, datagrams.py seals);
 worker.py is one rank and calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the
 wire, JSON lines, the same file on both ends.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,12 +22,12 @@ from distmagic.bundle import build
 from distmagic.drive import Screen, drive
 from distmagic.errors import DistmagicError
 from distmagic.fold import begin, fold
-from distmagic.found import Job, found_jobs
+from distmagic.found import Job, check_orphans, choose, found_jobs
 from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.launch import Launch
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker, asker_of
-from distmagic.outcome import Run
+from distmagic.outcome import Detached, Run
 from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
@@ -61,25 +63,27 @@ class Session:
         finally:
             _in_parallel(Link.finish, links)
 
-    def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run:
-        """Run a job to its end and return what is left of it.
+    def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
+        """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
         Raises a `HostError` before anything is started, or a `RunError` that carries the `Run`.
         """
         links = reaching.wait()
         try:
+            check_orphans(found_jobs([link.facts.running for link in links]), owner())
             plan, warnings = prepare(links, spec, _new_job())
         except BaseException:
             _in_parallel(Link.close, links)
             raise
-        state = begin(plan.job, [host.name for host in reaching.hosts], spec.max_restarts, warnings)
+        names = [host.name for host in reaching.hosts]
+        state = begin(plan.job, names, spec.max_restarts, warnings, plan.min_nodes)
         with closing(self._launch(plan.job, links, reaching, reaching.access.lease_s)) as launch:
             launch.start(plan, (payload.call, payload.code))
-            state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s)
+            state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s, detach=spec.detach)
         return self._finish(state, launch, reaching, screen)
 
     def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float) -> Launch:
-        return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching))
+        return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), owner())
 
     # ---- jobs that were started before, also by other kernels
 
@@ -91,13 +95,15 @@ class Session:
         finally:
             _in_parallel(Link.finish, links)
 
-    def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run:
-        """Follow a job from its first event to its end, as if this kernel had started it; an interrupt ends it.
+    def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
+        """Follow a job from its first event to its end, as if this kernel had started it.
+
+        An interrupt ends it; of a detached job it only ends the following.
 
         `reaching` are the job's own hosts in the order of its nodes. Raises what `launch` raises for a run.
         """
         links = reaching.wait()
-        state = begin(job.name, job.hosts, job.max_restarts)
+        state = begin(job.name, job.hosts, job.max_restarts, min_nodes=job.min_nodes)
         with closing(self._launch(job.name, links, reaching, job.lease_s)) as launch:
             launch.attach()
             state = drive(launch, state, screen, reaching.asker.serve, None)
@@ -130,7 +136,9 @@ class Session:
 
     # ---- the end of a run
 
-    def _finish(self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen) -> Run:
+    def _finish(self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen) -> Run | Detached:
+        if not state.is_over:
+            return self._leave(state, reaching, screen)
         state = fold(state, self._sweep_lost(state, reaching))
         screen.finish(state)
 
@@ -143,6 +151,21 @@ class Session:
             error.run = run
             raise error
         return run
+
+    def _leave(self, state: RunState, reaching: Reaching, screen: Screen) -> Detached:
+        """Let a detached job go on, and return what finds it again."""
+
+        def again() -> tuple[Reaching, Job]:
+            with closing(asker_of(_shell())) as asker:
+                jobs = self.jobs(self.reach(reaching.hosts, reaching.access, asker))
+                return self.reach(reaching.hosts, reaching.access, asker), choose(jobs, state.job)
+
+        left = Detached(
+            state.job, tuple(host.name for host in reaching.hosts),
+            attach=lambda: self.attach(*again(), screen_for(_shell())), stop=lambda: self.stop(*again()),
+        )  # fmt: skip
+        screen.finish(replace(state, notices=(*state.notices, str(left))))
+        return left
 
     def _link(self, reaching: Reaching, node_rank: int) -> Link:
         host, python = reaching.hosts[node_rank], reaching.pythons[node_rank]
@@ -205,6 +228,12 @@ def _routes(links: Sequence[Link]) -> list[Route]:
     return [first, *_in_parallel(lambda link: link.ask(first.address), others)]
 
 
+def owner() -> str:
+    """Return the name of the notebook that this kernel belongs to, "" where Jupyter doesn't tell."""
+    path = os.environ.get("JPY_SESSION_NAME", "")
+    return f"{socket.gethostname()}:{path}" if path else ""
+
+
 def _new_job() -> str:
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
 
@@ -220,8 +249,10 @@ def run(
     fn: Callable[..., Any], *args: Any, hosts: str | Sequence[Host] | None = None,
     kwargs: Mapping[str, Any] | None = None, access: Access | None = None, screen: Screen | None = None,
     payload_limit_bytes: int = 256 << 20, **options: Any,
-) -> Run:  # fmt: skip
+) -> Run | Detached:  # fmt: skip
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
+
+    With `detach=True` it returns a `Detached` as soon as the job runs.
 
     `hosts` is written as after `--hosts`; None means DISTMAGIC_HOSTS, else this machine. `options` are those of the
     magic under the names that `JobSpec` and `Access` have for them: nproc_per_node, nnodes (min, max), max_restarts,

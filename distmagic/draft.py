@@ -36,6 +36,7 @@ class Draft:
         self.lost = list(state.lost)
         self.unreached = dict(state.unreached)
         self.endpoint_open_at_s = state.endpoint_open_at_s
+        self.culprit, self.detached_by = state.culprit, state.detached_by
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
@@ -45,7 +46,7 @@ class Draft:
             open_lines=self.open_lines, first_failure=self.first_failure,
             first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),
             stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
-            endpoint_open_at_s=self.endpoint_open_at_s,
+            endpoint_open_at_s=self.endpoint_open_at_s, culprit=self.culprit, detached_by=self.detached_by,
         )  # fmt: skip
 
     def advance(self, node: int, phase: str, **more: Any) -> None:

@@ -33,13 +33,15 @@ class Screen(Protocol):
         """Show the last state for good."""
 
 
-def decide(state: RunState, timeout_s: float | None) -> str:
-    """Return why the run must be stopped now, "" if it goes on."""
+def decide(state: RunState, timeout_s: float | None, *, detach: bool = False) -> str:
+    """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
     if state.stopping or state.is_over:
-        return ""
+        return state.stopping
     if timeout_s is not None and state.at_s > timeout_s:
         return "timeout"
-    if state.lost:
+    if detach and any(node.gang == "silent" for node in state.nodes):
+        return "gang"
+    if state.lost and not _can_shrink(state):
         return "lost"
     if _closed_port(state):
         return "rendezvous"
@@ -48,12 +50,32 @@ def decide(state: RunState, timeout_s: float | None) -> str:
 
 
 def overdue(state: RunState) -> tuple[int, ...]:
-    """Return the nodes that have been out of reach for too long while others are not: their hosts are down."""
+    """Return the nodes that have been out of reach for too long while others are not: their hosts are down.
+
+    A node that its own gang hears is not among them, wherever this notebook's cable is broken.
+    """
     lost = {node for node, _ in state.lost}
     there = [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
-    if all(node.broken for node in there):
+    others_lost_it = any(node.stopping == "lost" for node in state.nodes)
+    if all(node.broken for node in there) and not others_lost_it:
         return ()
-    return tuple(n.node_rank for n in there if n.broken and state.at_s - n.broken_at_s > NODE_LOST_S)
+    return tuple(
+        n.node_rank
+        for n in there
+        if n.broken and state.at_s - n.broken_at_s > NODE_LOST_S and (n.gang != "joined" or others_lost_it)
+    )
+
+
+def _can_shrink(state: RunState) -> bool:
+    """Whether an elastic job is large enough without the nodes that are lost. Without the lead there is no job."""
+    lost = {node for node, _ in state.lost}
+    return state.is_elastic and 0 not in lost and len(state.nodes) - len(lost) >= state.min_nodes
+
+
+def can_detach(state: RunState) -> bool:
+    """Whether every node runs, and the nodes hear each other: so that none is left alone without a notebook."""
+    has_begun = all(node.phase not in ("connecting", "starting") for node in state.nodes)
+    return has_begun and (len(state.nodes) == 1 or all(node.gang == "joined" for node in state.nodes[1:]))
 
 
 def _closed_port(state: RunState) -> bool:
@@ -64,16 +86,18 @@ def _closed_port(state: RunState) -> bool:
 
 
 def drive(
-    launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None
-) -> RunState:
+    launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None,
+    *, detach: bool = False,
+) -> RunState:  # fmt: skip
     """Return the last state of a run: every node is gone, or lost.
 
-    `serve` answers questions of connections that are made again (a one-time password), on this thread.
+    `detach`: lets the job go on alone as soon as it runs, and returns the state then. An interrupt does the same to a
+    job that is detached already. `serve` answers questions of connections that are made again (a one-time password), on this thread.
     """
-    pilot = _Pilot(launch, state, screen, serve, timeout_s)
+    pilot = _Pilot(launch, state, screen, serve, timeout_s, detach=detach)
     try:
         with interrupts.sent_to(pilot.on_interrupt):  # raised anywhere in the middle, an event could get lost
-            while not pilot.state.is_over:
+            while not pilot.is_done:
                 pilot.beat_or_count()
     except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
         pilot.abandon()
@@ -83,13 +107,20 @@ def drive(
 
 class _Pilot:
     def __init__(
-        self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None
-    ) -> None:
+        self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None,
+        *, detach: bool,
+    ) -> None:  # fmt: skip
+        self.detach, self.has_left = detach, False
         self.launch, self.state, self.screen, self.serve, self.timeout_s = launch, state, screen, serve, timeout_s
         self.give_up_at_s: float | None = None
         self.shown_at_s = -1.0
         self.interrupts = 0
         self.is_asking = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing more to follow, or nobody wants to."""
+        return self.state.is_over or self.has_left or (self.detach and bool(self.state.detached_by))
 
     def on_interrupt(self, *_: object) -> None:
         """Note an interrupt for the next beat; a question that waits for an answer is given up at once."""
@@ -107,9 +138,11 @@ class _Pilot:
         now = self.launch.elapsed_s
         self.state = fold(self.state, [*events, Event(node_rank=0, at_s=now, what=None)])
         self.count_lost(overdue(self.state), f"it could not be reached for {NODE_LOST_S:g} s")
-        reason = decide(self.state, self.timeout_s)
-        if reason:
+        reason = decide(self.state, self.timeout_s, detach=self.detach)
+        if reason and self.give_up_at_s is None:
             self.stop(reason, GRACE_S)
+        elif self.detach and can_detach(self.state):
+            self.launch.detach()
         if self.give_up_at_s is not None and now > self.give_up_at_s:
             self.give_up()
         if now - self.shown_at_s >= _BEAT_S:
@@ -143,8 +176,11 @@ class _Pilot:
             self.screen.finish(self.state)
 
     def interrupt(self) -> None:
-        """The first asks politely, the second ends at once."""
-        self.stop("interrupted", 0.0 if self.state.stopping else GRACE_S)
+        """The first asks politely, the second ends at once. A detached job goes on."""
+        if self.state.detached_by:
+            self.has_left = True
+            return
+        self.stop("interrupted", GRACE_S if self.give_up_at_s is None else 0.0)
 
     def stop(self, reason: str, grace_s: float) -> None:
         now = self.launch.elapsed_s

@@ -17,8 +17,9 @@ from typing import NoReturn
 
 from distmagic.errors import SpecError
 from distmagic.hosts import Host, Slots, parse_hosts, parse_slots
-from distmagic.spec import BACKENDS, Access, JobSpec
+from distmagic.spec import BACKENDS, ON_DISCONNECT, Access, JobSpec
 
+_USUAL = JobSpec()
 PAYLOAD_LIMIT_BYTES = 256 * 1024**2
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -141,6 +142,9 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         env=tuple(_variable(text, defaults.environ) for text in args.env),
         cwd=args.cwd,
         timeout_s=args.timeout,
+        node_lost_after_s=args.node_lost_after or _USUAL.node_lost_after_s,
+        on_disconnect=args.on_disconnect or _USUAL.on_disconnect,
+        detach=args.detach,
     )
 
 
@@ -236,6 +240,12 @@ def _backend(text: str) -> str:
     return text
 
 
+def _on_disconnect(text: str) -> str:
+    if text not in ON_DISCONNECT:
+        raise SpecError(f"--on-disconnect {text!r} is not known.", f"Use {' or '.join(ON_DISCONNECT)}.")
+    return text
+
+
 def _python(text: str) -> tuple[str, str]:
     host, equals, path = text.partition("=")
     pair = (host, path) if equals and "/" not in host else ("", text)
@@ -269,6 +279,9 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ("cwd", ("DIR", str), "working directory on the hosts"),
     ("timeout", ("TIME", lambda t: parse_duration(t, "--timeout")), "end the run after 90s, 10m or 2h"),
     ("lease", ("TIME", lambda t: parse_duration(t, "--lease")), "how long ranks outlive a lost notebook (60s)"),
+    ("on-disconnect", ("WHAT", _on_disconnect), "without the notebook for that long: stop (usual) or keep going"),
+    ("node-lost-after", ("TIME", lambda t: parse_duration(t, "--node-lost-after")), "a silent host is lost (10s)"),
+    ("detach", None, "return as soon as the job runs; it needs no notebook then"),
     ("payload-limit", ("SIZE", lambda t: parse_size(t, "--payload-limit")), "largest captured data (256M)"),
     ("whole", None, "run nothing here: the whole cell is every rank's program"),
     ("dry-run", None, "print what every host would run; the cell is not executed"),

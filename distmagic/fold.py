@@ -34,13 +34,16 @@ KEPT_METRICS = 50  # names of metrics a rank
 KEPT_BARS = 20  # bars a rank
 KEPT_POINTS = 2000  # points of one metric of one rank
 _KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
+_GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
-def begin(job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = ()) -> RunState:
-    """Return the state of a run of which nothing is known but its hosts."""
+def begin(
+    job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0
+) -> RunState:
+    """Return the state of a run of which nothing is known but its hosts. `min_nodes` 0: it needs them all."""
     nodes = tuple(NodeState(node_rank=i, host=host) for i, host in enumerate(hosts))
-    return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices)
+    return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices, min_nodes=min_nodes or len(nodes))
 
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
@@ -71,19 +74,61 @@ def _endpoint(draft: Draft, node: int, what: protocol.Endpoint) -> None:
 
 
 def _notice(draft: Draft, node: int, what: protocol.Notice) -> None:
-    text = f"{draft.nodes[node].host}: {what.text}"
+    _add_notice(draft, f"{draft.nodes[node].host}: {what.text}")
+
+
+def _add_notice(draft: Draft, text: str) -> None:
     if text not in draft.notices and len(draft.notices) < KEPT_NOTICES:
         draft.notices.append(text)
 
 
 def _engine_ended(draft: Draft, node: int, what: protocol.Engineended) -> None:
     draft.advance(node, "ended", code=what.code)
-    if what.code != 0 and not draft.stopping and draft.failed_node is None:
+    if (
+        what.code != 0
+        and draft.failed_node is None
+        and draft.nodes[node].stopping in ("", "failed")
+        and (not draft.stopping or node == draft.culprit)
+    ):
         draft.failed_node = node
     for exit_ in what.exits:
         worker = draft.workers.get(exit_.rank)
         if worker is not None and worker.node_rank == node:
             draft.workers[exit_.rank] = replace(worker, exit=exit_)
+
+
+def _member(draft: Draft, node: int, what: protocol.Member) -> None:
+    """Take what a node knows of another: the lead of every member, a member of the lead."""
+    if not 0 <= what.node_rank < len(draft.nodes) or 0 not in (node, what.node_rank) or what.state not in _GANG:
+        return
+    if draft.base.is_elastic and what.node_rank == 0:
+        return  # a member that lost its own connection would say the same
+    draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], gang=_GANG[what.state])
+    host = draft.nodes[what.node_rank].host
+    if what.state == "lost":
+        _lose(draft, what.node_rank, "the other hosts have not heard of it any more")
+    elif what.state == "back":
+        draft.lost = [(other, why) for other, why in draft.lost if other != what.node_rank]
+    elif what.state == "silent":
+        text = f"{host} and {draft.nodes[node].host} don't hear each other by UDP: each ends by itself if this notebook is gone"
+        _add_notice(draft, text)
+
+
+def _node_stopping(draft: Draft, node: int, what: protocol.Stopping) -> None:
+    """Take why a node ends its ranks; the first reason of all is the run's."""
+    draft.nodes[node] = replace(draft.nodes[node], stopping=what.reason or "stopped")
+    if draft.base.is_elastic and what.reason == "lost" and node != 0:
+        return  # only this node ends: it has lost the others, which go on
+    if not draft.stopping:
+        draft.stopping = what.reason or "stopped"
+        draft.culprit = what.culprit if 0 <= what.culprit < len(draft.nodes) else None
+    if what.reason == "lost" and 0 <= what.culprit < len(draft.nodes):
+        _lose(draft, what.culprit, "the other hosts have not heard of it any more")
+
+
+def _detached(draft: Draft, node: int, what: protocol.Detached) -> None:
+    if node == 0:
+        draft.detached_by = what.why or "asked"
 
 
 def _final(draft: Draft, node: int, what: protocol.Final) -> None:
@@ -211,7 +256,8 @@ def _end_phase(draft: Draft, node: int, what: protocol.Ended) -> str:
         return "done"
     is_torchrun_over = draft.nodes[node].code not in (None, 0)
     by_torchrun = blame.is_by_sigterm(what) and (is_torchrun_over or draft.first_failure is not None)
-    return "stopped" if draft.stopping or by_torchrun else "failed"
+    by_notebook_or_gang = bool(draft.stopping) and node != draft.culprit
+    return "stopped" if by_notebook_or_gang or draft.nodes[node].stopping or by_torchrun else "failed"
 
 
 # ---- what the launcher tells
@@ -230,9 +276,13 @@ def _gone(draft: Draft, node: int, _: Gone) -> None:
 
 
 def _lost(draft: Draft, node: int, what: Lost) -> None:
+    _lose(draft, node, what.why)
+
+
+def _lose(draft: Draft, node: int, why: str) -> None:
     if draft.nodes[node].phase == "gone" or any(node == other for other, _ in draft.lost):
         return
-    draft.lost.append((node, what.why))
+    draft.lost.append((node, why))
     _end_all_on(draft, node, "lost")
 
 
@@ -254,6 +304,9 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
     protocol.Final: _final,
+    protocol.Member: _member,
+    protocol.Stopping: _node_stopping,
+    protocol.Detached: _detached,
     Gone: _gone,
     Broken: _broken,
     Mended: _mended,

@@ -16,7 +16,8 @@ class Job:
 
     `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `places` says for each
     node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run, `began_s`
-    seconds since 1970 by its hosts' clocks, `reason` how it ended.
+    seconds since 1970 by its hosts' clocks, `reason` how it ended, `owner` the notebook that
+    began it. An elastic job goes on with `min_nodes` nodes; `is_detached`: it needs no notebook.
     """
 
     name: str
@@ -28,6 +29,9 @@ class Job:
     max_restarts: int
     reason: str
     size_bytes: int
+    owner: str
+    is_detached: bool
+    min_nodes: int
 
     @property
     def is_running(self) -> bool:
@@ -36,8 +40,10 @@ class Job:
 
     @property
     def phase(self) -> str:
-        """running, or how it ended: done, stopped, failed, interrupted, lease, ... or died."""
-        return "running" if self.running else self.reason or "died"
+        """running, detached, or how it ended: done, stopped, failed, interrupted, lease, ... or died."""
+        if self.running:
+            return "detached" if self.is_detached else "running"
+        return self.reason or "died"
 
 
 def found_jobs(answers: Iterable[Sequence[Listed]]) -> tuple[Job, ...]:
@@ -59,8 +65,20 @@ def _job(name: str, found: dict[int, tuple[int, Listed]]) -> Job:
         name=name, hosts=first.hosts, places=places, began_s=first.began_s, lease_s=first.lease_s,
         running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running)),
         max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
-        size_bytes=sum(one.size_bytes for one in nodes.values()),
+        size_bytes=sum(one.size_bytes for one in nodes.values()), owner=first.owner,
+        is_detached=any(one.is_detached for one in nodes.values()), min_nodes=first.min_nodes,
     )  # fmt: skip
+
+
+def check_orphans(jobs: Iterable[Job], owner: str) -> None:
+    """Raise `SpecError` if a job of this very notebook still runs there and waits for it: it holds the devices."""
+    for job in jobs:
+        if owner and job.owner == owner and job.is_running and not job.is_detached:
+            raise SpecError(
+                f"Job {job.name}, which this notebook began, still runs on {', '.join(job.hosts)}.",
+                f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
+                f"Without either it ends by itself within {job.lease_s:g} s.",
+            )
 
 
 def choose(jobs: Sequence[Job], name: str) -> Job:

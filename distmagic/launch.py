@@ -6,6 +6,7 @@ Plan  --Launch-->  Event, Event, ...
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -42,9 +43,10 @@ class Launch:
 
     def __init__(
         self, job: str, links: Sequence[Link], lease_s: float, clock: Callable[[], float],
-        reopen: Callable[[int], Link],
+        reopen: Callable[[int], Link], owner: str = "",
     ) -> None:  # fmt: skip
         self.job, self.links, self.lease_s = job, list(links), lease_s
+        self._owner, self._secret = owner, secrets.token_hex(32)
         self.small_results: dict[int, bytes] = {}
         self._clock, self._began, self._reopen = clock, clock(), reopen
         self._stops: dict[int, protocol.Stop] = {}
@@ -95,7 +97,16 @@ class Launch:
             job=self.job, node_rank=node.node_rank, torchrun=node.torchrun, env=dict(node.env),
             defaults=dict(node.defaults), cwd=node.cwd, call=call.blob.sha256, code=code.blob.sha256,
             endpoint=plan.endpoint, hosts=tuple(one.host.name for one in plan.nodes), lead=node.node_rank == 0,
-            lease_s=self.lease_s, max_restarts=plan.max_restarts,
+            lease_s=self.lease_s, max_restarts=plan.max_restarts, membership=self._membership(plan, node),
+            keep=plan.keep, owner=self._owner, timeout_s=plan.timeout_s,
+        )  # fmt: skip
+
+    def _membership(self, plan: Plan, node: NodePlan) -> protocol.Membership | None:
+        if len(plan.nodes) == 1:
+            return None
+        return protocol.Membership(
+            secret=self._secret, address=node.address, lead_address=plan.nodes[0].address, port=plan.gang_port,
+            nodes=len(plan.nodes), min_nodes=plan.min_nodes, lost_after_s=plan.node_lost_after_s,
         )  # fmt: skip
 
     def _take_back(self, started: Sequence[Future[None]]) -> None:
@@ -192,6 +203,10 @@ class Launch:
         message = protocol.Stop(grace_s=grace_s, reason=reason)
         self._stops.update(dict.fromkeys(node_ranks, message))
         self._say([self.links[i] for i in node_ranks], message)
+
+    def detach(self) -> None:
+        """Have the lead let the job live without this notebook; it tells when that is so."""
+        self._say(self.links[:1], protocol.Detach())
 
     def _say(self, links: Sequence[Link], message: protocol.Message) -> None:
         for link in links:

@@ -103,6 +103,22 @@ class Run:
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
 
 
+class Detached:
+    """A job that needs no notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it."""
+
+    def __init__(
+        self, job: str, hosts: tuple[str, ...], *, attach: Callable[[], object], stop: Callable[[], None]
+    ) -> None:
+        self.job, self.hosts = job, hosts
+        self.attach, self.stop = attach, stop
+
+    def __repr__(self) -> str:
+        return (
+            f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "
+            f"%distributed attach {self.job} follows it, %distributed stop {self.job} ends it"
+        )
+
+
 class Results(Mapping[int, Any]):
     """Return values by rank. One is unpickled when it is looked at for the first time, large ones fetched then.
 

@@ -24,7 +24,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What one host is told. `env` replaces variables, `defaults` only fills gaps in the host's own environment."""
+    """What one host is told; the others know it by `address`. `env` replaces variables, `defaults` only fills gaps in the host's own environment."""
 
     host: Host
     node_rank: int
@@ -33,16 +33,25 @@ class NodePlan:
     env: tuple[tuple[str, str], ...]
     defaults: tuple[tuple[str, str], ...]
     cwd: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole run. `endpoint` is "address port" where node 0 listens, "" with a single node."""
+    """A whole run. `endpoint` is "address port" where node 0 listens, "" with a single node.
+
+    The nodes' agents meet at `gang_port` (UDP) of the first node's address.
+    """
 
     job: str
     nodes: tuple[NodePlan, ...]
     endpoint: str
     max_restarts: int
+    min_nodes: int
+    gang_port: int
+    node_lost_after_s: float
+    keep: bool
+    timeout_s: float | None
 
 
 def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd: str) -> Plan:
@@ -53,7 +62,11 @@ def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd:
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
     endpoint = f"{rdzv.address} {rdzv.port}" if len(nodes) > 1 else ""
-    return Plan(job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts)
+    return Plan(
+        job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts, min_nodes=rdzv.min_nodes,
+        gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
+        timeout_s=spec.timeout_s,
+    )  # fmt: skip
 
 
 def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
@@ -94,6 +107,7 @@ def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, loc
         host=one.host, node_rank=rank, nproc_per_node=nproc,
         torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
         env=spec.env, defaults=_defaults(one, nproc), cwd=spec.cwd or (local_cwd if one.host.is_local else "~"),
+        address=one.route.address,
     )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ from distmagic.errors import SpecError
 from distmagic.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
+ON_DISCONNECT = ("stop", "keep")
 _DAY_S = 86400.0
+_SHORTEST_LOSS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,10 @@ class JobSpec:
     """One job, in torchrun's words. None means: not said, decided by `plan`.
 
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
-    log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run. Raises `SpecError`.
+    log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run. A host that the others
+    have not heard for `node_lost_after_s` is lost. `on_disconnect` says what a job does that has lost its notebook for
+    the length of its lease: "stop" or "keep" (go on alone). `detach`: it needs no notebook once it has begun. Raises
+    `SpecError`.
     """
 
     nproc_per_node: Slots | None = None
@@ -34,6 +39,9 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # may hold secrets
     cwd: str | None = None
     timeout_s: float | None = None
+    node_lost_after_s: float = 10.0
+    on_disconnect: str = "stop"
+    detach: bool = False
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -43,6 +51,12 @@ class JobSpec:
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
         _check_env(self.env)
+        if not _SHORTEST_LOSS_S <= self.node_lost_after_s <= _DAY_S:
+            raise SpecError(
+                f"--node-lost-after {self.node_lost_after_s:g} is not a time.", "Use 2 seconds to a day; 10 is usual."
+            )
+        if self.on_disconnect not in ON_DISCONNECT:
+            raise SpecError(f"--on-disconnect {self.on_disconnect!r} is not known.", "Use stop or keep.")
 
     @property
     def is_elastic(self) -> bool:

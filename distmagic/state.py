@@ -18,7 +18,8 @@ class NodeState:
     """One host in this run. `phase` is one of `NODE_PHASES`; ended: torchrun is over, clear: no process is left.
 
     `hostname` is the host's own name for itself, `host` what the user typed. `code` is torchrun's exit code.
-    `survivors`: processes that could not be ended. `broken`: why there is no connection just now, "" with one;
+    `survivors`: processes that could not be ended. `gang`: what the other nodes know of it, "joined", "silent" (never
+    heard), "lost" or ""; `stopping`: why its agent ends its ranks, "" while it doesn't. `broken`: why there is no connection just now, "" with one;
     `broken_at_s`: since when.
     """
 
@@ -31,6 +32,8 @@ class NodeState:
     survivors: tuple[str, ...] = ()
     broken: str = ""
     broken_at_s: float = 0.0
+    gang: str = ""
+    stopping: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +149,8 @@ class RunState:
     `open_lines` the unfinished ones, keyed by (rank, node_rank, stream); `lines_seen` counts all lines ever.
     `first_failure` is the rank that failed first, by arrival (one that only lost its peer gives way to that peer),
     `failed_node` the node whose torchrun did, before any stop. `stopping` is the reason of a stop, "" before one.
+    `culprit` is the node because of which the nodes stop, where they found out among themselves. `detached_by`: why
+    the job needs no notebook any more, "asked" or "disconnected", "" where it does. An elastic job goes on with `min_nodes` nodes.
     `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint, with the endpoint and why.
     """
 
@@ -167,6 +172,14 @@ class RunState:
     endpoint_open_at_s: float | None = None
     at_s: float = 0.0
     max_restarts: int = 0
+    min_nodes: int = 0
+    culprit: int | None = None
+    detached_by: str = ""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it goes on when a node is lost."""
+        return 0 < self.min_nodes < len(self.nodes)
 
     @property
     def is_over(self) -> bool:

@@ -11,6 +11,7 @@ from distmagic.state import NodeState, RunState, WorkerState
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
+_KNOWN = ("", "done", "failed", "lost")  # reasons of an agent that the rest of the state explains
 
 
 def verdict(state: RunState) -> RunError | None:
@@ -41,13 +42,25 @@ def _stopped(state: RunState) -> RunError | None:
         return Cancelled("The run was interrupted; every rank on every host was stopped.", _lost_hint(state))
     if state.stopping == "timeout":
         return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
+    if state.stopping == "gang":
+        return _not_joined(state)
     return _unreached(state) if state.stopping == "rendezvous" else None
+
+
+def _not_joined(state: RunState) -> RunError:
+    lead = state.nodes[0].host
+    silent = ", ".join(node.host for node in state.nodes[1:] if node.gang == "silent") or "the other hosts"
+    return RendezvousFailed(
+        f"The job can't be detached: {silent} and {lead} don't hear each other by UDP, so that neither would notice "
+        "the other's end.",
+        "Let UDP through between the hosts at the port of the rendezvous (--master-port names one), or run it without --detach.",
+    )
 
 
 def _broken(state: RunState) -> RunError | None:
     if state.failed_node is not None:
         return _engine_failed(state, state.nodes[state.failed_node])
-    broken = [node for node in state.nodes if node.code not in (0, None) or node.reason not in ("done", "")]
+    broken = [node for node in state.nodes if node.code not in (0, None) or node.reason not in _KNOWN]
     if broken:
         return _engine_failed(state, broken[0])
     return None if state.phase == "done" else _unexplained(state)
@@ -121,12 +134,15 @@ def _node_lost(state: RunState) -> NodeLost:
 def _lost_hint(state: RunState) -> str:
     left = [state.nodes[i] for i, _ in state.lost if state.nodes[i].phase != "clear"]
     names = ", ".join(dict.fromkeys(node.host for node in left))
-    return f"What still runs on {names} ends by itself when its lease runs out." if names else ""
+    if not names:
+        return ""
+    when = "as soon as it misses the other hosts" if any(node.gang for node in left) else "when its lease runs out"
+    return f"What still runs on {names} ends by itself {when}."
 
 
 def _was_ended_by_its_agent(state: RunState, node: NodeState) -> bool:
     """Whether the agent ended its ranks for a reason of its own: the lease ran out, or somebody asked it to end."""
-    return node.reason not in ("done", "", state.stopping)
+    return (node.reason not in _KNOWN and node.reason != state.stopping) or node.reason == "lease"
 
 
 def _engine_failed(state: RunState, node: NodeState) -> RunError:

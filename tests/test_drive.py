@@ -29,7 +29,7 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
         ([raised(2, 1), at(p.Engineended(code=1), 1)], 1, None, "failed"),
         ([at(p.Engineended(code=0), 1)], 0, None, ""),
         ([at(p.Engineended(code=-9), 1)], 0, None, "failed"),
-        ([at(Stopping(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, ""),
+        ([at(Stopping(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
         ([UNREACHED, OPEN, at(None, at_s=14.0)], 0, None, ""),
         ([UNREACHED, OPEN, at(None, at_s=15.1)], 0, None, "rendezvous"),
         ([UNREACHED, OPEN, at(p.Endpoint(state="reached"), 1), at(None, at_s=99.0)], 0, None, ""),

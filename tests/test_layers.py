@@ -30,11 +30,11 @@ LAYERS = (
 REMOTE_LAYERS = (
     (
         "the wire, places, processes",
-        "wire parts events answers requests protocol places processes exits culprits storages boot",
+        "wire parts events answers requests protocol places processes lease datagrams gang udp exits culprits storages boot",
     ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines journal listing facts streams readers"),
-    ("parts of the agent and of a rank", "endpoint ending ranks roster report bars engine"),
+    ("parts of the agent and of a rank", "endpoint ending gang_channel ranks roster report bars engine"),
     ("what is started as a process", "contact agent worker"),
 )
 TRANSPORT_LAYERS = (

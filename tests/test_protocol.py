@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "golden" / "wire.jsonl"
 SHA = "ab" * 32
 LISTED = p.Listed(
     job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
-    reason="done", size_bytes=7,
+    reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2,
 )  # fmt: skip
 MESSAGES = (
     (1, p.Hello(protocol=1, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
@@ -73,6 +73,7 @@ MESSAGES = (
             free_bytes=1 << 40,
             tqdm=True,
             state_dir="/home/me/.distmagic",
+            running=(LISTED,),
         ),
     ),
     (0, p.Route(address="10.0.0.2", interface="eth0")),
@@ -98,6 +99,19 @@ MESSAGES = (
             lead=False,
             lease_s=60.0,
             max_restarts=1,
+            membership=p.Membership(
+                secret="00ff",
+                address="10.0.0.2",
+                lead_address="10.0.0.1",
+                port=29500,
+                nodes=2,
+                min_nodes=1,
+                lost_after_s=10.0,
+                generation=1,
+            ),
+            keep=True,
+            owner="laptop:nb.ipynb",
+            timeout_s=90.0,
         ),
     ),
     (0, p.Attach(job="j-1", node_rank=1, after=7)),
@@ -109,6 +123,10 @@ MESSAGES = (
     (0, p.Jobs(jobs=(LISTED,))),
     (0, p.Remove(job="j-1")),
     (0, p.Removed(size_bytes=7)),
+    (11, p.Member(node_rank=1, state="joined")),
+    (12, p.Stopping(reason="lost", culprit=1)),
+    (13, p.Detached(why="asked")),
+    (0, p.Detach()),
 )
 
 

@@ -16,10 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from distmagic.remote import engine, exits, places, processes, protocol
+from distmagic.remote import engine, exits, listing, places, processes, protocol
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
+from distmagic.remote.gang_channel import Cause, GangChannel
 from distmagic.remote.journal import FILE, Journal
+from distmagic.remote.lease import Lease
 from distmagic.remote.readers import Reader
 from distmagic.remote.roster import Roster
 from distmagic.remote.streams import Stream
@@ -27,6 +29,9 @@ from distmagic.remote.streams import Stream
 _TICK_S = 0.05
 _TOUCH_S = 30.0
 _LEFTOVER_GRACE_S = 1.0  # for what ranks left running when torchrun is over
+_GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
+_NOTEBOOK_FIRST_S = 1.0  # a notebook that is there stops the job in time itself
+_TORCHRUN_TELLS_S = 0.5  # after a rank has failed: what torchrun knows of it
 
 
 class Agent:
@@ -44,10 +49,12 @@ class Agent:
         self.engine_pid = 0
         self.engine_code: int | None = None
         self.reason = "done"
-        self.is_final = False
+        self.cause: Cause | None = None
+        self.is_asked_to_end = self.is_final = False
         self.dialer: Dialer | None = None
-        self.lease_until = clock() + start.lease_s
-        self.touch_at = clock()
+        self.channel: GangChannel | None = None
+        self.lease = Lease(clock(), start.lease_s, keep=start.keep)
+        self.began = self.touch_at = clock()
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept_reader(listener))
         self.roster.listen(str(self.run_dir / "ranks"))
@@ -62,6 +69,7 @@ class Agent:
                 hostname=socket.gethostname(), pid=os.getpid(),
             )
         )  # fmt: skip
+        self._join_gang()
         child = subprocess.Popen(
             [sys.executable, "-u", sys.path[0], "engine", *self.start.torchrun, sys.path[0], "worker"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.start.cwd,
@@ -79,6 +87,16 @@ class Agent:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
 
+    def _join_gang(self) -> None:
+        if self.start.membership is None:
+            return
+        try:
+            self.channel = GangChannel(self.start.node_rank, self.start.membership, self.journal, self.clock())
+            self.channel.watch(self.selector)
+        except OSError as error:
+            text = f"no channel to the other hosts at {self.start.membership.address}: {error}"
+            self.journal.add(protocol.Notice(level="warning", text=text))
+
     # ---- the loop
 
     def run(self) -> None:
@@ -89,8 +107,10 @@ class Agent:
             self._tick(self.clock())
 
     def _may_go(self) -> bool:
+        if not self.is_final or not (self.channel is None or self.channel.may_leave):
+            return False
         told = all(reader.has_all(self.journal) for reader in self.readers)
-        return self.is_final and (told or self.clock() > self.lease_until)
+        return told or self.lease.has_run_out(self.clock())
 
     def _tick(self, now: float) -> None:
         self._reap(now)
@@ -103,8 +123,7 @@ class Agent:
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
             places.touch((self.folder / FILE, *map(places.blob, (self.start.call, self.start.code)), sys.path[0]))
-        if now > self.lease_until and not self.ending.has_begun:
-            self.stop(now, 2.0, "lease")
+        self._stop_if_due(now)
         self.ending.step(now)
         if self.ending.is_done and not self.is_final and (self.engine_code is not None or self.ending.survivors):
             self._finish(now)
@@ -112,6 +131,34 @@ class Agent:
             reader.send(self.journal)
         for reader in [reader for reader in self.readers if not reader.is_open]:
             self._drop_reader(reader)
+
+    def _stop_if_due(self, now: float) -> None:
+        if self.is_asked_to_end:
+            self.stop(now, _GRACE_S, Cause("the agent was asked to end"))
+        if self.channel is not None:
+            restart = max((rank.hello.restart for rank in self.roster.ranks), default=0)
+            cause = self.channel.poll(now, self.cause, is_clear=self.is_final, restart=restart)
+            if cause is not None:
+                self.stop(now, _GRACE_S, cause)
+        failed_at = self.roster.failed_at
+        if failed_at is not None and not self.start.max_restarts and now - failed_at > _TORCHRUN_TELLS_S:
+            self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
+        if self.start.lead or self.channel is None or not self.channel.has_formed:  # else the lead has the lease
+            self._look_at_lease(now)
+
+    def _look_at_lease(self, now: float) -> None:
+        timeout_s = self.start.timeout_s
+        if self.start.lead and timeout_s is not None and now - self.began > timeout_s + _NOTEBOOK_FIRST_S:
+            self.stop(now, _GRACE_S, Cause("timeout"))
+        if self.lease.ends_job(now):
+            self.stop(now, _GRACE_S, Cause("lease"))
+        elif self.lease.has_run_out(now):
+            self._detach("disconnected")
+
+    def _detach(self, why: str) -> None:
+        if self.lease.detach():
+            listing.mark_detached(self.folder)
+            self.journal.add(protocol.Detached(why=why))
 
     def _reap(self, now: float) -> None:
         status = processes.reap().get(self.engine_pid)
@@ -122,6 +169,8 @@ class Agent:
             self.roster.write(now, last=True)
             self.journal.add(protocol.Engineended(code=self.engine_code, exits=self.roster.engine_exits))
             self.roster.end_untold(self.engine_code)
+            if self.engine_code != 0:
+                self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
             self.ending.begin(now, _LEFTOVER_GRACE_S)
 
     # ---- readers
@@ -135,9 +184,11 @@ class Agent:
     def _obey(self, reader: Reader) -> None:
         now = self.clock()
         for request in reader.receive():
-            self.lease_until = now + self.start.lease_s
+            self.lease.renew(now)
             if isinstance(request, protocol.Stop):
-                self.stop(now, request.grace_s, request.reason)
+                self.stop(now, request.grace_s, Cause(request.reason))
+            elif isinstance(request, protocol.Detach):
+                self._detach("asked")
         if not reader.is_open:
             self._drop_reader(reader)
 
@@ -149,10 +200,13 @@ class Agent:
 
     # ---- the end
 
-    def stop(self, now: float, grace_s: float, reason: str) -> None:
-        """End everything: SIGTERM, and SIGKILL after `grace_s`."""
+    def stop(self, now: float, grace_s: float, cause: Cause) -> None:
+        """End everything: SIGTERM, and SIGKILL after `grace_s`. The first cause counts, and the other nodes hear of it."""
+        if self.cause is None:
+            self.cause = cause
+            self.journal.add(protocol.Stopping(reason=cause.reason, culprit=cause.culprit))
         if not self.is_final:
-            self.reason = self.reason if self.ending.has_begun else reason
+            self.reason = self.reason if self.ending.has_begun else cause.reason
             self.ending.begin(now, grace_s)
 
     def _finish(self, now: float) -> None:
@@ -171,7 +225,7 @@ def main(argv: list[str]) -> None:
     processes.become_subreaper()
     listener = socket.socket(fileno=int(argv[0]))
     agent = Agent(start, listener, time.monotonic)
-    signal.signal(signal.SIGTERM, lambda *_: agent.stop(time.monotonic(), 2.0, "the agent was asked to end"))
+    signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "is_asked_to_end", True))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
     signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
     try:

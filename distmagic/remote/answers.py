@@ -11,7 +11,7 @@ from distmagic.remote.wire import message
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a host is like, gathered in a moment without importing torch."""
+    """What a host is like, gathered in a moment without importing torch; `running` are the jobs on it."""
 
     hostname: str
     system: str
@@ -27,6 +27,7 @@ class Facts:
     free_bytes: int
     tqdm: bool
     state_dir: str
+    running: tuple[Listed, ...] = ()
 
 
 @message

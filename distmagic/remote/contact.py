@@ -37,7 +37,7 @@ class Contact:
         """Tell the facts, then answer until end of file."""
         _sweep_dead()
         places.expire()
-        self._say(facts.gather())
+        self._say(replace(facts.gather(), running=listing.running()))
         while (line := self._line()) is not None:
             _, request = protocol.decode(line)
             handler = _HANDLERS.get(type(request))

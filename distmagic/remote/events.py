@@ -119,8 +119,35 @@ class Notice:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What this node knows of another one by the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
+
+    node_rank: int
+    state: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """From here on this node ends its ranks: for what reason, and because of which node (-1: of none)."""
+
+    reason: str
+    culprit: int = -1
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """The job needs no notebook from here on; told by the lead. `why`: "asked", or "disconnected" for too long."""
+
+    why: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
-    """The last event: nothing of the job runs on this node any more, but for `survivors` (pid and name, and why).
+    """Nothing of the job runs on this node any more, but for `survivors` (pid and name, and why). The last event of all
+    but the lead, which may still have news of other nodes.
 
     `reason`: "done", "stopped", "lease" (nobody renewed it) or an error in words.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -12,6 +13,8 @@ import sys
 from pathlib import Path
 
 from distmagic.remote import places, protocol
+
+_TRIES = 10
 
 
 def gather() -> protocol.Facts:
@@ -115,10 +118,16 @@ def _address_towards(peer: str) -> str:
 
 
 def _free_port(address: str) -> int:
+    """Return a port that is free for TCP (torch's store) and for UDP (the gang channel)."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    for _ in range(_TRIES):
+        with socket.socket(family) as probe, socket.socket(family, socket.SOCK_DGRAM) as other:
+            probe.bind((address, 0))
+            port = int(probe.getsockname()[1])
+            with contextlib.suppress(OSError):
+                other.bind((address, port))
+                break
+    return port
 
 
 class _SockAddr(ctypes.Structure):

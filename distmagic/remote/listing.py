@@ -6,6 +6,7 @@ a job's environment is written there: they may be secrets.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -17,6 +18,7 @@ from distmagic.remote import journal, places, protocol
 
 FILE = "job.json"
 _ENDS = (b'{"t":"final"', b'{"t":"engineended"')
+_DETACHED = "detached"
 _TAIL_BYTES = 1 << 16  # of a journal: its last event is in there
 
 
@@ -28,9 +30,17 @@ def remember(folder: Path, start: protocol.Start) -> None:
         "hosts": start.hosts,
         "lease_s": start.lease_s,
         "max_restarts": start.max_restarts,
+        "owner": start.owner,
+        "min_nodes": start.membership.min_nodes if start.membership else 0,
         "began_s": time.time(),
     }
     (folder / FILE).write_text(json.dumps(about))
+
+
+def mark_detached(folder: Path) -> None:
+    """Note that a job needs no notebook any more. A disk that is full makes no job fail."""
+    with contextlib.suppress(OSError):
+        (folder / _DETACHED).touch(mode=0o600)
 
 
 def jobs() -> tuple[protocol.Listed, ...]:
@@ -53,7 +63,21 @@ def _listed(folder: Path, about: dict[str, object]) -> protocol.Listed:
         lease_s=float(str(about["lease_s"])), max_restarts=int(str(about["max_restarts"])),
         began_s=float(str(about["began_s"])), is_running=is_running(job, node_rank), reason=_reason(folder),
         size_bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+        owner=str(about.get("owner", "")), is_detached=(folder / _DETACHED).exists(),
+        min_nodes=int(str(about.get("min_nodes", 0))),
     )  # fmt: skip
+
+
+def running() -> tuple[protocol.Listed, ...]:
+    """Return the jobs that run on this host."""
+    found = []
+    for job, node_rank in places.live_runs():
+        folder = places.job_dir(job, node_rank)
+        try:
+            found.append(_listed(folder, json.loads((folder / FILE).read_text())))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return tuple(one for one in found if one.is_running)
 
 
 def is_running(job: str, node_rank: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,23 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """A node's place in the gang channel of its job: `secret` in hex, its own address, the lead's address and port.
+
+    `min_nodes`: how many nodes the job can go on with. `generation` counts how often this node was started in the job.
+    """
+
+    secret: str = field(repr=False)
+    address: str
+    lead_address: str
+    port: int
+    nodes: int
+    min_nodes: int
+    lost_after_s: float
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
     """A content-addressed file: SHA-256 in hex, and its size."""
 
@@ -60,7 +77,9 @@ class Listed:
     """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
 
     `hosts` are the job's hosts as the user named them, in the order of node ranks; `reason` is how it ended on this
-    node, "" while it runs or where its agent ended without a word.
+    node, "" while it runs or where its agent ended without a word. `owner` is the notebook that began it, "" where
+    that has no name; `is_detached`: it needs no notebook. `min_nodes`: with so many it
+    can go on, 0 for all.
     """
 
     job: str
@@ -72,3 +91,6 @@ class Listed:
     is_running: bool
     reason: str = ""
     size_bytes: int = 0
+    owner: str = ""
+    is_detached: bool = False
+    min_nodes: int = 0

@@ -79,6 +79,15 @@ def dead_runs() -> dict[str, list[Path]]:
     return {job: [path for path, _ in found] for job, found in jobs.items() if all(dead for _, dead in found)}
 
 
+def live_runs() -> list[tuple[str, int]]:
+    """Return (job, node_rank) of this user's agents on this host."""
+    names = [
+        path.name.removeprefix(f"distmagic-{os.getuid()}-")
+        for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-*-*")
+    ]
+    return [(job, int(node)) for job, _, node in (name.rpartition("-") for name in names) if node.isdecimal()]
+
+
 def _is_deserted(path: Path) -> bool:
     try:
         check_run_dir(path)

@@ -20,15 +20,18 @@ from distmagic.remote.answers import (
     Want,
 )
 from distmagic.remote.events import (
+    Detached,
     Ended,
     Endpoint,
     Engine,
     Engineended,
     Final,
     Hello,
+    Member,
     Notice,
     Output,
     Progress,
+    Stopping,
     Worker,
 )
 from distmagic.remote.parts import (
@@ -37,11 +40,13 @@ from distmagic.remote.parts import (
     Exit,
     Failure,
     Listed,
+    Membership,
     Row,
 )
 from distmagic.remote.requests import (
     Ask,
     Attach,
+    Detach,
     Fetch,
     List,
     Offer,
@@ -64,6 +69,8 @@ __all__ = [
     "Bar",
     "Blob",
     "Data",
+    "Detach",
+    "Detached",
     "Ended",
     "Endpoint",
     "Engine",
@@ -77,6 +84,8 @@ __all__ = [
     "Jobs",
     "List",
     "Listed",
+    "Member",
+    "Membership",
     "Message",
     "Notice",
     "Offer",
@@ -91,6 +100,7 @@ __all__ = [
     "Row",
     "Start",
     "Stop",
+    "Stopping",
     "Sweep",
     "Want",
     "Worker",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.parts import Blob
+from distmagic.remote.parts import Blob, Membership
 from distmagic.remote.wire import message
 
 
@@ -30,7 +30,8 @@ class Start:
     """Start the agent of one node. `torchrun` are torchrun's flags, `call` and `code` the payload's blobs.
 
     `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
-    "address port" of the rendezvous, "" where there is only one node.
+    "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
+    runs out the job goes on. `owner` names the notebook. The lead ends the job after `timeout_s`.
     """
 
     job: str
@@ -46,6 +47,10 @@ class Start:
     lead: bool
     lease_s: float
     max_restarts: int = 0
+    membership: Membership | None = None
+    keep: bool = False
+    owner: str = ""
+    timeout_s: float | None = None
 
 
 @message
@@ -62,6 +67,12 @@ class Attach:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renew:
     """Renew the job's lease."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach:
+    """Let the job live without a notebook; said to the lead, which tells `Detached`."""
 
 
 @message

@@ -35,6 +35,7 @@ class Roster:
         self.newcomers: list[socket.socket] = []
         self.engine_exits: tuple[protocol.Exit, ...] = ()  # what torchrun says of ranks that failed
         self.out_of_memory_before = exits.count_out_of_memory()
+        self.failed_at: float | None = None  # when the first rank failed, of those that torchrun didn't start again
         self.progress_at = 0.0
         self.told_lingering = self.told_full = False
 
@@ -168,6 +169,8 @@ class Roster:
             stream.drain_all()
         self._write_rank(rank, self.clock())
         self.journal.add(word)
+        if self.failed_at is None and word.code != 0:
+            self.failed_at = self.clock()
         self._unwatch(rank.pidfd)
 
     def notice_lingering(self, now: float) -> None:

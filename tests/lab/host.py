@@ -147,6 +147,11 @@ class LabHost:
         else:
             network.add_rules(self._pid(), 'in iifname != "lo" drop', 'out oifname != "lo" drop')
 
+    def drop_udp(self) -> None:
+        """Have its firewall swallow every datagram."""
+        self._is_broken = True
+        network.add_rules(self._pid(), 'in iifname != "lo" meta l4proto udp drop')
+
     def reject(self, port: int | None = None, *, source: LabHost | None = None) -> None:
         """Have its firewall refuse TCP with a reset: to `port` or to all, from the host `source` or from everywhere."""
         self._is_broken = True

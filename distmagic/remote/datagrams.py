@@ -1,0 +1,67 @@
+"""One datagram of the gang channel: what two agents of a job tell each other, sealed with the job's secret. Pure.
+
+    magic 4 | version 1 | node 2 | generation 2 | counter 8 | echo 8 | restart 4 | phase 1 | reason 1 | culprit 2 | HMAC-SHA256 32
+
+All numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every datagram of
+a sender, so a replayed one is refused; `echo` is the highest counter heard from the addressee, so a sender's word is
+known to be fresh without any clock. `generation` counts how often the member (either end of it) was started in this job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+
+PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
+REASONS = ("", "failed", "lost", "lease", "interrupted", "timeout", "rendezvous", "hung", "stopped")
+NOBODY = 0xFFFF
+
+_MAGIC = b"dmgc"
+_VERSION = 1
+_FORM = struct.Struct("!4sBHHQQIBBH")
+_MAC_BYTES = 32
+SIZE_BYTES = _FORM.size + _MAC_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datagram:
+    """What node `node_rank` says. `culprit` is the node because of which it stops, `NOBODY` for none."""
+
+    node_rank: int
+    counter: int
+    echo: int
+    generation: int = 0
+    phase: str = "up"
+    reason: str = ""
+    culprit: int = NOBODY
+    restart: int = 0
+
+
+def seal(secret: bytes, one: Datagram) -> bytes:
+    """Return the bytes to send. A reason that has no number of its own goes as "stopped"."""
+    reason = REASONS.index(one.reason if one.reason in REASONS else "stopped")
+    body = _FORM.pack(
+        _MAGIC, _VERSION, one.node_rank, one.generation, one.counter, one.echo, one.restart, PHASES.index(one.phase),
+        reason, one.culprit,
+    )  # fmt: skip
+    return body + _mac(secret, body)
+
+
+def unseal(secret: bytes, data: bytes) -> Datagram | None:
+    """Return what was sealed with this secret; None for anything else: forged, cut short, of another job or version."""
+    body, mac = data[: _FORM.size], data[_FORM.size :]
+    if len(data) != SIZE_BYTES or not hmac.compare_digest(mac, _mac(secret, body)):
+        return None
+    magic, version, node_rank, generation, counter, echo, restart, phase, reason, culprit = _FORM.unpack(body)
+    if magic != _MAGIC or version != _VERSION or phase >= len(PHASES) or reason >= len(REASONS):
+        return None
+    return Datagram(
+        node_rank=node_rank, generation=generation, counter=counter, echo=echo, phase=PHASES[phase], reason=REASONS[reason],
+        culprit=culprit, restart=restart,
+    )  # fmt: skip
+
+
+def _mac(secret: bytes, body: bytes) -> bytes:
+    return hmac.new(secret, body, hashlib.sha256).digest()

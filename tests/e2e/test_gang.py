@@ -1,0 +1,288 @@
+"""Jobs that nobody watches: hosts notice each other's failure and end among themselves; the notebook comes and goes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distmagic
+from distmagic.api import session
+from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, SpecError, WorkerFailed
+from distmagic.found import Job, choose
+from distmagic.hosts import parse_hosts
+from distmagic.outcome import Detached, Run
+from tests.e2e import runner
+from tests.e2e.test_jobs import reach
+from tests.e2e.test_reconnect import count
+from tests.e2e.test_runs import as_value
+from tests.lab import Lab
+from tests.lab.files import HOME
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+LOST_S = 3.0
+
+
+def until_told(what: str) -> str:
+    """Wait for a file `go` in this rank's home; then rank 1 does `what`, and the others go on waiting."""
+    import os
+    import time
+    from pathlib import Path
+
+    here = Path("~/go").expanduser()
+    while not here.exists():
+        time.sleep(0.02)
+    if what == "return":
+        return "well"
+    if os.environ["RANK"] == "1":
+        if what == "raise":
+            raise ValueError("rank 1 can't")
+        os._exit(7)
+    while True:
+        time.sleep(0.1)
+
+
+def detach(lab: Lab, hosts: str, fn: Any, *args: Any, **spec: Any) -> Detached:
+    """Start a detached job and return; this process has no part in it afterwards."""
+    left = distmagic.run(fn, *args, hosts=hosts, access=runner.access(lab), screen=runner.Watch(), detach=True, **spec)
+    assert isinstance(left, Detached)
+    return left
+
+
+def tell(lab: Lab, *names: str) -> None:
+    for host in lab.hosts:
+        if host.name in names:
+            host.exec(["touch", f"{HOME}/go"]).check_returncode()
+
+
+def job_of(lab: Lab, left: Detached, hosts: str) -> Job:
+    return choose(session().jobs(reach(lab, parse_hosts(hosts))), left.job)
+
+
+def ended(lab: Lab, left: Detached, hosts: str) -> Job:
+    """Wait until a job has ended on all of these hosts, and return what they know of it."""
+    wait_until(lambda: not job_of(lab, left, hosts).is_running, "the job's end", 60.0)
+    return job_of(lab, left, hosts)
+
+
+def follow(lab: Lab, job: Job, screen: runner.Watch | None = None) -> Run:
+    run = session().attach(reach(lab, parse_hosts(",".join(job.hosts))), job, screen or runner.Watch())
+    assert isinstance(run, Run)
+    return run
+
+
+def test_a_detached_job_outlives_its_kernel_and_is_followed_by_another(lab: Lab) -> None:
+    script = (
+        "from tests.e2e.test_gang import detach, until_told\nfrom tests.e2e.test_runs import as_value\n"
+        "from types import SimpleNamespace\n"
+        f"lab = SimpleNamespace(ssh_config={str(lab.ssh_config)!r})\n"
+        "left = detach(lab, 'dm1:1,dm2:1', as_value(until_told), 'return', lease_s=1.0)\nprint(left.job, flush=True)\n"
+    )
+    kernel = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, timeout=60, check=True
+    )
+    jobs = session().jobs(reach(lab, parse_hosts("dm1,dm2")))
+    assert [(job.name, job.phase) for job in jobs] == [(kernel.stdout.decode().split()[-1], "detached")]
+    run = follow(lab, jobs[0], runner.Watch(lambda state: len(state.workers) == 2, lambda: tell(lab, "dm1", "dm2")))
+    assert dict(run.results) == {0: "well", 1: "well"}
+    lab.assert_clean()
+
+
+def test_what_is_left_behind_says_how_to_find_it(lab: Lab) -> None:
+    left = detach(lab, "dm1:1,dm2:1", as_value(until_told), "return")
+    assert repr(left) == (
+        f"job {left.job} runs on dm1, dm2 without this notebook: %distributed attach {left.job} follows it, "
+        f"%distributed stop {left.job} ends it"
+    )
+    left.stop()
+    lab.assert_clean()
+    assert job_of(lab, left, "dm1,dm2").phase == "stopped"
+
+
+def test_an_interrupt_only_ends_the_following_of_a_detached_job(lab: Lab) -> None:
+    left = detach(lab, "dm1:1,dm2:1", as_value(until_told), "return")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    job = job_of(lab, left, "dm1,dm2")
+    seen = runner.Watch(lambda state: len(state.workers) == 2, interrupt)
+    again = session().attach(reach(lab, parse_hosts("dm1,dm2")), job, seen)
+    assert isinstance(again, Detached)
+    assert job_of(lab, left, "dm1,dm2").phase == "detached"
+    tell(lab, "dm1", "dm2")
+    assert dict(follow(lab, job).results) == {0: "well", 1: "well"}
+    lab.assert_clean()
+
+
+@pytest.mark.parametrize(("what", "message"), [("raise", "raised ValueError: rank 1 can't"), ("exit", "exit code 7")])
+def test_a_failure_ends_the_job_on_all_hosts_though_nobody_watches(lab: Lab, what: str, message: str) -> None:
+    left = detach(lab, "dm1:1,dm2:1,dm3:1", as_value(until_told), what)
+    tell(lab, "dm2")
+    job = ended(lab, left, "dm1,dm2,dm3")
+    assert job.phase == "failed"
+    lab.assert_clean()
+    with pytest.raises(WorkerFailed, match=message) as caught:
+        follow(lab, job)
+    assert caught.value.message.startswith("rank 1 (dm2, local_rank 0)")
+    assert isinstance(caught.value.run, Run)
+    assert {rank: worker.phase for rank, worker in caught.value.run.state.workers.items()} == {
+        0: "stopped", 1: "failed", 2: "stopped",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dead", ["dm1", "dm2"], ids=["the lead", "a member"])
+@pytest.mark.parametrize("kind", ["power off", "frozen"])
+def test_a_host_that_falls_silent_ends_the_job_though_nobody_watches(lab: Lab, dead: str, kind: str) -> None:
+    left = detach(lab, "dm1:1,dm2:1,dm3:1", as_value(until_told), "return", node_lost_after_s=LOST_S)
+    host = next(one for one in lab.hosts if one.name == dead)
+    others = ",".join(one.name for one in lab.hosts if one.name != dead)
+    host.kill() if kind == "power off" else host.freeze()
+    job = ended(lab, left, others)
+    assert job.phase == "lost"
+    for one in lab.hosts:
+        assert one.name == dead or not one.leftovers()
+    if kind == "frozen":  # when it goes on, it finds that it is alone
+        host.thaw()
+        ended(lab, left, dead)
+        lab.assert_clean()
+
+
+def test_a_host_that_only_the_notebook_can_not_reach_stays_in_the_gang(lab: Lab) -> None:
+    screen = runner.Watch(
+        lambda state: any((w.step or 0) > 5 for w in state.workers.values()), lambda: lab.hosts[1].drop(port=22)
+    )
+    seen = Healing(lab, screen)
+    way = runner.access(lab, connect_timeout_s=2.0)
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), 25.0, screen=seen, access=way, node_lost_after_s=LOST_S)
+    assert run.state.phase == "done"
+    assert seen.longest_s > 12.0, "longer than a host may be out of reach that its gang doesn't hear either"
+    assert dict(run.results) == {0: 250, 1: 250}
+
+
+class Healing:
+    """A screen that opens dm2's firewall again when it has been out of reach for long enough."""
+
+    def __init__(self, lab: Lab, inner: runner.Watch) -> None:
+        self._lab, self._inner = lab, inner
+        self.longest_s = 0.0
+
+    def show(self, state: Any) -> None:
+        self._inner.show(state)
+        node = state.nodes[1]
+        if node.broken:
+            self.longest_s = max(self.longest_s, state.at_s - node.broken_at_s)
+            if self.longest_s > 12.0:
+                self._lab.hosts[1].undrop()
+
+    def finish(self, state: Any) -> None:
+        self._inner.finish(state)
+
+
+def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
+    script = (
+        "import distmagic\nfrom tests.e2e import runner\nfrom tests.e2e.test_gang import until_told\n"
+        "from tests.e2e.test_runs import as_value\nfrom distmagic.spec import Access\n"
+        f"way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=2.0)\n"
+        "distmagic.run(as_value(until_told), 'return', hosts='dm1:1,dm2:1', access=way, on_disconnect='keep',\n"
+        "    screen=runner.Watch(lambda state: len(state.workers) == 2, lambda: print('up', flush=True)))\n"
+    )
+    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
+    try:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == b"up\n"
+    finally:
+        kernel.kill()
+        kernel.communicate()
+
+    def only_job() -> Job:
+        (job,) = session().jobs(reach(lab, parse_hosts("dm1,dm2")))
+        return job
+
+    wait_until(lambda: only_job().phase == "detached", "the end of the lease")
+    tell(lab, "dm1", "dm2")
+    run = follow(lab, only_job())
+    assert dict(run.results) == {0: "well", 1: "well"}
+    assert run.state.detached_by == "disconnected"
+    lab.assert_clean()
+
+
+def test_without_udp_a_job_runs_attached_and_is_not_detached(lab: Lab) -> None:
+    lab.hosts[1].drop_udp()
+    with pytest.raises(RendezvousFailed) as caught:
+        detach(lab, "dm1:1,dm2:1", as_value(until_told), "return")
+    assert caught.value.message == (
+        "The job can't be detached: dm2 and dm1 don't hear each other by UDP, so that neither would notice the other's end."
+    )
+    lab.assert_clean()
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce))
+    assert run.state.phase == "done"
+
+
+def test_an_orphan_of_this_notebook_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "deep/learning.ipynb")
+    script = f"from tests.e2e.test_jobs import *\nexec(KERNEL.format(seconds=600, config={str(lab.ssh_config)!r}))\n"
+    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], env={**os.environ})
+    try:
+
+        def running() -> list[Job]:
+            return [job for job in session().jobs(reach(lab, parse_hosts("dm1,dm2"))) if len(job.running) == 2]
+
+        wait_until(running, "the first job", 60.0)
+    finally:
+        kernel.kill()
+        kernel.wait()
+    (job,) = running()
+    error = runner_error(lab)
+    assert isinstance(error, SpecError)
+    assert error.message == f"Job {job.name}, which this notebook began, still runs on dm1, dm2."
+    assert error.hint == (
+        f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
+        "Without either it ends by itself within 60 s."
+    )
+    monkeypatch.setenv("JPY_SESSION_NAME", "another.ipynb")
+    session().stop(reach(lab, parse_hosts("dm1,dm2")), job)
+    lab.assert_clean()
+
+
+def runner_error(lab: Lab) -> BaseException:
+    with pytest.raises(SpecError) as caught:
+        distmagic.run(as_value(count), 0.1, hosts="dm1:1", access=runner.access(lab), screen=runner.Watch())
+    return caught.value
+
+
+def test_a_flood_at_the_gang_s_port_changes_nothing(lab: Lab) -> None:
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sent = 0
+
+    def flood() -> None:
+        nonlocal sent
+        listing = lab.hosts[0].exec(["sh", "-c", "cat /proc/net/udp"]).stdout.splitlines()[1:]
+        ports = [int(line.split()[1].partition(":")[2], 16) for line in listing]
+        assert ports
+        for i in range(20_000):
+            sender.sendto(os.urandom(i % 200), (lab.hosts[0].address, ports[i % len(ports)]))
+            sent += 1
+        sender.close()
+
+    screen = runner.Watch(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), flood)
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), 4.0, screen=screen, node_lost_after_s=LOST_S)
+    assert sent == 20_000
+    assert run.state.phase == "done"
+    assert run.state.notices == ()
+
+
+def test_a_lost_host_is_named_to_whoever_watches(lab: Lab) -> None:
+    screen = runner.Watch(lambda state: len(state.workers) == 2, lab.hosts[1].cut)
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(count), 60.0, screen=screen, node_lost_after_s=LOST_S)
+    assert isinstance(error, NodeLost)
+    assert error.message.startswith("A host was lost, and the others were stopped. dm2: ")
+    assert error.hint == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
+    assert not isinstance(error, Cancelled)

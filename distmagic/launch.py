@@ -99,6 +99,7 @@ class Launch:
             endpoint=plan.endpoint, hosts=tuple(one.host.name for one in plan.nodes), lead=node.node_rank == 0,
             lease_s=self.lease_s, max_restarts=plan.max_restarts, membership=self._membership(plan, node),
             keep=plan.keep, owner=self._owner, timeout_s=plan.timeout_s,
+            stays=plan.stays,
         )  # fmt: skip
 
     def _membership(self, plan: Plan, node: NodePlan) -> protocol.Membership | None:

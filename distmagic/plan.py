@@ -51,6 +51,7 @@ class Plan:
     gang_port: int
     node_lost_after_s: float
     keep: bool
+    stays: bool
     timeout_s: float | None
 
 
@@ -65,6 +66,7 @@ def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd:
     return Plan(
         job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts, min_nodes=rdzv.min_nodes,
         gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
+        stays=spec.detach or spec.on_disconnect == "keep",
         timeout_s=spec.timeout_s,
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ REMOTE_LAYERS = (
         "wire parts events answers requests protocol places processes lease datagrams gang udp exits culprits storages boot",
     ),
     ("values and how they travel", "pickling parcel call"),
-    ("files and lines", "lines journal listing facts streams readers"),
+    ("files and lines", "lines journal listing facts logout streams readers"),
     ("parts of the agent and of a rank", "endpoint ending gang_channel ranks roster report bars engine"),
     ("what is started as a process", "contact agent worker"),
 )

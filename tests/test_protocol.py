@@ -112,6 +112,7 @@ MESSAGES = (
             keep=True,
             owner="laptop:nb.ipynb",
             timeout_s=90.0,
+            stays=True,
         ),
     ),
     (0, p.Attach(job="j-1", node_rank=1, after=7)),

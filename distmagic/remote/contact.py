@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.remote import facts, journal, listing, places, processes, protocol
+from distmagic.remote import facts, journal, listing, logout, places, processes, protocol
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
@@ -123,6 +123,11 @@ class Contact:
         cwd = os.path.expanduser(request.cwd)
         if not os.path.isdir(cwd):
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
+        try:
+            prefix = logout.survivor_prefix() if request.stays else ()
+        except PermissionError as error:
+            self._say(protocol.Refused(what="detach", error=str(error)))
+            return
         for each in (folder.parent.parent, folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=each is not folder)
         listing.remember(folder, request)
@@ -131,7 +136,7 @@ class Contact:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(run_dir / "readers"))
             listener.listen(16)
-            child = _spawn(request, listener, folder, cwd)
+            child = _spawn(request, listener, folder, cwd, prefix)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
@@ -242,13 +247,15 @@ def _receive(conn: socket.socket) -> bytes:
         return b""
 
 
-def _spawn(request: protocol.Start, listener: socket.socket, folder: Path, cwd: str) -> subprocess.Popen[bytes]:
+def _spawn(
+    request: protocol.Start, listener: socket.socket, folder: Path, cwd: str, prefix: tuple[str, ...]
+) -> subprocess.Popen[bytes]:
     """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
     line = protocol.encode(replace(request, cwd=cwd))
     env = {**os.environ, processes.MARK: request.job}
     with (folder / _AGENT_LOG).open("wb") as log:
         child = subprocess.Popen(
-            [sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
+            [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
             stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True,
         )  # fmt: skip
     assert child.stdin is not None

@@ -32,6 +32,7 @@ class Start:
     `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
     "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
     runs out the job goes on. `owner` names the notebook. The lead ends the job after `timeout_s`.
+    `stays`: it must survive the end of the SSH session.
     """
 
     job: str
@@ -51,6 +52,7 @@ class Start:
     keep: bool = False
     owner: str = ""
     timeout_s: float | None = None
+    stays: bool = False
 
 
 @message

@@ -193,7 +193,7 @@ def test_a_host_that_is_switched_off_is_lost(lab: Lab) -> None:
     with pytest.raises(NodeLost) as caught:
         distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=way, screen=screen)
     assert caught.value.message == (
-        "A host was lost, and the others were stopped. dm2: it could not be reached for 10 s"
+        "A host was lost, and the others were stopped. dm2: the other hosts have not heard of it any more"
     )
-    assert caught.value.hint == "What still runs on dm2 ends by itself when its lease runs out."
+    assert caught.value.hint == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
     assert lab.hosts[0].leftovers() == ()

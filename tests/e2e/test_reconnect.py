@@ -68,7 +68,7 @@ class Cable(runner.Watch):
 def test_a_cable_that_is_pulled_for_longer_than_a_connection_lives(lab: Lab, seconds: float) -> None:
     screen = Cable(lab.hosts[1])
     way = runner.access(lab, connect_timeout_s=3.0)
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), seconds, screen=screen, access=way)
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), seconds, screen=screen, access=way, node_lost_after_s=60.0)
     assert screen.why.startswith("dm2: ")
     assert run.state.phase == "done"
     assert dict(run.results) == {0: seconds * 10, 1: seconds * 10}

@@ -30,7 +30,7 @@ LAYERS = (
 REMOTE_LAYERS = (
     (
         "the wire, places, processes",
-        "wire parts events answers requests protocol places processes lease datagrams gang udp exits culprits storages boot",
+        "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits culprits storages boot",
     ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines journal listing facts streams readers"),

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from distmagic.remote import exits, protocol
+from distmagic.remote import exits, peers, protocol
 from distmagic.remote.journal import Journal
 from distmagic.remote.ranks import Rank, first_packet
 from distmagic.remote.streams import Stream
@@ -45,12 +45,16 @@ class Roster:
         """Let ranks and torchrun say hello at this unix socket."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)
+        os.chmod(path, 0o600)
         listener.listen(128)
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
 
     def _accept(self, listener: socket.socket) -> None:
         conn, _ = listener.accept()
+        if not peers.is_ours(conn):
+            conn.close()
+            return
         self.newcomers.append(conn)
         self.selector.register(conn, selectors.EVENT_READ, lambda: self._greet(conn))
 

@@ -146,7 +146,9 @@ class Session:
             return self._link(reaching, node_rank)
 
         error = verdict(state)
-        run = Run(state, launch.small_results, open_link, shown=error is None)
+        small = {rank: launch.small_results.get((w.node_rank, rank)) for rank, w in state.workers.items()}
+        known = {rank: data for rank, data in small.items() if data is not None}
+        run = Run(state, known, open_link, shown=error is None)
         if error is not None:
             error.run = run
             raise error

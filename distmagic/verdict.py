@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from distmagic import blame
+from distmagic import blame, harmless
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.remote import exits
 from distmagic.state import NodeState, RunState, WorkerState
@@ -22,7 +22,8 @@ def verdict(state: RunState) -> RunError | None:
     error = _verdict(state)
     survivors = [f"{what} on {node.host}" for node in state.nodes for what in node.survivors]
     if error is not None and survivors:
-        error.hint = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
+        told = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
+        error.hint = harmless.lines(told)
     return error
 
 

@@ -8,7 +8,7 @@ of different nodes come in any order, and nothing that a host says can make it r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from distmagic import blame
@@ -42,10 +42,15 @@ _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
 def begin(
-    job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0
-) -> RunState:
-    """Return the state of a run of which nothing is known but its hosts. `min_nodes` 0: it needs them all."""
-    nodes = tuple(NodeState(node_rank=i, host=host) for i, host in enumerate(hosts))
+    job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0,
+    addresses: Sequence[str] = (),
+) -> RunState:  # fmt: skip
+    """Return the state of a run of which nothing is known but its hosts, and their addresses if these are given.
+
+    `min_nodes` 0: it needs them all.
+    """
+    told = dict(enumerate(addresses))
+    nodes = tuple(NodeState(node_rank=i, host=host, address=told.get(i, "")) for i, host in enumerate(hosts))
     return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices, min_nodes=min_nodes or len(nodes))
 
 

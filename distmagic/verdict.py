@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from distmagic import blame, harmless
+from distmagic import blame, harmless, translate
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.remote import exits
-from distmagic.state import NodeState, RunState, WorkerState
+from distmagic.state import Line, NodeState, RunState, WorkerState
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
@@ -80,11 +80,26 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
+    where = "\n".join(filter(None, (_connection(state, worker), where)))
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
     return WorkerFailed(f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where))
+
+
+def _connection(state: RunState, worker: WorkerState) -> str:
+    """Return which host this rank could not reach, if that is what it failed of. NCCL tells details on stderr only."""
+    names = {name: node.host for node in state.nodes for name in (node.host, node.hostname, node.address) if name}
+    failure = worker.ended.failure if worker.ended is not None else None
+    said = [line.text for line in _stderr(state, worker.rank) if "NCCL WARN" in line.text or failure is None]
+    texts = (f"{failure.type}: {failure.message}" if failure is not None else "", "\n".join(said[-_LAST_LINES:]))
+    found = [words for text in texts if (words := translate.in_words(text, worker.host, names))]
+    return next((words for words in found if " port " in words), found[0] if found else "")
+
+
+def _stderr(state: RunState, rank: int) -> list[Line]:
+    return [line for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
 
 
 def _how(code: int, meaning: str) -> str:
@@ -102,7 +117,7 @@ def _is_late(worker: WorkerState) -> bool:
 def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
     """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
     assert worker.exit is not None
-    how = _how(worker.exit.code, exits.meaning_of(worker.exit.code, out_of_memory=False))
+    how = _how(worker.exit.code, exits.meaning_of(worker.exit.code))
     hint = f"Its result is kept: run.results[{worker.rank}]. Its whole output: run.logs({worker.rank})."
     return WorkerFailed(
         f"{worker.label} returned, but its process {how} while it shut down.",
@@ -111,7 +126,7 @@ def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 
 def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
-    lines = [line.text for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
+    lines = [line.text for line in _stderr(state, rank)]
     if not lines:
         return hint
     return "Its last words:\n" + "\n".join(f"    {line}" for line in lines[-_LAST_LINES:]) + f"\n{hint}"
@@ -163,5 +178,5 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
     hint = f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else ""
     code = node.code or 0
-    how = _how(code, exits.meaning_of(code, out_of_memory=False))
+    how = _how(code, exits.meaning_of(code))
     return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

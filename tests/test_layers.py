@@ -17,7 +17,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distmagic"
 LAYERS = (
     ("words that all use; the half that travels", "harmless errors remote torchrun interrupts"),
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
-    ("what is decided and how it reads, pure", "diagnose plan blame series state draft fold found verdict render"),
+    (
+        "what is decided and how it reads, pure",
+        "diagnose plan blame translate series state draft fold found verdict render",
+    ),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),
     ("a conversation with a host", "limits link notebook_prompts reach"),
@@ -30,7 +33,7 @@ LAYERS = (
 REMOTE_LAYERS = (
     (
         "the wire, places, processes",
-        "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits culprits storages boot",
+        "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits memory culprits storages boot",
     ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines journal listing facts streams readers"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.fold import begin, fold
-from distmagic.remote import exits
+from distmagic.remote import exits, memory
 from distmagic.remote import protocol as p
 from distmagic.state import Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.verdict import verdict
@@ -45,16 +45,20 @@ def test_a_rank_that_raised():
 @pytest.mark.parametrize(
     ("code", "out_of_memory", "how"),
     [
-        (3, False, "ended with exit code 3."),
-        (137, False, "ended with exit code 137 (SIGKILL: killed from outside)."),
+        (3, "", "ended with exit code 3."),
+        (137, "", "ended with exit code 137 (SIGKILL: killed from outside)."),
         (
             -11,
-            False,
+            "",
             "was ended by signal 11 (SIGSEGV: segmentation fault: native code touched memory that isn't its own).",
         ),
-        (-9, False, "was ended by signal 9 (SIGKILL: killed from outside)."),
-        (-9, True, "was ended by signal 9 (SIGKILL: the host ran out of memory and its kernel ended the process)."),
-        (-99, False, "was ended by signal 99 (signal 99)."),
+        (-9, "", "was ended by signal 9 (SIGKILL: killed from outside)."),
+        (
+            -9,
+            memory.HOST_WIDE,
+            "was ended by signal 9 (SIGKILL: the host ran out of memory and its kernel ended the process).",
+        ),
+        (-99, "", "was ended by signal 99 (signal 99)."),
     ],
 )
 def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
@@ -72,7 +76,7 @@ def test_a_rank_whose_process_fails_after_its_return():
     stopped = p.Exit(rank=0, local_rank=0, pid=1, code=-15)
     crashed = p.Exit(rank=1, local_rank=1, pid=2, code=-6)
     engine = at(p.Engineended(code=1, exits=(stopped, crashed)))
-    how = f"was ended by signal 6 ({exits.meaning_of(-6, out_of_memory=False)})"
+    how = f"was ended by signal 6 ({exits.meaning_of(-6)})"
     assert said(over(ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine)) == (
         WorkerFailed,
         f"rank 1 (gpu-a, local_rank 1) returned, but its process {how} while it shut down.",

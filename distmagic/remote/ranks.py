@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.remote import exits, processes, protocol
+from distmagic.remote import exits, memory, processes, protocol
 from distmagic.remote.streams import Stream
 
 _ROWS_A_LINE = 20
@@ -25,6 +25,7 @@ class Rank:
         self.hello = hello
         self.streams = tuple(Stream(fd, folder, hello.rank, name, now) for fd, name in zip(fds, STREAMS, strict=True))
         self.process = processes.read(hello.pid)
+        self.cgroup = memory.Cgroup(hello.pid)
         self.pidfd = _open_pidfd(hello.pid)
         self.ended: protocol.Ended | None = None
         self.is_over = False
@@ -80,17 +81,21 @@ class Rank:
         self._latest, self._rows, self._bars = None, [], {}
         return event
 
-    def last_word(self, *, out_of_memory: bool) -> protocol.Ended | None:
+    def last_word(self, watch: memory.Watch) -> protocol.Ended | None:
         """Return how the rank ended, once its process has; None while it runs or where only torchrun can tell."""
         if self.ended is not None:
             return self.ended
         now = processes.read(self.hello.pid)
-        if now is None or self.process is None or now.started != self.process.started or now.state not in "ZX":
+        if now is None or self.process is None or now.started != self.process.started:
             return None
-        return self.end_by_code(exits.code_of(now.exit_status), out_of_memory=out_of_memory)
+        self.process = now  # torch gives it another name on the way
+        if now.state not in "ZX":
+            return None
+        return self.end_by_code(exits.code_of(now.exit_status), watch)
 
-    def end_by_code(self, code: int, *, out_of_memory: bool) -> protocol.Ended:
-        """Return an end made from an exit code."""
+    def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
+        """Return an end made from an exit code; of one that was killed `watch` knows why, perhaps."""
+        out_of_memory = watch.why(self.process, self.cgroup) if exits.is_kill(code) else ""
         return protocol.Ended(
             rank=self.hello.rank, restart=self.hello.restart, outcome=exits.outcome_of(code), code=code,
             meaning=exits.meaning_of(code, out_of_memory=out_of_memory),

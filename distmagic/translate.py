@@ -1,0 +1,102 @@
+"""Connection errors of gloo, NCCL and torch's store in words: which host could not reach which, and what to do. Pure.
+
+The texts are those of the libraries themselves; none of them names a host as its user does, most only an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
+_NAMELESS, _LOST = "its name can't be resolved there", "lost"
+_NO_INTERFACE = "no interface"
+_CAUSES = (  # the first that fits counts: more than one may be told, the particular before the general
+    (_NO_INTERFACE, r"no socket interface found|unable to find interface|no interface found"),
+    (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname|cannot be retrieved"),
+    (_REFUSED, r"connection refused"),
+    (_NO_WAY, r"no route to host|(?:network|host) is unreachable"),
+    (_LOST, r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exited"),
+    (_SILENT, r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect"),
+    (_SILENT, r"connectfullmesh failed"),
+)
+_LIBRARIES = re.compile(r"gloo|nccl|tcpstore|client socket|dist(?:network|store|backend)error", re.IGNORECASE)
+_PLACES = (
+    re.compile(r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"),  # gloo, torch: [10.0.0.2]:40000
+    re.compile(r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)"),  # torch: (gpu-a, 29500)
+    re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
+)
+_OPEN = "gloo and NCCL connect the ranks over ports that the system chooses: open TCP ports 32768 to 60999 between the hosts."
+_HINTS = {
+    _REFUSED: _OPEN,
+    _SILENT: _OPEN,
+    _NO_WAY: "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
+             "--env GLOO_SOCKET_IFNAME=eth0",
+    _NAMELESS: "Let the hosts know each other's names, or give --master-addr's host by its address.",
+    _NO_INTERFACE: "Name one that the hosts have: --env NCCL_SOCKET_IFNAME=eth0 --env GLOO_SOCKET_IFNAME=eth0",
+}  # fmt: skip
+_LOOPBACK = (
+    "That is an address of each host itself: name the interface of the common network, "
+    "--env NCCL_SOCKET_IFNAME=eth0 --env GLOO_SOCKET_IFNAME=eth0"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What an error says of a connection: why, and with whom ("" and None where it doesn't say)."""
+
+    why: str
+    address: str = ""
+    port: int | None = None
+
+
+def trouble(text: str) -> Trouble | None:
+    """Return what a library's error text says of a connection, None if it is of something else."""
+    text = text[:20_000]
+    if not _LIBRARIES.search(text):
+        return None  # the user's own sockets
+    for why, pattern in _CAUSES:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            place = _place(text, found.start())
+            return Trouble(why=why) if place is None else Trouble(why=why, address=place[0], port=place[1])
+    return None
+
+
+def _place(text: str, near: int) -> tuple[str, int] | None:
+    """Return the address and port that are written closest to a place in the text, on its own line at best."""
+    start, end = text.rfind("\n", 0, near) + 1, text.find("\n", near)
+    line = text[start : end if end >= 0 else len(text)]
+    for part, offset in ((line, near - start), (text, near)):
+        found = [match for pattern in _PLACES for match in pattern.finditer(part) if int(match["port"]) < 65536]
+        if found:
+            best = min(found, key=lambda match: min(abs(match.start() - offset), abs(match.end() - offset)))
+            return best["name"], int(best["port"])
+    return None
+
+
+def in_words(text: str, host: str, names: Mapping[str, str]) -> str:
+    """Return what an error text of a rank on `host` says of a connection and what to do about it, "" for nothing.
+
+    `names` are {address or name of its own: the host as the user named it}.
+    """
+    found = trouble(text)
+    if found is None:
+        return ""
+    if found.why == _NO_INTERFACE:
+        return f"{host} has no network interface as NCCL or gloo wants it. {_HINTS[_NO_INTERFACE]}"
+    peer = _peer(found, host, names)
+    if found.why == _LOST:
+        return f"{host} lost the connection to {peer}: whoever was there ended, or the network failed."
+    is_own = found.address.startswith("127.") or found.address in ("::1", "localhost")
+    return f"{host} could not reach {peer}: {found.why}. {_LOOPBACK if is_own else _HINTS[found.why]}"
+
+
+def _peer(found: Trouble, host: str, names: Mapping[str, str]) -> str:
+    if not found.address:
+        return "another rank"
+    name = names.get(found.address.partition("%")[0], "")
+    where = f"{found.address} port {found.port}"
+    if name == host:
+        return f"itself ({where})"
+    return f"{name} ({where})" if name else where

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
+_ABORTED = "the connection was aborted"  # NCCL says so after it was refused again and again
 _NAMELESS, _LOST = "its name can't be resolved there", "lost"
 _NO_INTERFACE = "no interface"
 _CAUSES = (  # the first that fits counts: more than one may be told, the particular before the general
@@ -17,6 +18,7 @@ _CAUSES = (  # the first that fits counts: more than one may be told, the partic
     (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname|cannot be retrieved"),
     (_REFUSED, r"connection refused"),
     (_NO_WAY, r"no route to host|(?:network|host) is unreachable"),
+    (_ABORTED, r"software caused connection abort"),
     (_LOST, r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exited"),
     (_SILENT, r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect"),
     (_SILENT, r"connectfullmesh failed"),
@@ -26,11 +28,13 @@ _PLACES = (
     re.compile(r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"),  # gloo, torch: [10.0.0.2]:40000
     re.compile(r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)"),  # torch: (gpu-a, 29500)
     re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
+    re.compile(r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b"),  # NCCL at times
 )
 _OPEN = "gloo and NCCL connect the ranks over ports that the system chooses: open TCP ports 32768 to 60999 between the hosts."
 _HINTS = {
     _REFUSED: _OPEN,
     _SILENT: _OPEN,
+    _ABORTED: _OPEN,
     _NO_WAY: "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
              "--env GLOO_SOCKET_IFNAME=eth0",
     _NAMELESS: "Let the hosts know each other's names, or give --master-addr's host by its address.",
@@ -68,7 +72,7 @@ def _place(text: str, near: int) -> tuple[str, int] | None:
     start, end = text.rfind("\n", 0, near) + 1, text.find("\n", near)
     line = text[start : end if end >= 0 else len(text)]
     for part, offset in ((line, near - start), (text, near)):
-        found = [match for pattern in _PLACES for match in pattern.finditer(part) if int(match["port"]) < 65536]
+        found = [match for pattern in _PLACES for match in pattern.finditer(part) if 0 < int(match["port"]) < 65536]
         if found:
             best = min(found, key=lambda match: min(abs(match.start() - offset), abs(match.end() - offset)))
             return best["name"], int(best["port"])

@@ -83,6 +83,8 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     where = "\n".join(filter(None, (_connection(state, worker), where)))
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
+        if ended.meaning:
+            where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
     return WorkerFailed(f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where))

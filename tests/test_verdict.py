@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.fold import begin, fold
-from distmagic.remote import exits, memory
+from distmagic.remote import exits, memory, ranks
 from distmagic.remote import protocol as p
 from distmagic.state import Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.verdict import verdict
@@ -81,6 +83,22 @@ def test_a_rank_whose_process_fails_after_its_return():
         WorkerFailed,
         f"rank 1 (gpu-a, local_rank 1) returned, but its process {how} while it shut down.",
         "Its last words:\n    double free\nIts result is kept: run.results[1]. Its whole output: run.logs(1).",
+    )
+
+
+def test_a_child_that_was_killed():
+    failure = p.Failure(
+        type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed.", traceback="T"
+    )
+    word = p.Ended(rank=0, restart=0, outcome="raised", code=1, failure=failure)
+    assert ranks.explained(word, lambda: "") == word
+    other = replace(word, failure=replace(failure, message="no"))
+    assert ranks.explained(other, lambda: pytest.fail("nobody asked")) is other
+    end = ranks.explained(word, lambda: memory.HOST_WIDE)
+    hint = said(over(at(end), code=1))[2]
+    assert hint == (
+        "A process of it was killed: the host ran out of memory and its kernel ended the process.\n"
+        f"{LOGS.format(rank=0, host='gpu-a')}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,7 +85,7 @@ class Rank:
     def last_word(self, watch: memory.Watch) -> protocol.Ended | None:
         """Return how the rank ended, once its process has; None while it runs or where only torchrun can tell."""
         if self.ended is not None:
-            return self.ended
+            return explained(self.ended, lambda: watch.why(None, self.cgroup))
         now = processes.read(self.hello.pid)
         if now is None or self.process is None or now.started != self.process.started:
             return None
@@ -135,6 +136,13 @@ def _open_pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):  # gone; or a kernel, or a Python, from before 5.3: the clock notices the end then
         return -1
+
+
+def explained(word: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
+    """Return a rank's last word, with the meaning of what killed a child of it: a worker of its DataLoader, say."""
+    if word.failure is None or "killed by signal: Killed" not in word.failure.message:
+        return word
+    return replace(word, meaning=why())
 
 
 def thin(rows: list[protocol.Row], limit: int) -> tuple[protocol.Row, ...]:

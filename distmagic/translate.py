@@ -6,8 +6,8 @@ The texts are those of the libraries themselves; none of them names a host as it
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 _REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
 _ABORTED = "the connection was aborted"  # NCCL says so after it was refused again and again
@@ -15,7 +15,7 @@ _NAMELESS, _LOST = "its name can't be resolved there", "lost"
 _NO_INTERFACE = "no interface"
 _CAUSES = (  # the first that fits counts: more than one may be told, the particular before the general
     (_NO_INTERFACE, r"no socket interface found|unable to find interface|no interface found"),
-    (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname|cannot be retrieved"),
+    (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname"),
     (_REFUSED, r"connection refused"),
     (_NO_WAY, r"no route to host|(?:network|host) is unreachable"),
     (_ABORTED, r"software caused connection abort"),
@@ -23,14 +23,14 @@ _CAUSES = (  # the first that fits counts: more than one may be told, the partic
     (_SILENT, r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect"),
     (_SILENT, r"connectfullmesh failed"),
 )
-_LIBRARIES = re.compile(r"gloo|nccl|tcpstore|client socket|dist(?:network|store|backend)error", re.IGNORECASE)
+_LIBRARIES = re.compile(r"gloo|nccl|tcpstore|client socket|c10d|dist(?:network|store|backend)error", re.IGNORECASE)
 _PLACES = (
     re.compile(r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"),  # gloo, torch: [10.0.0.2]:40000
     re.compile(r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)"),  # torch: (gpu-a, 29500)
     re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
     re.compile(r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b"),  # NCCL at times
 )
-_OPEN = "gloo and NCCL connect the ranks over ports that the system chooses: open TCP ports 32768 to 60999 between the hosts."
+_OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts."
 _HINTS = {
     _REFUSED: _OPEN,
     _SILENT: _OPEN,
@@ -79,12 +79,13 @@ def _place(text: str, near: int) -> tuple[str, int] | None:
     return None
 
 
-def in_words(text: str, host: str, names: Mapping[str, str]) -> str:
-    """Return what an error text of a rank on `host` says of a connection and what to do about it, "" for nothing.
+def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]) -> str:
+    """Return what an error of a rank on `host` says of a connection and what to do about it, "" for nothing.
 
+    `text` is the exception's, `said` are lines of stderr, where the libraries tell what they leave out of exceptions.
     `names` are {address or name of its own: the host as the user named it}.
     """
-    found = trouble(text)
+    found = _sharpened(trouble(text), said)
     if found is None:
         return ""
     if found.why == _NO_INTERFACE:
@@ -96,11 +97,29 @@ def in_words(text: str, host: str, names: Mapping[str, str]) -> str:
     return f"{host} could not reach {peer}: {found.why}. {_LOOPBACK if is_own else _HINTS[found.why]}"
 
 
+def _sharpened(found: Trouble | None, said: Sequence[str]) -> Trouble | None:
+    """Return what is known with the help of stderr: torch's store tells only there why nobody answered, NCCL whom."""
+    if found is None or not found.address:
+        told = [trouble for line in said if "NCCL WARN" in line and (trouble := _with_place(line))]
+        return told[0] if told else found
+    if found.why == _SILENT:
+        told = [trouble for line in said if "[c10d]" in line and (trouble := _with_place(line))]
+        same = [one for one in told if one.port == found.port and one.why != _SILENT]
+        return replace(found, why=same[0].why) if same else found
+    return found
+
+
+def _with_place(line: str) -> Trouble | None:
+    found = trouble(line)
+    return found if found is not None and (found.address or found.why == _NO_INTERFACE) else None
+
+
 def _peer(found: Trouble, host: str, names: Mapping[str, str]) -> str:
+    others = set(names.values()) - {host}
     if not found.address:
-        return "another rank"
+        return others.pop() if len(others) == 1 else "another rank"
     name = names.get(found.address.partition("%")[0], "")
     where = f"{found.address} port {found.port}"
     if name == host:
         return f"itself ({where})"
-    return f"{name} ({where})" if name else where
+    return where if name in ("", found.address) else f"{name} ({where})"

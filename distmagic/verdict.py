@@ -91,13 +91,11 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 
 def _connection(state: RunState, worker: WorkerState) -> str:
-    """Return which host this rank could not reach, if that is what it failed of. NCCL tells details on stderr only."""
+    """Return which host this rank could not reach, if that is what it failed of."""
     names = {name: node.host for node in state.nodes for name in (node.host, node.hostname, node.address) if name}
     failure = worker.ended.failure if worker.ended is not None else None
-    said = [line.text for line in _stderr(state, worker.rank) if "NCCL WARN" in line.text or failure is None]
-    texts = (f"{failure.type}: {failure.message}" if failure is not None else "", "\n".join(said[-_LAST_LINES:]))
-    found = [words for text in texts if (words := translate.in_words(text, worker.host, names))]
-    return next((words for words in found if " port " in words), found[0] if found else "")
+    text = f"{failure.type}: {failure.message}" if failure is not None else ""
+    return translate.in_words(text, [line.text for line in _stderr(state, worker.rank)], worker.host, names)
 
 
 def _stderr(state: RunState, rank: int) -> list[Line]:

@@ -14,7 +14,7 @@ from distmagic.verdict import verdict
 from tests.test_fold import HOSTS, at, ended, hello, output, worker
 
 NAMES = {"10.0.0.1": "gpu-a", "10.0.0.2": "gpu-b", "gpu-a": "gpu-a", "node17": "gpu-b", "fe80::2": "gpu-b"}
-OPEN = "gloo and NCCL connect the ranks over ports that the system chooses: open TCP ports 32768 to 60999 between the hosts."
+OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts."
 WAY = (
     "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
     "--env GLOO_SOCKET_IFNAME=eth0"
@@ -36,9 +36,11 @@ Last error:
         (f"{PAIR} connect [10.0.0.2]:13195: Connection refused", f"gpu-a could not reach gpu-b (10.0.0.2 port 13195): connection refused. {OPEN}"),
         (f"{PAIR} Connect timeout [10.0.0.2]:40000", f"gpu-a could not reach gpu-b (10.0.0.2 port 40000): no answer. {OPEN}"),
         (f"{PAIR} connect [::ffff:10.0.0.2]:13195: No route to host", f"gpu-a could not reach gpu-b (10.0.0.2 port 13195): no route to it. {WAY}"),
-        (f"Gloo connectFullMesh failed with {PAIR} no error", f"gpu-a could not reach another rank: no answer. {OPEN}"),
+        (f"Gloo connectFullMesh failed with {PAIR} no error", f"gpu-a could not reach gpu-b: no answer. {OPEN}"),
         ("Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.h:301] Connect timeout [none]",
-         f"gpu-a could not reach another rank: no answer. {OPEN}"),
+         f"gpu-a could not reach gpu-b: no answer. {OPEN}"),
+        (f"Gloo connectFullMesh failed with {PAIR} timed out connecting: SO_ERROR: Connection refused, remote=[10.0.0.2]:13743$1",
+         f"gpu-a could not reach gpu-b (10.0.0.2 port 13743): connection refused. {OPEN}"),
         (f"{PAIR} SO_ERROR: Connection refused, remote=[127.0.1.1]:4321",
          f"gpu-a could not reach 127.0.1.1 port 4321: connection refused. {translate._LOOPBACK}"),
         # torch's store
@@ -61,7 +63,7 @@ Last error:
         ("a:97:221 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer node17<36138>",
          f"gpu-a lost the connection to gpu-b (node17 port 36138): {ENDED}"),
         ("include/socket.h:403 NCCL WARN Call to connect returned Connection timed out, retrying",
-         f"gpu-a could not reach another rank: no answer. {OPEN}"),
+         f"gpu-a could not reach gpu-b: no answer. {OPEN}"),
         ("misc/socket.cc:30 NCCL WARN Bootstrap : no socket interface found",
          ("gpu-a has no network interface as NCCL or gloo wants it. "
           "Name one that the hosts have: --env NCCL_SOCKET_IFNAME=eth0 --env GLOO_SOCKET_IFNAME=eth0")),
@@ -70,7 +72,7 @@ Last error:
     ],
 )  # fmt: skip
 def test_in_words(text, words):
-    assert translate.in_words(text, "gpu-a", NAMES) == words
+    assert translate.in_words(text, (), "gpu-a", NAMES) == words
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,36 @@ def test_in_words(text, words):
         "CUDA out of memory",
         "NCCL communicator was aborted on rank 1.",
         "gloo: unsupported dtype",
+        "[W1121 13:00:33.096 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
     ],
 )
 def test_what_is_of_something_else(text):
-    assert translate.in_words(text, "gpu-a", NAMES) == ""
+    assert translate.in_words(text, (), "gpu-a", NAMES) == ""
+
+
+def test_with_several_others_nobody_is_named_without_an_address():
+    text = "Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]"
+    words = translate.in_words(text, (), "gpu-a", {**NAMES, "10.0.0.3": "gpu-c"})
+    assert words == f"gpu-a could not reach another rank: no answer. {OPEN}"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("[W socket.cpp:767] [c10d] The client socket has failed to connect to [gpu-b]:4444 (errno: 111 - Connection refused).", "connection refused"),
+        ("[W socket.cpp:767] [c10d] The IPv6 network addresses of (gpu-b, 4444) cannot be retrieved (gai error: -2 - Name or service not known).",
+         "its name can't be resolved there"),
+        ("[W socket.cpp:767] [c10d] The client socket has failed to connect to [gpu-b]:5555 (errno: 111 - Connection refused).", "no answer"),
+        ("[W socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3", "no answer"),
+        ("my own: connection refused by (gpu-b, 4444)", "no answer"),
+    ],
+)  # fmt: skip
+def test_torchs_store_tells_why_on_stderr_only(line, why):
+    text = "DistNetworkError: The client socket has timed out after 3000ms while trying to connect to (gpu-b, 4444)."
+    assert translate.in_words(text, ("x", line), "gpu-a", NAMES).startswith(
+        f"gpu-a could not reach gpu-b port 4444: {why}. "
+    )
+    assert translate.in_words("", ("x", line), "gpu-a", NAMES) == ""
 
 
 def test_the_place_on_the_line_of_the_cause_counts():
@@ -97,7 +125,7 @@ def test_the_place_on_the_line_of_the_cause_counts():
 @given(st.text(max_size=300), st.sampled_from(["gloo", "NCCL WARN", "client socket"]))
 def test_any_text(text, library):
     for one in (text, f"{library} {text} Connection refused {text}"):
-        assert isinstance(translate.in_words(one, "gpu-a", NAMES), str)
+        assert isinstance(translate.in_words(one, (one,), "gpu-a", NAMES), str)
 
 
 def run_of(*events: object) -> RunState:

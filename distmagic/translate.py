@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
+_LATE = "no connection in time"  # torch's store goes on trying, whatever the answer was
 _ABORTED = "the connection was aborted"  # NCCL says so after it was refused again and again
 _NAMELESS, _LOST = "its name can't be resolved there", "lost"
 _NO_INTERFACE = "no interface"
@@ -20,6 +21,7 @@ _CAUSES = (  # the first that fits counts: more than one may be told, the partic
     (_NO_WAY, r"no route to host|(?:network|host) is unreachable"),
     (_ABORTED, r"software caused connection abort"),
     (_LOST, r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exited"),
+    (_LATE, r"timed out after \d+ ?ms while trying to connect"),
     (_SILENT, r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect"),
     (_SILENT, r"connectfullmesh failed"),
 )
@@ -34,6 +36,7 @@ _OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mos
 _HINTS = {
     _REFUSED: _OPEN,
     _SILENT: _OPEN,
+    _LATE: "Does anything listen there, and is that port open between the hosts?",
     _ABORTED: _OPEN,
     _NO_WAY: "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
              "--env GLOO_SOCKET_IFNAME=eth0",
@@ -102,9 +105,9 @@ def _sharpened(found: Trouble | None, said: Sequence[str]) -> Trouble | None:
     if found is None or not found.address:
         told = [trouble for line in said if "NCCL WARN" in line and (trouble := _with_place(line))]
         return told[0] if told else found
-    if found.why == _SILENT:
+    if found.why == _LATE:
         told = [trouble for line in said if "[c10d]" in line and (trouble := _with_place(line))]
-        same = [one for one in told if one.port == found.port and one.why != _SILENT]
+        same = [one for one in told if one.port == found.port and one.why != _LATE]
         return replace(found, why=same[0].why) if same else found
     return found
 

@@ -47,7 +47,8 @@ Last error:
         ("DistNetworkError: The client socket has failed to connect to [node17]:29500 (errno: 111 - Connection refused).",
          f"gpu-a could not reach gpu-b (node17 port 29500): connection refused. {OPEN}"),
         ("DistNetworkError: The client socket has timed out after 3000ms while trying to connect to (10.0.0.2, 29500).",
-         f"gpu-a could not reach gpu-b (10.0.0.2 port 29500): no answer. {OPEN}"),
+         ("gpu-a could not reach gpu-b (10.0.0.2 port 29500): no connection in time. "
+          "Does anything listen there, and is that port open between the hosts?")),
         ("DistNetworkError: The IPv6 network addresses of (nosuch, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
          ("gpu-a could not reach nosuch port 29500: its name can't be resolved there. "
           "Let the hosts know each other's names, or give --master-addr's host by its address.")),
@@ -104,9 +105,9 @@ def test_with_several_others_nobody_is_named_without_an_address():
         ("[W socket.cpp:767] [c10d] The client socket has failed to connect to [gpu-b]:4444 (errno: 111 - Connection refused).", "connection refused"),
         ("[W socket.cpp:767] [c10d] The IPv6 network addresses of (gpu-b, 4444) cannot be retrieved (gai error: -2 - Name or service not known).",
          "its name can't be resolved there"),
-        ("[W socket.cpp:767] [c10d] The client socket has failed to connect to [gpu-b]:5555 (errno: 111 - Connection refused).", "no answer"),
-        ("[W socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3", "no answer"),
-        ("my own: connection refused by (gpu-b, 4444)", "no answer"),
+        ("[W socket.cpp:767] [c10d] The client socket has failed to connect to [gpu-b]:5555 (errno: 111 - Connection refused).", "no connection in time"),
+        ("[W socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3", "no connection in time"),
+        ("my own: connection refused by (gpu-b, 4444)", "no connection in time"),
     ],
 )  # fmt: skip
 def test_torchs_store_tells_why_on_stderr_only(line, why):

@@ -22,12 +22,14 @@ the rest. notebook_prompts.py asks for passwords. playground.py starts throw-awa
 blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.
 
 In between: `transports/` can start one process on a host and hold its pipes, nothing else: on this machine, through
-paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process.
+paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process; limits.py bounds
+what a host may say, harmless.py takes out what a terminal would obey, translate.py says which host could not reach which.
 
 On the host: `remote/`, which travels there and needs Python, and torch where torchrun starts. boot.py comes first and
 unpacks; contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun (engine.py), has
 roster.py gather what the ranks say into a journal, and ends every process when told so or when its lease (lease.py)
 runs out, or when gang_channel.py finds that another host failed or fell silent (gang.py decides, datagrams.py seals);
+peers.py lets only this user's processes speak to it, memory.py knows whom the kernel killed for want of memory;
 worker.py is one rank and calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the
 wire, JSON lines, the same file on both ends.
 

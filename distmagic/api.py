@@ -76,7 +76,8 @@ class Session:
             _in_parallel(Link.close, links)
             raise
         names = [host.name for host in reaching.hosts]
-        state = begin(plan.job, names, spec.max_restarts, warnings, plan.min_nodes)
+        addresses = [node.address for node in plan.nodes]
+        state = begin(plan.job, names, spec.max_restarts, warnings, plan.min_nodes, addresses)
         with closing(self._launch(plan.job, links, reaching, reaching.access.lease_s)) as launch:
             launch.start(plan, (payload.call, payload.code))
             state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s, detach=spec.detach)
@@ -103,7 +104,8 @@ class Session:
         `reaching` are the job's own hosts in the order of its nodes. Raises what `launch` raises for a run.
         """
         links = reaching.wait()
-        state = begin(job.name, job.hosts, job.max_restarts, min_nodes=job.min_nodes)
+        addresses = [link.facts.address for link in links]
+        state = begin(job.name, job.hosts, job.max_restarts, min_nodes=job.min_nodes, addresses=addresses)
         with closing(self._launch(job.name, links, reaching, job.lease_s)) as launch:
             launch.attach()
             state = drive(launch, state, screen, reaching.asker.serve, None)
@@ -146,7 +148,9 @@ class Session:
             return self._link(reaching, node_rank)
 
         error = verdict(state)
-        run = Run(state, launch.small_results, open_link, shown=error is None)
+        small = {rank: launch.small_results.get((w.node_rank, rank)) for rank, w in state.workers.items()}
+        known = {rank: data for rank, data in small.items() if data is not None}
+        run = Run(state, known, open_link, shown=error is None)
         if error is not None:
             error.run = run
             raise error

@@ -24,9 +24,7 @@ class LocalBlob:
 
 def folder() -> Path:
     """Return this machine's own folder of blobs, which `places.expire` keeps bounded. Raises OSError."""
-    found = places.home() / "blobs"
-    found.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return found
+    return places.make_private(places.home() / "blobs")
 
 
 def keep(data: bytes, where: Path) -> LocalBlob:

@@ -11,14 +11,16 @@ libraries become one of these in the one file that imports the library.
 
 from __future__ import annotations
 
+from distmagic import harmless
+
 
 class DistmagicError(Exception):
     """Base of all errors of distmagic: a message, and a hint that says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = harmless.lines(message)  # there may be words of a host in it
+        self.hint = harmless.lines(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
@@ -101,7 +103,7 @@ class WorkerFailed(RunError):
 
     def __init__(self, message: str, hint: str = "", remote_traceback: str = "") -> None:
         super().__init__(message, hint)
-        self.remote_traceback = remote_traceback
+        self.remote_traceback = harmless.lines(remote_traceback)
 
     def __str__(self) -> str:
         parts = (self.remote_traceback.rstrip(), self.message, self.hint)

@@ -8,7 +8,7 @@ of different nodes come in any order, and nothing that a host says can make it r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from distmagic import blame
@@ -35,14 +35,22 @@ KEPT_BARS = 20  # bars a rank
 KEPT_POINTS = 2000  # points of one metric of one rank
 _KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
 _GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
+KEPT_RANKS = 16_384
+KEPT_OPEN_LINES = 2 * KEPT_RANKS
+_LATER_CHARS = 4000  # of the traceback of a rank that was not the first to fail; its log has all of it
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
 def begin(
-    job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0
-) -> RunState:
-    """Return the state of a run of which nothing is known but its hosts. `min_nodes` 0: it needs them all."""
-    nodes = tuple(NodeState(node_rank=i, host=host) for i, host in enumerate(hosts))
+    job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0,
+    addresses: Sequence[str] = (),
+) -> RunState:  # fmt: skip
+    """Return the state of a run of which nothing is known but its hosts, and their addresses if these are given.
+
+    `min_nodes` 0: it needs them all.
+    """
+    told = dict(enumerate(addresses))
+    nodes = tuple(NodeState(node_rank=i, host=host, address=told.get(i, "")) for i, host in enumerate(hosts))
     return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices, min_nodes=min_nodes or len(nodes))
 
 
@@ -149,7 +157,7 @@ def _end_all_on(draft: Draft, node: int, phase: str) -> None:
 
 
 def _worker(draft: Draft, node: int, what: protocol.Worker) -> None:
-    if not 0 <= what.rank < what.world_size:
+    if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
         return
     draft.advance(node, "running")
     if what.world_size < draft.world_size:  # an elastic job has shrunk
@@ -224,6 +232,8 @@ def _output(draft: Draft, node: int, what: protocol.Output) -> None:
         draft.close_lines(what.rank, node, (what.stream,))
         draft.add_line(what.rank, node, what.stream, note)
     draft.write(what.rank, node, what.stream, what.text)
+    if len(draft.open_lines) > KEPT_OPEN_LINES:
+        draft.close_lines(what.rank, node, (what.stream,))
 
 
 def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
@@ -232,6 +242,8 @@ def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
         return
     draft.close_lines(what.rank, node)
     phase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
+    if what.failure is not None and draft.first_failure not in (None, what.rank):
+        what = replace(what, failure=replace(what.failure, traceback=what.failure.traceback[-_LATER_CHARS:]))
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
     if phase == "failed" and draft.first_failure is None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s

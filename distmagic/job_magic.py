@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from distmagic import flags
+from distmagic import flags, harmless
 from distmagic.errors import RunError, SpecError
 from distmagic.found import Job, choose, whereabouts
 from distmagic.hosts import LOCALHOST, Host
@@ -70,7 +70,7 @@ class JobCommands:
         job, hosts = self._find(words[0])
         text = self._notebook.session().logs(self._reach(hosts), job, int(words[1]))
         text = text or f"rank {words[1]} of {job.name} has written nothing"
-        print(text, end="" if text.endswith("\n") else "\n")
+        print(harmless.log(text), end="" if text.endswith("\n") else "\n")
 
     def _clean(self, words: list[str]) -> None:
         _expect(words, 0, 1, "%distributed clean takes the name of one job, or all.")
@@ -109,11 +109,12 @@ def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
     """Return the table of jobs, `now_s` seconds after 1970."""
     if not jobs:
         return "no jobs on these hosts"
-    rows = [("job", "state", "hosts", "began", "on disk")]
+    rows = [["job", "state", "hosts", "began", "on disk"]]
     for job in jobs:
-        age_min = max(0, int((now_s - job.began_s) / 60))
+        age_min = int(min(max(0.0, (now_s - job.began_s) / 60), 1e9))  # whatever its clock says, also no number
         ago = f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
-        rows.append((job.name, job.phase, ", ".join(job.hosts), ago, f"{job.size_bytes / 1e6:,.1f} MB"))
+        told = (job.name, job.phase, ", ".join(job.hosts), ago, f"{job.size_bytes / 1e6:,.1f} MB")
+        rows.append([harmless.lines(text) for text in told])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,8 @@ from distmagic.remote import protocol
 from distmagic.state import Broken, Event, Gone, Lost, Mended
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
+_SMALL_TOGETHER_BYTES = 64 << 20  # of one node
+_AHEAD = 256  # events of one node that may wait to be folded; a host that says more is not read meanwhile
 
 
 _TAKE_BACK_S = 5.0  # for hosts to tell that they have started, and again that they have ended
@@ -31,11 +33,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect agai
 
 @dataclass(slots=True)
 class _Heard:
-    """What a listening thread has heard of its node: the last event's number, its end, ranks with a small result."""
+    """What a listening thread has heard of its node: the last event's number, its end, {rank: bytes} of small results."""
 
     last: int = 0
     is_final: bool = False
-    small: list[int] = field(default_factory=list)
+    small: dict[int, int] = field(default_factory=dict)
 
 
 class Launch:
@@ -47,10 +49,11 @@ class Launch:
     ) -> None:  # fmt: skip
         self.job, self.links, self.lease_s = job, list(links), lease_s
         self._owner, self._secret = owner, secrets.token_hex(32)
-        self.small_results: dict[int, bytes] = {}
+        self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
         self._clock, self._began, self._reopen = clock, clock(), reopen
         self._stops: dict[int, protocol.Stop] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._room = [threading.BoundedSemaphore(_AHEAD) for _ in links]
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
 
@@ -148,7 +151,7 @@ class Launch:
             self._put(node_rank, message)
             heard.is_final = heard.is_final or isinstance(message, protocol.Final)
             if isinstance(message, protocol.Ended) and 0 < (message.result_bytes or 0) <= SMALL_RESULT_BYTES:
-                heard.small.append(message.rank)
+                heard.small[message.rank] = message.result_bytes or 0
         if not heard.is_final:
             self._put(node_rank, Lost(why=_agent_gone(link.agent_error)))
             return
@@ -174,14 +177,22 @@ class Launch:
             return link
         raise ConnectionLost(f"no connection for {self.lease_s:g} s")
 
-    def _fetch_small(self, node_rank: int, link: Link, ranks: Sequence[int]) -> None:
-        for rank in ranks:
+    def _fetch_small(self, node_rank: int, link: Link, sizes: Mapping[int, int]) -> None:
+        together = 0
+        for rank, size in sizes.items():
+            together += size
+            if together > _SMALL_TOGETHER_BYTES:
+                return  # the others are fetched when they are looked at
             data = bytearray()
-            name = f"rank{rank}.result"
-            link.fetch(protocol.Fetch(job=self.job, node_rank=node_rank, name=name), data.extend)
-            self.small_results[rank] = bytes(data)
+            request = protocol.Fetch(job=self.job, node_rank=node_rank, name=f"rank{rank}.result")
+            link.fetch(request, data.extend, limit_bytes=size)
+            self.small_results[node_rank, rank] = bytes(data)
 
     def _put(self, node_rank: int, what: protocol.Message | Broken | Mended | Gone | Lost) -> None:
+        """Put an event on the queue, when there is room for one more of this node. Not for the thread of `batch`."""
+        while not self._room[node_rank].acquire(timeout=1.0):
+            if self._over.is_set():
+                return
         self._events.put(Event(node_rank=node_rank, at_s=self.elapsed_s, what=what))
 
     def batch(self, timeout_s: float) -> list[Event]:
@@ -192,7 +203,9 @@ class Launch:
             while len(found) < 100_000:
                 found.append(self._events.get_nowait())
         except queue.Empty:
-            return found
+            pass
+        for event in found:
+            self._room[event.node_rank].release()
         return found
 
     def _keep_lease(self) -> None:

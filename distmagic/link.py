@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from distmagic import diagnose
+from distmagic import diagnose, limits
 from distmagic.blobs import LocalBlob
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
 from distmagic.hosts import Host
@@ -25,6 +25,8 @@ BOOT_TIMEOUT_S = 30.0
 STOP_GRACE_S = 3.0
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
+_STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
+LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 
 M = TypeVar("M")
 
@@ -139,8 +141,9 @@ class Link:
 
     def ask(self, peer: str) -> protocol.Route:
         """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
-        self.send(protocol.Ask(peer=peer))
-        return self._expect(protocol.Route)
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(protocol.Ask(peer=peer))
+            return self._expect(protocol.Route)
 
     def deliver(self, blobs: tuple[LocalBlob, ...]) -> int:
         """Bring the host those of the files that it lacks; return the number of bytes sent."""
@@ -194,10 +197,20 @@ class Link:
         """Say something. Raises `ConnectionLost`."""
         self._write(protocol.encode(message))
 
-    def fetch(self, request: protocol.Fetch, write: Callable[[bytes], object]) -> int:
-        """Hand a file of a job to `write`, piece by piece; return its size. Raises `PreflightError` if it isn't there."""
+    def fetch(self, request: protocol.Fetch, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
+        """Hand a file of a job to `write`, piece by piece; return its size.
+
+        Raises `PreflightError` if it isn't there, and `ProtocolError`, having taken nothing, if it is larger than
+        `limit_bytes`; the conversation is at its end then.
+        """
         self.send(request)
         size = left = self._expect(protocol.Data).size_bytes
+        if not 0 <= size <= limit_bytes:
+            self.close()
+            raise ProtocolError(
+                f"{self.host.name}: {request.name} is {size:,} bytes long; at most {limit_bytes:,} are taken.",
+                f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
+            )
         while left > 0:
             data = self._lines.take(min(left, _CHUNK)) or self._read(min(left, _CHUNK))
             left -= len(data)
@@ -206,8 +219,9 @@ class Link:
 
     def jobs(self) -> tuple[protocol.Listed, ...]:
         """Return the jobs of which the host has something, the oldest first."""
-        self.send(protocol.List())
-        return self._expect(protocol.Jobs).jobs
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(protocol.List())
+            return self._expect(protocol.Jobs).jobs
 
     def remove(self, job: str) -> int:
         """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
@@ -227,7 +241,8 @@ class Link:
         for stream in ("stdout", "stderr"):
             name = journal.log_name(rank, stream)
             try:
-                self.fetch(protocol.Fetch(job=job, node_rank=node_rank, name=name), texts.extend)
+                request = protocol.Fetch(job=job, node_rank=node_rank, name=name)
+                self.fetch(request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
             except PreflightError:
                 continue
         return texts.decode(errors="replace")
@@ -270,18 +285,23 @@ class Link:
         return line
 
     def _next(self) -> tuple[int, protocol.Message | None]:
+        line = self._line()
         try:
-            return protocol.decode(self._line())
+            n, message = protocol.decode(line)
         except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
+        is_long = message is not None and len(line) > limits.SHORT_LINE_BYTES
+        return n, limits.limited(message) if is_long else message
 
     def _expect(self, kind: type[M]) -> M:
         return self._expect_numbered(kind)[1]
 
     def _expect_numbered(self, kind: type[M]) -> tuple[int, M]:
         n, message = self._next()
-        while message is None:  # of a younger protocol
-            n, message = self._next()
+        for _ in range(_STRANGE):
+            if message is not None:
+                break
+            n, message = self._next()  # the one before was of a younger protocol
         if isinstance(message, protocol.Refused):
             raise PreflightError(
                 self.host.name, f"{message.error}.".replace("..", "."), _REFUSAL_HINTS.get(message.what, "")
@@ -312,4 +332,4 @@ def _parse_reply(text: bytes, host: str) -> dict[str, object]:
         raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.") from None
     if not isinstance(reply, dict):
         raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.")
-    return reply
+    return {name: value[:500] if isinstance(value, str) else value for name, value in reply.items()}

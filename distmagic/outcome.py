@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.errors import SpecError
-from distmagic.link import Link
+from distmagic.link import LOG_LIMIT_BYTES, Link
 from distmagic.remote import journal, parcel, protocol
 from distmagic.state import RunState
 
@@ -64,7 +64,7 @@ class Run:
         for node_rank in nodes:
             for name in names:
                 data = io.BytesIO()
-                self._fetch(node_rank, name, data.write)
+                self._fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
                 texts.append(data.getvalue().decode(errors="replace"))
         return "".join(texts)
 
@@ -73,10 +73,11 @@ class Run:
             raise SpecError(f"There is no rank {rank} in this run.", f"Its ranks: {sorted(self.state.workers)}.")
         return self.state.workers[rank].node_rank
 
-    def _fetch(self, node_rank: int, name: str, write: Callable[[bytes], object]) -> int:
+    def _fetch(self, node_rank: int, name: str, write: Callable[[bytes], object], limit_bytes: int) -> int:
         link = self._open_link(node_rank)
         try:
-            return link.fetch(protocol.Fetch(job=self.job, node_rank=node_rank, name=name), write)
+            request = protocol.Fetch(job=self.job, node_rank=node_rank, name=name)
+            return link.fetch(request, write, limit_bytes=limit_bytes)
         finally:
             link.finish()
 
@@ -169,7 +170,7 @@ class Results(Mapping[int, Any]):
             file.write(data)
             line.add(len(data))
 
-        self._fetch(self._state.workers[rank].node_rank, f"rank{rank}.result", write)
+        self._fetch(self._state.workers[rank].node_rank, f"rank{rank}.result", write, self._size(rank))
         line.end()
 
 

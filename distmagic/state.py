@@ -17,7 +17,8 @@ NODE_PHASES = ("connecting", "starting", "running", "ended", "clear", "gone")  #
 class NodeState:
     """One host in this run. `phase` is one of `NODE_PHASES`; ended: torchrun is over, clear: no process is left.
 
-    `hostname` is the host's own name for itself, `host` what the user typed. `code` is torchrun's exit code.
+    `hostname` is the host's own name for itself, `host` what the user typed, `address` what the others
+    dial. `code` is torchrun's exit code.
     `survivors`: processes that could not be ended. `gang`: what the other nodes know of it, "joined", "silent" (never
     heard), "lost" or ""; `stopping`: why its agent ends its ranks, "" while it doesn't. `broken`: why there is no connection just now, "" with one;
     `broken_at_s`: since when.
@@ -27,6 +28,7 @@ class NodeState:
     host: str
     phase: str = "connecting"
     hostname: str = ""
+    address: str = ""
     code: int | None = None
     reason: str = ""
     survivors: tuple[str, ...] = ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from distmagic import blame
+from distmagic import blame, harmless, translate
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.remote import exits
-from distmagic.state import NodeState, RunState, WorkerState
+from distmagic.state import Line, NodeState, RunState, WorkerState
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
@@ -22,7 +22,8 @@ def verdict(state: RunState) -> RunError | None:
     error = _verdict(state)
     survivors = [f"{what} on {node.host}" for node in state.nodes for what in node.survivors]
     if error is not None and survivors:
-        error.hint = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
+        told = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
+        error.hint = harmless.lines(told)
     return error
 
 
@@ -79,11 +80,26 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
+    where = "\n".join(filter(None, (_connection(state, worker), where)))
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
+        if ended.meaning:
+            where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
     return WorkerFailed(f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where))
+
+
+def _connection(state: RunState, worker: WorkerState) -> str:
+    """Return which host this rank could not reach, if that is what it failed of."""
+    names = {name: node.host for node in state.nodes for name in (node.host, node.hostname, node.address) if name}
+    failure = worker.ended.failure if worker.ended is not None else None
+    text = f"{failure.type}: {failure.message}" if failure is not None else ""
+    return translate.in_words(text, [line.text for line in _stderr(state, worker.rank)], worker.host, names)
+
+
+def _stderr(state: RunState, rank: int) -> list[Line]:
+    return [line for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
 
 
 def _how(code: int, meaning: str) -> str:
@@ -101,7 +117,7 @@ def _is_late(worker: WorkerState) -> bool:
 def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
     """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
     assert worker.exit is not None
-    how = _how(worker.exit.code, exits.meaning_of(worker.exit.code, out_of_memory=False))
+    how = _how(worker.exit.code, exits.meaning_of(worker.exit.code))
     hint = f"Its result is kept: run.results[{worker.rank}]. Its whole output: run.logs({worker.rank})."
     return WorkerFailed(
         f"{worker.label} returned, but its process {how} while it shut down.",
@@ -110,7 +126,7 @@ def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 
 def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
-    lines = [line.text for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
+    lines = [line.text for line in _stderr(state, rank)]
     if not lines:
         return hint
     return "Its last words:\n" + "\n".join(f"    {line}" for line in lines[-_LAST_LINES:]) + f"\n{hint}"
@@ -162,5 +178,5 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
     hint = f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else ""
     code = node.code or 0
-    how = _how(code, exits.meaning_of(code, out_of_memory=False))
+    how = _how(code, exits.meaning_of(code))
     return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

@@ -15,12 +15,15 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distmagic"
 # From the bottom up: a module imports from its own line and the lines before it, never from one after it.
 # `remote` and `transports` stand for all their modules, which have tables of their own.
 LAYERS = (
-    ("words that all use; the half that travels", "errors remote torchrun interrupts"),
+    ("words that all use; the half that travels", "harmless errors remote torchrun interrupts"),
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
-    ("what is decided and how it reads, pure", "diagnose plan blame series state draft fold found verdict render"),
+    (
+        "what is decided and how it reads, pure",
+        "diagnose plan blame translate series state draft fold found verdict render",
+    ),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),
-    ("a conversation with a host", "link notebook_prompts reach"),
+    ("a conversation with a host", "limits link notebook_prompts reach"),
     ("a run, from its start to its end", "launch drive outcome"),
     ("what is seen of it", "screen"),
     ("the whole, from Python", "api playground playground_command playground_server"),
@@ -30,7 +33,7 @@ LAYERS = (
 REMOTE_LAYERS = (
     (
         "the wire, places, processes",
-        "wire parts events answers requests protocol places processes lease datagrams gang udp exits culprits storages boot",
+        "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits memory culprits storages boot",
     ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines journal listing facts logout streams readers"),

@@ -374,7 +374,7 @@ def test_a_file_comes_in_pieces():
     link, process = talking(lines(p.Data(size_bytes=len(data))) + data[:10], data[10:], lines(p.Over()))
     got: list[bytes] = []
     fetch = p.Fetch(job="j", node_rank=0, name="rank0.result")
-    assert link.fetch(fetch, got.append) == len(data)
+    assert link.fetch(fetch, got.append, limit_bytes=len(data)) == len(data)
     assert b"".join(got) == data
     assert max(map(len, got)) <= 1 << 18
     assert process.requests == [fetch]
@@ -383,13 +383,13 @@ def test_a_file_comes_in_pieces():
 
 def test_an_empty_file():
     link, _ = talking(lines(p.Data(size_bytes=0)))
-    assert link.fetch(p.Fetch(job="j", node_rank=0, name="x"), pytest.fail) == 0
+    assert link.fetch(p.Fetch(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0) == 0
 
 
 def test_a_file_that_is_cut():
     link, _ = talking(lines(p.Data(size_bytes=100)) + b"only this")
     with pytest.raises(ConnectionLost):
-        link.fetch(p.Fetch(job="j", node_rank=0, name="x"), lambda data: None)
+        link.fetch(p.Fetch(job="j", node_rank=0, name="x"), lambda data: None, limit_bytes=100)
 
 
 def test_a_sweep():

@@ -51,6 +51,9 @@ def test_what_is_no_job(home, name):
     with pytest.raises(ValueError) as caught:
         places.job_dir(name, 0)
     assert str(caught.value) == f"{name[:80]!r} is no job"
+    for ask in (lambda: places.run_dir(name, 0), lambda: places.run_dirs(name)):
+        with pytest.raises(ValueError, match="is no job"):
+            ask()
 
 
 def test_a_socket_in_the_run_directory_has_a_short_name():
@@ -253,3 +256,49 @@ def test_a_directory_that_others_may_enter_is_not_ours_to_judge(deserted):
     os.utime(deserted, (1, 1))
     deserted.chmod(0o755)
     assert not is_dead(deserted)
+
+
+@pytest.mark.needs("lab")
+def test_nobody_else_can_shield_or_fake_a_dead_run(deserted):
+    """Names below /tmp are everybody's to take."""
+    fakes = [deserted.with_name(deserted.name[:-1] + end) for end in ("7", "8")]
+    fakes[0].mkdir(mode=0o700)
+    os.chown(fakes[0], 1, 1)
+    fakes[1].symlink_to(deserted)
+    try:
+        os.utime(deserted, (1, 1))
+        assert places.dead_runs()["1121-000000-test0000"] == [deserted]
+        assert places.run_dirs("1121-000000-test0000") == (deserted,)
+    finally:
+        fakes[0].rmdir()
+        fakes[1].unlink()
+
+
+# ---- nobody else's business
+
+
+def test_folders_are_made_private_under_any_umask(home):
+    old = os.umask(0)
+    try:
+        places.make_private(home / "blobs")
+    finally:
+        os.umask(old)
+    assert [path.stat().st_mode & 0o777 for path in (home, home / "blobs")] == [0o700, 0o700]
+
+
+def test_folders_that_are_open_to_others_are_shut(home):
+    (home / "blobs").mkdir(parents=True)
+    home.chmod(0o777)
+    (home / "blobs").chmod(0o777)
+    places.make_private(home / "blobs")
+    assert [path.stat().st_mode & 0o777 for path in (home, home / "blobs")] == [0o755, 0o700]
+
+
+@pytest.mark.needs("lab")
+@pytest.mark.parametrize("which", [".", "blobs"])
+def test_folders_of_somebody_else_are_refused(home, which):
+    (home / "blobs").mkdir(parents=True)
+    os.chown(home / which, 1, 1)
+    with pytest.raises(PermissionError) as caught:
+        places.make_private(home / "blobs")
+    assert str(caught.value) == f"{home / which} belongs to another user (uid 1)"

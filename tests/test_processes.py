@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote import ending, exits, processes
+from distmagic.remote import ending, exits, memory, processes
 from distmagic.remote.ending import Ending
 from distmagic.remote.processes import Process
 
@@ -298,12 +298,11 @@ def test_what_can_not_be_ended_is_named(tree):
     ],
 )
 def test_meanings(code, meaning):
-    assert exits.meaning_of(code, out_of_memory=False) == meaning
+    assert exits.meaning_of(code, out_of_memory="") == meaning
     assert exits.outcome_of(code) == ("signalled" if code < 0 else "exited")
 
 
 @pytest.mark.parametrize(("code", "is_oom"), [(-9, True), (137, True), (-15, False), (1, False)])
 def test_out_of_memory(code, is_oom):
     text = "SIGKILL: the host ran out of memory and its kernel ended the process"
-    assert (exits.meaning_of(code, out_of_memory=True) == text) is is_oom
-    assert exits.count_out_of_memory() >= 0
+    assert (exits.meaning_of(code, out_of_memory=memory.HOST_WIDE) == text) is is_oom

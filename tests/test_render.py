@@ -321,7 +321,7 @@ def test_text_of_hosts_stays_text(one, two, three):
 def test_a_terminal_gets_colours_and_nothing_else(text):
     shown = render.coloured(text)
     shown.encode()
-    rest = safe._ESCAPE.sub("", shown)
+    rest = safe.ESCAPE.sub("", shown)
     assert "\x1b" not in rest
     assert "\n" not in rest
     assert shown.count("\x1b") == 0 or shown.endswith("\x1b[0m")

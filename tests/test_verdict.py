@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.fold import begin, fold
-from distmagic.remote import exits
+from distmagic.remote import exits, memory, ranks
 from distmagic.remote import protocol as p
 from distmagic.state import Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.verdict import verdict
@@ -45,16 +47,20 @@ def test_a_rank_that_raised():
 @pytest.mark.parametrize(
     ("code", "out_of_memory", "how"),
     [
-        (3, False, "ended with exit code 3."),
-        (137, False, "ended with exit code 137 (SIGKILL: killed from outside)."),
+        (3, "", "ended with exit code 3."),
+        (137, "", "ended with exit code 137 (SIGKILL: killed from outside)."),
         (
             -11,
-            False,
+            "",
             "was ended by signal 11 (SIGSEGV: segmentation fault: native code touched memory that isn't its own).",
         ),
-        (-9, False, "was ended by signal 9 (SIGKILL: killed from outside)."),
-        (-9, True, "was ended by signal 9 (SIGKILL: the host ran out of memory and its kernel ended the process)."),
-        (-99, False, "was ended by signal 99 (signal 99)."),
+        (-9, "", "was ended by signal 9 (SIGKILL: killed from outside)."),
+        (
+            -9,
+            memory.HOST_WIDE,
+            "was ended by signal 9 (SIGKILL: the host ran out of memory and its kernel ended the process).",
+        ),
+        (-99, "", "was ended by signal 99 (signal 99)."),
     ],
 )
 def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
@@ -72,11 +78,27 @@ def test_a_rank_whose_process_fails_after_its_return():
     stopped = p.Exit(rank=0, local_rank=0, pid=1, code=-15)
     crashed = p.Exit(rank=1, local_rank=1, pid=2, code=-6)
     engine = at(p.Engineended(code=1, exits=(stopped, crashed)))
-    how = f"was ended by signal 6 ({exits.meaning_of(-6, out_of_memory=False)})"
+    how = f"was ended by signal 6 ({exits.meaning_of(-6)})"
     assert said(over(ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine)) == (
         WorkerFailed,
         f"rank 1 (gpu-a, local_rank 1) returned, but its process {how} while it shut down.",
         "Its last words:\n    double free\nIts result is kept: run.results[1]. Its whole output: run.logs(1).",
+    )
+
+
+def test_a_child_that_was_killed():
+    failure = p.Failure(
+        type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed.", traceback="T"
+    )
+    word = p.Ended(rank=0, restart=0, outcome="raised", code=1, failure=failure)
+    assert ranks.explained(word, lambda: "") == word
+    other = replace(word, failure=replace(failure, message="no"))
+    assert ranks.explained(other, lambda: pytest.fail("nobody asked")) is other
+    end = ranks.explained(word, lambda: memory.HOST_WIDE)
+    hint = said(over(at(end), code=1))[2]
+    assert hint == (
+        "A process of it was killed: the host ran out of memory and its kernel ended the process.\n"
+        f"{LOGS.format(rank=0, host='gpu-a')}"
     )
 
 

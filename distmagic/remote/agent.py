@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from distmagic.remote import engine, exits, listing, places, processes, protocol
+from distmagic.remote import engine, exits, listing, peers, places, processes, protocol
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
 from distmagic.remote.gang_channel import Cause, GangChannel
@@ -55,6 +55,7 @@ class Agent:
         self.channel: GangChannel | None = None
         self.lease = Lease(clock(), start.lease_s, keep=start.keep)
         self.began = self.touch_at = clock()
+        self.umask = os.umask(0o077)  # the user's own, for the ranks; what this process makes is nobody else's business
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept_reader(listener))
         self.roster.listen(str(self.run_dir / "ranks"))
@@ -74,6 +75,7 @@ class Agent:
             [sys.executable, "-u", sys.path[0], "engine", *self.start.torchrun, sys.path[0], "worker"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.start.cwd,
             env=engine.environment(self.start, dict(os.environ), self.folder, self.run_dir), start_new_session=True,
+            umask=self.umask,
         )  # fmt: skip
         assert child.stdout is not None
         assert child.stderr is not None
@@ -177,6 +179,9 @@ class Agent:
 
     def _accept_reader(self, listener: socket.socket) -> None:
         conn, _ = listener.accept()
+        if not peers.is_ours(conn):
+            conn.close()
+            return
         reader = Reader(conn)
         self.readers.append(reader)
         self.selector.register(conn, selectors.EVENT_READ, lambda: self._obey(reader))

@@ -95,7 +95,8 @@ def write_main(path: str | os.PathLike[str], folder: Path) -> Path:
     """
     file = folder / MAIN_FILE
     aside = file.with_name(f".{MAIN_FILE}.{os.getpid()}")
-    aside.write_text(_MAIN_TEXT.format(path=str(Path(path).absolute())), encoding="utf-8")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write(_MAIN_TEXT.format(path=str(Path(path).absolute())))
     os.replace(aside, file)
     return file
 

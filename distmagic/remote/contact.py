@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.remote import facts, journal, listing, logout, places, processes, protocol
+from distmagic.remote import facts, journal, listing, logout, peers, places, processes, protocol
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
@@ -28,7 +28,8 @@ _AGENT_LOG = "agent.log"
 class Contact:
     """The conversation on stdin and stdout. Standard output is ours alone: stray prints go to stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, umask: int) -> None:
+        self._umask = umask  # the user's own, for the ranks
         self._out = os.dup(1)
         os.dup2(2, 1)
         self._lines = Lines()
@@ -135,8 +136,9 @@ class Contact:
         try:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(run_dir / "readers"))
+            (run_dir / "readers").chmod(0o600)
             listener.listen(16)
-            child = _spawn(request, listener, folder, cwd, prefix)
+            child = _spawn(request, listener, folder, cwd, prefix, self._umask)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
@@ -165,6 +167,7 @@ class Contact:
         """Carry bytes both ways until the agent closes, which it does as its last act."""
         with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
             conn.connect(str(path))
+            peers.check(conn)
             conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
             selector.register(0, selectors.EVENT_READ, "notebook")
             selector.register(conn, selectors.EVENT_READ, "agent")
@@ -223,6 +226,8 @@ def _is_whole(blob: protocol.Blob) -> bool:
     """Whether a file is here, and not cut short or empty as the loss of power leaves them."""
     try:
         with places.blob(blob.sha256).open("rb") as file:
+            if not places.is_private(os.fstat(file.fileno())):
+                return False  # somebody else could change it later
             digest = hashlib.sha256()
             while data := file.read(_CHUNK):
                 digest.update(data)
@@ -248,7 +253,7 @@ def _receive(conn: socket.socket) -> bytes:
 
 
 def _spawn(
-    request: protocol.Start, listener: socket.socket, folder: Path, cwd: str, prefix: tuple[str, ...]
+    request: protocol.Start, listener: socket.socket, folder: Path, cwd: str, prefix: tuple[str, ...], umask: int
 ) -> subprocess.Popen[bytes]:
     """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
     line = protocol.encode(replace(request, cwd=cwd))
@@ -256,7 +261,7 @@ def _spawn(
     with (folder / _AGENT_LOG).open("wb") as log:
         child = subprocess.Popen(
             [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
-            stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True,
+            stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True, umask=umask,
         )  # fmt: skip
     assert child.stdin is not None
     child.stdin.write(line)
@@ -279,6 +284,6 @@ _HANDLERS = {
 def main(_: list[str]) -> None:
     """Serve one channel."""
     try:
-        Contact().run()
+        Contact(os.umask(0o077)).run()
     except BrokenPipeError:
         sys.exit(0)  # nobody reads any more

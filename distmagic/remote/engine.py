@@ -11,7 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
-from distmagic.remote import places, processes, protocol
+from distmagic.remote import peers, places, processes, protocol
 
 _ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
              "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
@@ -41,6 +41,7 @@ def main(argv: list[str]) -> None:
 
     args = parse_args(argv)
     args.log_dir = os.path.join(os.path.dirname(_socket()), "torchrun")  # else a directory in /tmp that stays
+    os.mkdir(args.log_dir, 0o700)
     try:
         run(args)
     except ChildFailedError as error:
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> None:
 def _tell(report: protocol.Engineended) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
         conn.connect(_socket())
+        peers.check(conn)
         conn.send(protocol.encode(report))
 
 

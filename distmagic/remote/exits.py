@@ -27,22 +27,21 @@ def outcome_of(code: int) -> str:
     return "signalled" if code < 0 else "exited"
 
 
-def meaning_of(code: int, *, out_of_memory: bool) -> str:
-    """Return what an exit code says, "" for nothing. Codes above 128 are signals as a shell writes them."""
+def is_kill(code: int) -> bool:
+    """Whether an exit code says SIGKILL, as a shell writes it too."""
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def meaning_of(code: int, *, out_of_memory: str = "") -> str:
+    """Return what an exit code says, "" for nothing. Codes above 128 are signals as a shell writes them.
+
+    `out_of_memory` is what memory.py knows of a process that was killed.
+    """
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
-    if number == signal.SIGKILL and out_of_memory:
-        return "SIGKILL: the host ran out of memory and its kernel ended the process"
+    if is_kill(code) and out_of_memory:
+        return f"SIGKILL: {out_of_memory}"
     try:
         name = signal.Signals(number).name
     except ValueError:
         return f"signal {number}" if number else ""
     return f"{name}: {_MEANINGS.get(signal.Signals(number)) or signal.strsignal(number) or ''}".rstrip(": ")
-
-
-def count_out_of_memory() -> int:
-    """Return how many processes the kernel has ended for want of memory since it started (0 where it doesn't say)."""
-    try:
-        with open("/proc/vmstat") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-    except OSError:
-        return 0

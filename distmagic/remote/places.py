@@ -38,21 +38,42 @@ def blob(sha256: str) -> Path:
     return home() / "blobs" / sha256
 
 
-def job_dir(job: str, node_rank: int) -> Path:
-    """Return the directory of one node of a job, whether or not it is there."""
+def make_private(folder: Path) -> Path:
+    """Make a folder of `home()` and home itself, or shut others out where they are there. Raises OSError."""
+    for path, shut in ((home(), 0o022), (folder, 0o077)):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+        if found.st_uid != os.getuid():
+            raise PermissionError(f"{path} belongs to another user (uid {found.st_uid})")
+        if found.st_mode & shut:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~shut)
+    return folder
+
+
+def is_private(found: os.stat_result) -> bool:
+    """Whether this is a file of ours that nobody else may change."""
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _checked(job: str) -> str:
     if not job.replace("-", "").isalnum():
         raise ValueError(f"{job[:80]!r} is no job")
-    return home() / "jobs" / job / f"{node_rank}-{socket.gethostname()}"
+    return job
+
+
+def job_dir(job: str, node_rank: int) -> Path:
+    """Return the directory of one node of a job, whether or not it is there. Raises ValueError for what is no job."""
+    return home() / "jobs" / _checked(job) / f"{node_rank}-{socket.gethostname()}"
 
 
 def run_dir(job: str, node_rank: int) -> Path:
-    """Return the directory of a job's sockets, whether or not it is there."""
-    return Path(f"/tmp/distmagic-{os.getuid()}-{job}-{node_rank}")
+    """Return the directory of a job's sockets, whether or not it is there. Raises ValueError for what is no job."""
+    return Path(f"/tmp/distmagic-{os.getuid()}-{_checked(job)}-{node_rank}")
 
 
 def run_dirs(job: str) -> tuple[Path, ...]:
-    """Return the directories of a job's sockets that are there, of all its nodes."""
-    return tuple(Path("/tmp").glob(f"distmagic-{os.getuid()}-{job}-*"))
+    """Return the directories of a job's sockets that are there, of all its nodes; none that others have made."""
+    return tuple(path for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-{_checked(job)}-*") if _is_ours(path))
 
 
 def make_run_dir(job: str, node_rank: int) -> Path:
@@ -69,11 +90,21 @@ def check_run_dir(path: Path) -> None:
         raise PermissionError(f"{path} is not a private directory of this user")
 
 
+def _is_ours(path: Path) -> bool:
+    try:
+        check_run_dir(path)
+    except OSError:
+        return False  # gone just now, or another's, who only wants us to believe it
+    return True
+
+
 def dead_runs() -> dict[str, list[Path]]:
     """Return {job: its directories} of this user's jobs whose agents on this host are all gone, without their goodbye."""
     jobs: dict[str, list[tuple[Path, bool]]] = {}
     prefix = f"distmagic-{os.getuid()}-"
     for path in Path("/tmp").glob(f"{prefix}*-*-*"):
+        if not _is_ours(path):
+            continue
         job = path.name.removeprefix(prefix).rpartition("-")[0]
         jobs.setdefault(job, []).append((path, _is_deserted(path)))
     return {job: [path for path, _ in found] for job, found in jobs.items() if all(dead for _, dead in found)}
@@ -90,11 +121,10 @@ def live_runs() -> list[tuple[str, int]]:
 
 def _is_deserted(path: Path) -> bool:
     try:
-        check_run_dir(path)
         if time.time() - path.lstat().st_mtime < _SETTLED_S:
             return False  # its agent may be about to listen, or about to go
     except OSError:
-        return False  # gone just now, or another's
+        return False  # gone just now
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path / "readers")) in (errno.ECONNREFUSED, errno.ENOENT)

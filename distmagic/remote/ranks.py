@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.remote import exits, processes, protocol
+from distmagic.remote import exits, memory, processes, protocol
 from distmagic.remote.streams import Stream
 
 _ROWS_A_LINE = 20
@@ -25,6 +26,7 @@ class Rank:
         self.hello = hello
         self.streams = tuple(Stream(fd, folder, hello.rank, name, now) for fd, name in zip(fds, STREAMS, strict=True))
         self.process = processes.read(hello.pid)
+        self.cgroup = memory.Cgroup(hello.pid)
         self.pidfd = _open_pidfd(hello.pid)
         self.ended: protocol.Ended | None = None
         self.is_over = False
@@ -80,17 +82,21 @@ class Rank:
         self._latest, self._rows, self._bars = None, [], {}
         return event
 
-    def last_word(self, *, out_of_memory: bool) -> protocol.Ended | None:
+    def last_word(self, watch: memory.Watch) -> protocol.Ended | None:
         """Return how the rank ended, once its process has; None while it runs or where only torchrun can tell."""
         if self.ended is not None:
-            return self.ended
+            return explained(self.ended, lambda: watch.why(None, self.cgroup))
         now = processes.read(self.hello.pid)
-        if now is None or self.process is None or now.started != self.process.started or now.state not in "ZX":
+        if now is None or self.process is None or now.started != self.process.started:
             return None
-        return self.end_by_code(exits.code_of(now.exit_status), out_of_memory=out_of_memory)
+        self.process = now  # torch gives it another name on the way
+        if now.state not in "ZX":
+            return None
+        return self.end_by_code(exits.code_of(now.exit_status), watch)
 
-    def end_by_code(self, code: int, *, out_of_memory: bool) -> protocol.Ended:
-        """Return an end made from an exit code."""
+    def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
+        """Return an end made from an exit code; of one that was killed `watch` knows why, perhaps."""
+        out_of_memory = watch.why(self.process, self.cgroup) if exits.is_kill(code) else ""
         return protocol.Ended(
             rank=self.hello.rank, restart=self.hello.restart, outcome=exits.outcome_of(code), code=code,
             meaning=exits.meaning_of(code, out_of_memory=out_of_memory),
@@ -130,6 +136,13 @@ def _open_pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):  # gone; or a kernel, or a Python, from before 5.3: the clock notices the end then
         return -1
+
+
+def explained(word: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
+    """Return a rank's last word, with the meaning of what killed a child of it: a worker of its DataLoader, say."""
+    if word.failure is None or "killed by signal: Killed" not in word.failure.message:
+        return word
+    return replace(word, meaning=why())
 
 
 def thin(rows: list[protocol.Row], limit: int) -> tuple[protocol.Row, ...]:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from distmagic.remote import exits, protocol
+from distmagic.remote import memory, peers, protocol
 from distmagic.remote.journal import Journal
 from distmagic.remote.ranks import Rank, first_packet
 from distmagic.remote.streams import Stream
@@ -34,7 +34,7 @@ class Roster:
         self.streams: list[Stream] = []
         self.newcomers: list[socket.socket] = []
         self.engine_exits: tuple[protocol.Exit, ...] = ()  # what torchrun says of ranks that failed
-        self.out_of_memory_before = exits.count_out_of_memory()
+        self.memory = memory.Watch()
         self.failed_at: float | None = None  # when the first rank failed, of those that torchrun didn't start again
         self.progress_at = 0.0
         self.told_lingering = self.told_full = False
@@ -45,12 +45,16 @@ class Roster:
         """Let ranks and torchrun say hello at this unix socket."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)
+        os.chmod(path, 0o600)
         listener.listen(128)
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
 
     def _accept(self, listener: socket.socket) -> None:
         conn, _ = listener.accept()
+        if not peers.is_ours(conn):
+            conn.close()
+            return
         self.newcomers.append(conn)
         self.selector.register(conn, selectors.EVENT_READ, lambda: self._greet(conn))
 
@@ -144,7 +148,7 @@ class Roster:
             return
         while rank.ended is None and rank.receive():
             pass
-        word = rank.last_word(out_of_memory=exits.count_out_of_memory() > self.out_of_memory_before)
+        word = rank.last_word(self.memory)
         if word is not None:
             self._end_rank(rank, word)
 
@@ -154,14 +158,14 @@ class Roster:
         for rank in self.ranks:
             code = codes.get((rank.hello.rank, rank.hello.pid))
             if code is not None and not rank.is_over and not rank.is_running:
-                self._end_rank(rank, rank.end_by_code(code, out_of_memory=False))
+                self._end_rank(rank, rank.end_by_code(code, self.memory))
 
     def end_untold(self, engine_code: int) -> None:
         """End the ranks of which torchrun said nothing: they did well, or it ended them when it was ended itself."""
         code = 0 if engine_code == 0 else -signal.SIGTERM
         for rank in self.ranks:
             if not rank.is_over and not rank.is_running:
-                self._end_rank(rank, rank.end_by_code(code, out_of_memory=False))
+                self._end_rank(rank, rank.end_by_code(code, self.memory))
 
     def _end_rank(self, rank: Rank, word: protocol.Ended) -> None:
         rank.is_over, rank.over_at = True, self.clock()

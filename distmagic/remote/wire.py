@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 
 MAX_LINE_BYTES = 1 << 20
+_LARGEST = 1 << 63
 
 Message = typing.Any  # one of the classes that are entered by `message`
 
@@ -61,6 +62,8 @@ def decode(line: bytes) -> tuple[int, Message | None]:
         raise BadLine(f"not JSON: {line[:80]!r}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("t"), str) or type(raw.get("n")) is not int:
         raise BadLine(f"not a message: {line[:80]!r}")
+    if not 0 <= raw["n"] <= _LARGEST:
+        raise BadLine(f"not a message: {line[:80]!r}")
     kind = _TYPES.get(raw["t"])
     return raw["n"], None if kind is None else _reader(kind)(raw, raw["t"])
 
@@ -94,6 +97,8 @@ def _scalar_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
         if kind is str and isinstance(value, str):
             return value if value.isascii() else value.encode("utf-8", "replace").decode()  # no lone surrogates
         if type(value) is kind:
+            if type(value) is int and not -_LARGEST <= value <= _LARGEST:
+                raise BadLine(f"{where}: too large a number")
             return value
         try:
             if kind is float and type(value) is int:
@@ -115,10 +120,12 @@ def _list_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typ
 
 
 def _dict_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typing.Any, str], typing.Any]:
+    name = _reader(str)
+
     def read(value: typing.Any, where: str) -> typing.Any:
         if not isinstance(value, dict):
             raise BadLine(f"{where}: no object")
-        return {k: item(v, where) for k, v in value.items()}
+        return {name(k, where): item(v, where) for k, v in value.items()}
 
     return read
 

@@ -19,7 +19,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote import bars, call, parcel, processes, protocol, report
+from distmagic.remote import bars, call, parcel, peers, processes, protocol, report
 
 _F_SETPIPE_SZ = 1031  # fcntl(2)
 _PIPE_BYTES = 1 << 20
@@ -86,6 +86,7 @@ def _say_hello(rank: Rank) -> socket.socket:
     """Connect to the agent and hand it the reading ends of our stdout and stderr."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.connect(rank.socket)
+    peers.check(conn)
     out, err = os.pipe(), os.pipe()
     for _, writing in (out, err):
         try:
@@ -242,4 +243,5 @@ def _tell(rank: Rank, conn: socket.socket, packet: bytes) -> None:
     except OSError:  # the user's code has closed all descriptors, as programs do that become daemons
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
             again.connect(rank.socket)
+            peers.check(again)
             again.send(packet)

@@ -7,27 +7,19 @@ A rank may print anything. On a terminal only colours may pass; in a page only s
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterator
 from html import escape
 
-_ESCAPE = re.compile(
-    r"\x1b\[(?P<sgr>[0-9;]*)m"
-    r"|\x1b\[[0-?]*[ -/]*[@-~]"  # moves, clears and the like
-    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)"  # titles, links
-    r"|\x1b[ -/]*[0-~]?"
-)
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]")
-_HIDDEN = re.compile(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")  # these turn the direction of what follows
-_HALF = re.compile(r"[\ud800-\udfff]")
+from distmagic.harmless import ESCAPE, printable
+
 _MAX_WORDS = 400  # characters of one line of words
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
 def plain(text: str) -> str:
     """Return `text` as one line of printable characters, colours gone, tabs expanded."""
-    return _printable(_ESCAPE.sub("", text)).expandtabs(8)
+    return printable(ESCAPE.sub("", text)).expandtabs(8)
 
 
 def one_line(text: str) -> str:
@@ -38,7 +30,7 @@ def one_line(text: str) -> str:
 
 def coloured(text: str) -> str:
     """Return `text` for a terminal: its colours stay and are ended, everything else as in `plain`."""
-    parts = [_printable(part) if kind == "text" else f"\x1b[{part}m" for kind, part in _pieces(text)]
+    parts = [printable(part) if kind == "text" else f"\x1b[{part}m" for kind, part in _pieces(text)]
     line = "".join(parts).expandtabs(8)
     return f"{line}\x1b[0m" if "\x1b" in line else line
 
@@ -55,18 +47,14 @@ def spans(text: str) -> str:
         if wanted != open_class:
             out.append(("</span>" if open_class else "") + (f'<span class="{wanted}">' if wanted else ""))
             open_class = wanted
-        out.append(escape(_printable(part)))
+        out.append(escape(printable(part)))
     return "".join(out) + ("</span>" if open_class else "")
-
-
-def _printable(text: str) -> str:
-    return _HALF.sub("\ufffd", _HIDDEN.sub("", _CONTROL.sub("", text)))
 
 
 def _pieces(text: str) -> list[tuple[str, str]]:
     """Return ("text", ...) and ("sgr", codes) in order; other escape sequences are gone."""
     found, at = [], 0
-    for match in _ESCAPE.finditer(text):
+    for match in ESCAPE.finditer(text):
         found.append(("text", text[at : match.start()]))
         if match["sgr"] is not None:
             found.append(("sgr", match["sgr"]))

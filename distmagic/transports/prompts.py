@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from distmagic import harmless
 from distmagic.errors import AuthenticationError
 
 ATTEMPTS = 3
+_QUESTION_CHARS = 500
 Key = TypeVar("Key")
 
 _one_at_a_time = threading.RLock()
@@ -45,7 +47,8 @@ class NoAsker:
 def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
     """Ask one question for `host`, after all questions of other threads. Raises what `asker` raises."""
     with _one_at_a_time:
-        return asker.ask(f"{host}: {question.strip() or 'Answer:'} ", secret=secret)
+        words = harmless.lines(question)[:_QUESTION_CHARS].strip()  # the server chose them
+        return asker.ask(f"{host}: {words or 'Answer:'} ", secret=secret)
 
 
 def unlock(asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]) -> Key | None:

@@ -159,6 +159,13 @@ class LabHost:
         what = f"tcp dport {port}" if port is not None else "meta l4proto tcp"
         network.add_rules(self._pid(), f'in iifname != "lo" {sender}{what} reject with tcp reset')
 
+    def close_ports(self, how: str, *, but: tuple[int, ...]) -> None:
+        """Have its firewall do `how` (drop, or reject in nft's words) with every new TCP connection, but to some ports."""
+        self._is_broken = True
+        ports = ", ".join(map(str, but))
+        rule = f'in iifname != "lo" tcp dport != {{ {ports} }} tcp flags & (syn | ack) == syn {how}'
+        network.add_rules(self._pid(), rule)
+
     def undrop(self) -> None:
         """Take away all that `drop` and `reject` have set."""
         network.clear_rules(self._pid())

@@ -1,0 +1,35 @@
+"""Text that came from somewhere else, made harmless for a terminal: nothing in it moves, hides or turns anything. Pure."""
+
+from __future__ import annotations
+
+import re
+
+ESCAPE = re.compile(
+    r"\x1b\[(?P<sgr>[0-9;]*)m"
+    r"|\x1b\[[0-?]*[ -/]*[@-~]"  # moves, clears and the like
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)"  # titles, links
+    r"|\x1b[ -/]*[0-~]?"
+)
+_KEPT = re.compile(r"[\n\r]|\x1b\[[0-9;]*m|(?P<other>" + ESCAPE.pattern + ")")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]")
+_HIDDEN = re.compile(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")  # these turn the direction of what follows
+_HALF = re.compile(r"[\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Return `text` without control characters, half characters and line breaks; what is left of a colour stays."""
+    return _HALF.sub("\ufffd", _HIDDEN.sub("", _CONTROL.sub("", text)))
+
+
+def log(text: str) -> str:
+    """Return `text` with its line breaks, carriage returns, tabs and colours, and nothing else that is obeyed."""
+    found, at = [], 0
+    for match in _KEPT.finditer(text):
+        found += [printable(text[at : match.start()]), "" if match["other"] else match[0]]
+        at = match.end()
+    return "".join((*found, printable(text[at:])))
+
+
+def lines(text: str) -> str:
+    """Return `text` with its line breaks and tabs, and without anything else that a terminal would obey."""
+    return "\n".join(printable(ESCAPE.sub("", line)) for line in text.split("\n"))

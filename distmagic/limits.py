@@ -1,0 +1,45 @@
+"""What a host may say at most. What goes beyond is cut, so that no host can fill this machine's memory. Pure.
+
+A host of ours stays below all of this by itself; what is cut here was sent by one that is broken, or hostile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from distmagic.remote import protocol
+
+SHORT_LINE_BYTES = 4096  # in a line of this length nothing is too long
+_CHARS = 2000  # of any text but these
+_CHARS_OF = {
+    (protocol.Output, "text"): 1 << 18,
+    (protocol.Failure, "message"): 40_000,
+    (protocol.Failure, "traceback"): 150_000,
+    (protocol.Ended, "meaning"): 40_000,
+}
+_ITEMS = 1000  # of any list or table but these
+_ITEMS_OF = {(protocol.Jobs, "jobs"): 10_000, (protocol.Listed, "hosts"): 10_000}
+_NAME_CHARS = 200  # of a metric
+
+
+def limited(message: protocol.Message) -> protocol.Message:
+    """Return a message that was read from a host with all its texts, lists and tables within their limits."""
+    kind = type(message)
+    changed = {}
+    for field in fields(message):
+        old = getattr(message, field.name)
+        new = _limited(old, _CHARS_OF.get((kind, field.name), _CHARS), _ITEMS_OF.get((kind, field.name), _ITEMS))
+        if new is not old:
+            changed[field.name] = new
+    return replace(message, **changed) if changed else message
+
+
+def _limited(value: Any, chars: int, items: int) -> Any:
+    if isinstance(value, str):
+        return value[:chars]
+    if isinstance(value, tuple):
+        return tuple(_limited(item, _CHARS, _ITEMS) for item in value[:items]) if value else value
+    if isinstance(value, dict):
+        return {name[:_NAME_CHARS]: value[name] for name in list(value)[:items]}
+    return limited(value) if is_dataclass(value) else value

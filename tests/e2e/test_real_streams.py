@@ -1,0 +1,51 @@
+"""The journals of a real run, folded in many mixtures: all give the state that its user saw."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from distmagic.fold import begin, fold
+from distmagic.remote import journal, protocol
+from distmagic.state import Event, Gone
+from tests.e2e import runner
+from tests.e2e.test_runs import as_value
+from tests.lab import Lab
+from tests.test_any_order import mixed, what_matters
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+def chatter() -> int:
+    """Print, report and draw bars on every rank."""
+    import os
+    import sys
+
+    import distmagic
+
+    rank = int(os.environ["RANK"])
+    for step in distmagic.track(range(20), desc="épo"):
+        distmagic.report(step=step, total=20, loss=1 / (step + 1))
+        print(f"rank {rank} at {step}", end="\n" if step % 3 else "\r", flush=True)
+        print("木" * rank, file=sys.stderr, flush=True)
+    return rank
+
+
+def test_journals_of_hosts_in_any_mixture(lab: Lab) -> None:
+    run = runner.run(lab, "dm1:2,dm2:2", as_value(chatter))
+    queues = []
+    for node_rank, host in enumerate(lab.hosts[:2]):
+        (folder,) = (host.home / ".distmagic" / "jobs" / run.job).glob(f"{node_rank}-*")
+        lines = [journal.expand(line, folder) for _, line in journal.read(folder / journal.FILE)]
+        told = [protocol.decode(line)[1] for line in lines]
+        assert isinstance(told[0], protocol.Hello)
+        assert isinstance(told[-1], protocol.Final)
+        queues.append(deque(Event(node_rank=node_rank, at_s=1.0, what=what) for what in (*told, Gone())))
+    hosts = [node.host for node in run.state.nodes]
+    addresses = [node.address for node in run.state.nodes]
+    seen = what_matters(run.state)
+    for seed in range(20):
+        state = fold(begin(run.job, hosts, addresses=addresses), mixed(random.Random(seed), *queues))
+        assert what_matters(state) == seen

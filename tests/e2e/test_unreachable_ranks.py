@@ -1,0 +1,69 @@
+"""Ranks that can't reach each other although their nodes met: the error says which host could not reach which, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.errors import WorkerFailed
+from tests.e2e import runner
+from tests.e2e.test_runs import as_value
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+PORT = 29500
+
+
+def meet(seconds: float) -> None:
+    """Meet the other ranks over gloo."""
+    import datetime as dt
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=seconds))
+
+
+def ask_store(host: str, port: int, seconds: float) -> None:
+    """Look for a store that isn't there, on rank 1."""
+    import datetime as dt
+    import os
+
+    import torch.distributed as dist
+
+    if os.environ["RANK"] == "1":
+        dist.TCPStore(host, port, is_master=False, timeout=dt.timedelta(seconds=seconds))
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("reject with tcp reset", "connection refused"),
+        ("reject with icmp host-unreachable", "no route to it"),
+        ("drop", "no answer"),
+    ],
+)
+def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
+    for host in lab.hosts[:2]:
+        host.close_ports(how, but=(22, PORT))
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(meet), 1.0, master_port=PORT)
+    assert isinstance(error, WorkerFailed)
+    first = error.hint.splitlines()[0]
+    own = error.message.partition("(")[2].partition(",")[0]
+    other = {"dm1": lab.hosts[1], "dm2": lab.hosts[0]}[own]
+    assert first.startswith(f"{own} could not reach {other.name}")
+    assert f": {why}. " in first
+    if why != "no answer":  # of which gloo doesn't tell the address
+        assert f"{other.name} ({other.address} port " in first
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dm1", "dm2 could not reach dm1 port 4444: no connection in time."),
+        ("nosuch.example", "dm2 could not reach nosuch.example port 4444: its name can't be resolved there."),
+    ],
+)
+def test_a_store_that_is_not_there(lab: Lab, name: str, words: str) -> None:
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0)
+    assert isinstance(error, WorkerFailed)
+    assert error.hint.startswith(words)

@@ -108,8 +108,6 @@ class _Probe(threading.Thread):
 
 def _hour() -> list[float]:
     program = f"import json; from tests.bench import crowd_notebook as c; print(json.dumps(c.memory_of_an_hour({_HOUR_NODES})))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     found: list[float] = json.loads(done.stdout)
     return found

@@ -44,7 +44,10 @@ def reports(node: int, beat: int) -> Iterator[protocol.Progress]:
     at_s = beat / HZ
     for local_rank in range(RANKS_A_NODE):
         rank = node * RANKS_A_NODE + local_rank
-        metrics = {"loss": 2.3 * math.exp(-beat / 400) + 0.01 * math.sin(rank + beat), "accuracy": 1 - math.exp(-beat / 300)}
+        metrics = {
+            "loss": 2.3 * math.exp(-beat / 400) + 0.01 * math.sin(rank + beat),
+            "accuracy": 1 - math.exp(-beat / 300),
+        }
         row = protocol.Row(at_s=at_s, step=float(beat), metrics=metrics)
         yield protocol.Progress(rank=rank, restart=0, at_s=at_s, step=float(beat), total=36000.0, rows=(row,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,3 +21,13 @@ def scratch(name: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def kept_in(folder: Path) -> Iterator[None]:
+    """Have what distmagic keeps on this machine go into `folder` meanwhile."""
+    os.environ["DISTMAGIC_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["DISTMAGIC_HOME"]

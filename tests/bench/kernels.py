@@ -43,9 +43,7 @@ class Kernel:
         self._client: Any = None
 
     def __enter__(self) -> Kernel:  # noqa: PYI034 - typing.Self is of Python 3.11
-        self._manager.start_kernel(
-            cwd=self._cwd, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._manager.start_kernel(cwd=self._cwd, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._client = self._manager.blocking_client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)

@@ -35,7 +35,11 @@ def bars(rounds: int) -> dict[str, list[float]]:
     """Return, of each round, what one iteration with a bar of tqdm takes in microseconds, in three ways of use."""
     found: dict[str, list[float]] = {"iterated": [], "updated": [], "postfix": []}
     for number in range(rounds + 1):
-        for name, loop, count in (("iterated", _iterated, 2_000_000), ("updated", _updated, 300_000), ("postfix", _postfix, 3_000)):
+        for name, loop, count in (
+            ("iterated", _iterated, 2_000_000),
+            ("updated", _updated, 300_000),
+            ("postfix", _postfix, 3_000),
+        ):
             began = time.perf_counter()
             loop(count)
             if number:

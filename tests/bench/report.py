@@ -16,11 +16,11 @@ from typing import Any
 
 import distmagic
 from distmagic.spec import Access
-from distmagic.state import RunState
 from tests.bench import loops
 from tests.bench.bench import REPOSITORY, Bench
 from tests.bench.figures import Row, Target
-from tests.bench.folders import scratch
+from tests.bench.folders import kept_in, scratch
+from tests.bench.screens import Silent
 from tests.lab import Lab
 
 TITLE = "Progress and output"
@@ -32,30 +32,10 @@ _WAYS = {
 _LINES, _EVENTS = 500_000, 200_000
 
 
-class Silent:
-    """A screen for nobody."""
-
-    def show(self, state: RunState) -> None:
-        """Show nothing."""
-
-    def finish(self, state: RunState) -> None:
-        """Show nothing."""
-
-
 def measure(bench: Bench) -> tuple[Row, ...]:
     """Measure in real ranks: on this machine, and what has to travel from a host of the lab."""
-    with scratch("report") as folder, _home(folder), Lab(1) as lab:
+    with scratch("report") as folder, kept_in(folder / "home"), Lab(1) as lab:
         return (*_reports(bench), *_bars(bench, folder), *_travel(bench, lab, folder))
-
-
-@contextlib.contextmanager
-def _home(folder: Path) -> Iterator[None]:
-    """Have what distmagic keeps on this machine go into `folder` meanwhile."""
-    os.environ["DISTMAGIC_HOME"] = str(folder / "home")
-    try:
-        yield
-    finally:
-        del os.environ["DISTMAGIC_HOME"]
 
 
 def _reports(bench: Bench) -> tuple[Row, ...]:
@@ -99,7 +79,12 @@ def _on_terminal(folder: Path) -> dict[str, list[float]]:
     reader.start()
     try:
         subprocess.run(
-            [sys.executable, "-c", program], cwd=REPOSITORY, stdin=terminal, stdout=terminal, stderr=terminal, check=True
+            [sys.executable, "-c", program],
+            cwd=REPOSITORY,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            check=True,
         )
     finally:
         os.close(terminal)
@@ -139,9 +124,13 @@ def _travel(bench: Bench, lab: Lab, folder: Path) -> Iterator[Row]:
     )  # fmt: skip
     yield Row(what="print() of one line in a rank meanwhile", unit="us", ours=tuple(costs))
     bench.say(f"report: {_EVENTS:,} reports of 2 ranks")
-    calls = [cost for _ in range(bench.rounds_dear) for cost in _on_host(lab, loops.events, _EVENTS // 2).results.values()]
+    calls = [
+        cost for _ in range(bench.rounds_dear) for cost in _on_host(lab, loops.events, _EVENTS // 2).results.values()
+    ]
     yield Row(
-        what="report() as fast as it goes, a call", unit="us", ours=tuple(calls),
+        what="report() as fast as it goes, a call",
+        unit="us",
+        ours=tuple(calls),
         note=f"{1e6 / sorted(calls)[len(calls) // 2]:,.0f} reports a second a rank, 2 ranks at the same time",
     )
 
@@ -158,7 +147,9 @@ def _on_host(lab: Lab, fn: Callable[[int], float], count: int) -> distmagic.Run:
 
 
 def _by_ssh(lab: Lab, count: int) -> None:
-    program = f"'import sys; sys.path.insert(0, \"{REPOSITORY}\"); from tests.bench import loops; loops.output({count})'"
+    program = (
+        f"'import sys; sys.path.insert(0, \"{REPOSITORY}\"); from tests.bench import loops; loops.output({count})'"
+    )
     argv = ["ssh", "-F", str(lab.ssh_config), lab.hosts[0].name, "python3", "-u", "-c", program]
     clients = [subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for _ in range(2)]
     readers = [threading.Thread(target=client.communicate) for client in clients]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 from distmagic import flags
 from tests.bench import contestants
-from tests.bench.bench import FOLDER, Bench
+from tests.bench.bench import Bench
 from tests.bench.contestants import Contestant, Place, Took
 from tests.bench.figures import Row, Target
 from tests.bench.folders import scratch
@@ -17,10 +16,19 @@ from tests.lab import Lab
 TITLE = "Starting: 2 hosts x 2 ranks over SSH"
 _FRESH, _KEPT = "fresh processes each time", "processes that are there already, and keep their state"
 _OTHERS = {
-    "torchrunx": (contestants.torchrunx, f"2 hosts; {_FRESH}; it needs a shared file system and calls the notebook back"),
-    "accelerate": (contestants.accelerate, "one host (it knows no other), 4 ranks, forks of the notebook's own process"),
+    "torchrunx": (
+        contestants.torchrunx,
+        f"2 hosts; {_FRESH}; it needs a shared file system and calls the notebook back",
+    ),
+    "accelerate": (
+        contestants.accelerate,
+        "one host (it knows no other), 4 ranks, forks of the notebook's own process",
+    ),
     "ipyparallel": (contestants.ipyparallel, f"2 hosts; {_KEPT}; starting its engines is not counted"),
-    "nbdistributed": (contestants.nbdistributed, f"one host (it knows no other), 4 ranks; {_KEPT}; starting them is not counted"),
+    "nbdistributed": (
+        contestants.nbdistributed,
+        f"one host (it knows no other), 4 ranks; {_KEPT}; starting them is not counted",
+    ),
 }
 _TARGETS = {"--cold": 1.05, "first cell": 0.60, "warm": 0.08}
 
@@ -41,9 +49,7 @@ def measure(bench: Bench) -> tuple[Row, ...]:
 
 
 def _name_notebook(place: Place) -> None:
-    line = contestants.own_name(
-        place.lab.address, {host.name: host.address for host in place.lab.hosts}, place.folder
-    )
+    line = contestants.own_name(place.lab.address, {host.name: host.address for host in place.lab.hosts}, place.folder)
     for host in place.lab.hosts:
         host.exec(["sh", "-c", f"printf '{line}' >>/etc/hosts"]).check_returncode()
 

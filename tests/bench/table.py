@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,7 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 def figure(value: float) -> str:
     """Return a number with three digits that count, no exponent."""
-    if value == 0 or value != value or value in (float("inf"), float("-inf")):
+    if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     size = abs(value)
     if size >= 100:
@@ -103,9 +104,7 @@ def as_json(sections: Sequence[Section]) -> str:
 
 
 def _plain(section: Section) -> dict[str, Any]:
-    rows = [
-        {**asdict(row), "ratio": list(ratios(row)), "verdict": verdict(row)} for row in section.rows
-    ]
+    rows = [{**asdict(row), "ratio": list(ratios(row)), "verdict": verdict(row)} for row in section.rows]
     return {**asdict(section), "rows": rows}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-SOURCE = '''
+SOURCE = """
 import os, time
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ def work(folder, group="own", **env):
         dist.destroy_process_group()
     assert total.item() == 4, total
     return int(os.environ["RANK"])
-'''
+"""
 RANKS = 4
 _NUMBERS = itertools.count(1)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.lab import Lab, LabHost
+from tests.system.components import COMPONENTS
 
 GIGABIT = "1gbit"
 _TC = "/usr/sbin:/sbin:/usr/bin:/bin"
@@ -50,7 +51,9 @@ def _tc(where: tuple[str, ...], what: str, device: str, *more: str) -> None:
 
 def sent_bytes(lab: Lab) -> int:
     """Return how many bytes the notebook's card has sent so far, packets' heads and SSH's share included."""
-    return int(Path(f"/sys/class/net/{_bridge(lab)}/statistics/tx_bytes").read_text())
+    argv = [COMPONENTS["ip"].path() or "ip", "-json", "-statistics", "link", "show", "dev", _bridge(lab)]
+    (found,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)  # /sys shows another network
+    return int(found["stats64"]["tx"]["bytes"])
 
 
 def _bridge(lab: Lab) -> str:

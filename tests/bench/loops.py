@@ -76,7 +76,7 @@ def output(count: int) -> float:
     began = time.perf_counter()
     for number in range(count):
         print(f"step {number}: loss 0.123456 accuracy 0.987654 learning rate 0.001")
-    return 1e6 * (time.perf_counter() - began) / count
+    return 1e6 * (time.perf_counter() - began) / max(1, count)
 
 
 def events(count: int) -> float:
@@ -87,3 +87,10 @@ def events(count: int) -> float:
     for step in range(count):
         distmagic.report(step=step, total=count, loss=0.5)
     return 1e6 * (time.perf_counter() - began) / count
+
+
+def large(size_bytes: int) -> object:
+    """Return a tensor of that size."""
+    import torch
+
+    return torch.arange(size_bytes // 8)

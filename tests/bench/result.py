@@ -11,7 +11,7 @@ from pathlib import Path
 
 import distmagic
 from distmagic.spec import Access
-from tests.bench import links
+from tests.bench import links, loops
 from tests.bench.bench import Bench
 from tests.bench.figures import Row, Target
 from tests.bench.folders import kept_in, scratch
@@ -28,7 +28,12 @@ def measure(bench: Bench) -> tuple[Row, ...]:
     with scratch("result") as folder, kept_in(folder / "home"), Lab(1) as lab:
         host = lab.hosts[0]
         run = distmagic.run(
-            make, hosts=host.name, access=Access(ssh_config=str(lab.ssh_config)), screen=Silent(), nproc_per_node=1
+            loops.large,
+            _SIZE_BYTES,
+            hosts=host.name,
+            access=Access(ssh_config=str(lab.ssh_config)),
+            screen=Silent(),
+            nproc_per_node=1,
         )
         (host.home / "data").write_bytes(os.urandom(_SIZE_BYTES))
         os.sync()
@@ -41,13 +46,6 @@ def measure(bench: Bench) -> tuple[Row, ...]:
                     Row(what=f"a result of 1 GB, {speed}", unit="s", ours=(), target=Target(limit=1.1), note=str(error))
                 )
     return tuple(rows)
-
-
-def make() -> object:
-    """Return a tensor of 1 GB, on the rank."""
-    import torch
-
-    return torch.arange(_SIZE_BYTES // 8)
 
 
 def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str, run: distmagic.Run) -> Iterator[Row]:

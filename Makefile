@@ -1,22 +1,26 @@
-# make test | demo | lint | clean: each does all of its own set-up in .venv.
+# make test | demo | bench | lint | clean: each does all of its own set-up in .venv.
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
 #   JOBS=1              tests at the same time (0: in pytest's own process); 2 if not said
 #   NO_APT=1            never install a system package, only say what is missing
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
+#   ONLY=start,load     sections of the bench; all if not said
+#   README=1            put the bench's table into README.md too
 
 PYTHON ?= python3
 # The version that the tests are made for. A plain request, so that pip takes the build that its configuration prefers.
 TORCH ?= torch==2.13.0
 JOBS ?= 2
 ARGS ?=
+ONLY ?=
+README ?=
 
 venv := .venv
 bin := $(abspath $(venv))/bin
 pip := $(bin)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 export PATH := $(bin):$(PATH)
 
-.PHONY: help test demo lint clean setup
+.PHONY: help test demo bench lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -42,6 +46,10 @@ demo: $(venv)/.ready
 	@echo "running notebooks/00_quickstart.ipynb: two throw-away SSH hosts, two ranks each"
 	@$(bin)/jupyter nbconvert --log-level=WARN --to notebook --execute --output-dir build notebooks/00_quickstart.ipynb
 	@$(bin)/python notebooks/summary.py build/00_quickstart.ipynb
+
+bench: $(venv)/.ready
+	@$(bin)/python -m tests.system
+	@$(bin)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(README),--readme)
 
 lint: $(venv)/.ready
 	@$(bin)/ruff check

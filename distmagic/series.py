@@ -52,6 +52,12 @@ class Series(Sequence[Point]):
             raise IndexError(index)
         return self._point(index % self._size)
 
+    def every(self, stride: int) -> tuple[array[float], array[float], array[float]]:
+        """Return at_s, step (NaN where it wasn't told) and value of every `stride`-th point, the last one among them."""
+        first, end = (self._size - 1) % stride, 3 * self._size
+        at_s, step, value = (self._table[3 * first + column : end : 3 * stride] for column in range(3))
+        return at_s, step, value
+
     def _point(self, index: int) -> Point:
         at_s, step, value = self._table[3 * index : 3 * index + 3]
         return Point(at_s=at_s, step=None if math.isnan(step) else step, value=value)

@@ -68,6 +68,34 @@ print({str(path)!r} in tqdm.__file__, sum(tqdm.tqdm(range(4), disable=True)))
     assert done.stdout.split() == ["True", "True", "6"], done.stderr
 
 
+def test_the_byte_code_beside_a_file_spares_the_compiler():
+    path = bundle.build().path
+    code = f"""
+import sys
+sys.path.insert(0, {str(path)!r})
+from distmagic.remote import lines
+print(lines.Lines.feed.__code__.co_filename)
+try:
+    lines.Lines().feed(None)
+except TypeError:
+    import traceback
+    print(traceback.format_exc())
+"""
+    done = bare("-c", code)
+    assert done.stdout.splitlines()[0] == "distmagic/remote/lines.py", done.stderr  # else it would be below the zip
+    assert "self._data += data" in done.stdout, "a traceback shows the file's own lines"
+
+
+def test_byte_code_of_another_python_is_ignored(tmp_path):
+    old = tmp_path / "old.zip"
+    with zipfile.ZipFile(bundle.build().path) as archive, zipfile.ZipFile(old, "w") as changed:
+        for name in archive.namelist():
+            data = archive.read(name)
+            changed.writestr(name, b"\0\0\r\n" + data[4:] if name.endswith(".pyc") else data)
+    done = bare("-c", f"import sys; sys.path.insert(0, {str(old)!r}); from distmagic.remote import contact")
+    assert done.returncode == 0, done.stderr
+
+
 def test_it_starts_a_role():
     path = str(bundle.build().path)
     for argv in ((), ("nobody",)):

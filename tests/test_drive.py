@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +142,30 @@ def test_the_screen_is_shown_at_most_ten_times_a_second():
     launch = FakeLaunch(START, *[[]] * 98, [*end_of(0), *end_of(1)], step_s=0.01)
     drive(launch, begin("j", HOSTS), screen, lambda longest_s: None, None)
     assert 9 <= len(screen.shown) <= 11
+
+
+class CountingScreen(FakeScreen):
+    """Notes how much of the heap the garbage collector leaves alone."""
+
+    def show(self, state: RunState) -> None:
+        super().show(state)
+        self.frozen = gc.get_freeze_count()
+
+
+def test_the_heap_is_left_alone_while_a_run_goes_on_and_only_then():
+    screen = CountingScreen()
+    drive(FakeLaunch(START, [*end_of(0), *end_of(1)]), begin("j", HOSTS), screen, lambda longest_s: None, None)
+    assert screen.frozen > 1000
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_heap_that_somebody_else_has_frozen_stays_so():
+    gc.freeze()
+    try:
+        driven(FakeLaunch(START, [*end_of(0), *end_of(1)]))
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 @settings(max_examples=100)

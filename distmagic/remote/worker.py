@@ -201,7 +201,7 @@ def _write_error(text: str) -> None:
 
 def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
     """Return the traceback without our own frames, cells under the label that the notebook shows."""
-    own = str(Path(__file__).parent)
+    own = os.path.dirname(shown_traceback.__code__.co_filename)  # in the bundle's byte code it isn't `__file__`
     summary = traceback.TracebackException.from_exception(error)
     _hide_frames(summary, own)
     text = "".join(summary.format()).rstrip()

@@ -27,16 +27,16 @@ XY = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """One metric: points of each rank as (x, value), x in steps or seconds; values may be NaN or infinite."""
+    """One metric: points of each rank as (x, value), x in steps or seconds; values may be NaN or infinite.
+
+    `points` are all that can be drawn, `holes` the x of those that can't.
+    """
 
     name: str
     lines: Mapping[int, Sequence[XY]]
     by_step: bool
-
-    @property
-    def points(self) -> list[XY]:
-        """All that can be drawn."""
-        return [(x, y) for line in self.lines.values() for x, y in line if math.isfinite(y)]
+    points: Sequence[XY]
+    holes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +80,30 @@ def _curve(state: RunState, name: str) -> _Curve:
     limit = _POINTS if len(series) <= MAX_LINES else max(10, min(_BINS, _BAND_POINTS // len(series)))
     by_step = all(line[-1].step is not None and line[0].step is not None for line in series.values() if line)
     lines = {rank: _thin(line, limit, by_step=by_step) for rank, line in series.items() if line}
-    return _Curve(name=name, by_step=by_step, lines=lines)
+    points, holes = [], []
+    for line in lines.values():
+        for x, y in line:
+            if y - y == 0:  # finite, and four times as fast as to ask math
+                points.append((x, y))
+            else:
+                holes.append(x)
+    return _Curve(name=name, by_step=by_step, lines=lines, points=points, holes=sorted(holes))
 
 
 def _thin(series: Series, limit: int, *, by_step: bool) -> list[XY]:
     """Return about `limit` points, the last one among them."""
-    stride = -(-len(series) // limit)
-    kept = series[(len(series) - 1) % stride :: stride]
-    pairs = ((p.step if by_step and p.step is not None else p.at_s, p.value) for p in kept)
-    return [(_bound(x), _bound(y)) for x, y in pairs if math.isfinite(x)]
+    at_s, steps, values = series.every(-(-len(series) // limit))
+    if by_step:
+        pairs = zip(
+            (at if math.isnan(step) else step for at, step in zip(at_s, steps, strict=True)), values, strict=True
+        )
+    else:
+        pairs = zip(at_s, values, strict=True)
+    return [
+        (x, y) if -_HUGE <= x <= _HUGE and -_HUGE <= y <= _HUGE else (_bound(x), _bound(y))
+        for x, y in pairs
+        if math.isfinite(x)
+    ]
 
 
 def _bound(value: float) -> float:
@@ -105,7 +120,7 @@ def _part(value: float, low: float, high: float) -> float:
 
 def _figure(curve: _Curve) -> str:
     points = curve.points
-    xs = [x for line in curve.lines.values() for x, _ in line] or [0.0]
+    xs = [*(x for x, _ in points), *curve.holes] or [0.0]
     ys = [y for _, y in points] or [0.0]
     frame = _Frame(left=min(xs), right=max(xs), low=min(ys), high=max(ys))
     inner = "".join(
@@ -121,8 +136,7 @@ def _figure(curve: _Curve) -> str:
 def _caption(curve: _Curve) -> str:
     lasts = [line[-1][1] for line in curve.lines.values() if line]
     word = "mean " if len(lasts) > 1 else ""
-    bad = sorted(x for line in curve.lines.values() for x, y in line if not math.isfinite(y))
-    warning = f' <b class="dm-bad">NaN or inf from {_x_words(bad[0], curve)}</b>' if bad else ""
+    warning = f' <b class="dm-bad">NaN or inf from {_x_words(curve.holes[0], curve)}</b>' if curve.holes else ""
     name = escape(cut_middle(plain(curve.name), 40))
     return f"<span><b>{name}</b>{warning}</span> <span>{word}{q.number(mean(lasts) or 0.0)}</span>"
 
@@ -151,8 +165,9 @@ def _path(line: Sequence[XY], frame: _Frame) -> str:
 
 def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
     bins: dict[int, list[float]] = {}
+    places = {x: min(_BINS - 1, int(_part(x, frame.left, frame.right) * _BINS)) for x in {x for x, _ in curve.points}}
     for x, y in curve.points:
-        bins.setdefault(min(_BINS - 1, int(_part(x, frame.left, frame.right) * _BINS)), []).append(y)
+        bins.setdefault(places[x], []).append(y)
     at = [(round(_WIDE * (i + 0.5) / _BINS), values) for i, values in sorted(bins.items())]
     if not at:
         return
@@ -164,7 +179,7 @@ def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
 
 
 def _marks(curve: _Curve, frame: _Frame) -> str:
-    places = sorted({frame.x(x) for line in curve.lines.values() for x, y in line if not math.isfinite(y)})
+    places = sorted({frame.x(x) for x in curve.holes})
     path = "".join(f"M{x},0v24" for x in places[:_MAX_MARKS])
     return f'<path class="dm-nan" d="{path}"/>' if path else ""
 

@@ -1,0 +1,90 @@
+"""The notebook's side of the crowd: what a cell of a real kernel calls. All of distmagic but SSH is at work."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from pathlib import Path
+
+from distmagic.drive import drive
+from distmagic.fold import begin, fold
+from distmagic.hosts import Host
+from distmagic.launch import Launch
+from distmagic.link import Link
+from distmagic.remote import protocol
+from distmagic.remote.lines import Lines
+from distmagic.screen import screen_for
+from distmagic.state import Event
+from tests.bench import crowd_feeder
+
+BEGUN = "begun"  # a file of this name appears beside the socket when all nodes are attached
+
+
+class SocketProcess:
+    """A node that is at the other end of a unix socket, behind the seam of transports."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+
+    def write(self, data: bytes) -> None:
+        """Send all of it."""
+        self._socket.sendall(data)
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        """Return what is there."""
+        return self._socket.recv(max_bytes)
+
+    def stderr(self) -> str:
+        """Return nothing: it has none."""
+        return ""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return at once."""
+        return 0
+
+    def close_stdin(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def follow(path: Path, nodes: int) -> str:
+    """Follow the job at `path` to its end, on this kernel's own screen; return its phase."""
+    from IPython import get_ipython
+
+    links = [Link(Host(name=f"host-{i}"), SocketProcess(path)) for i in range(nodes)]
+    launch = Launch("crowd", links, 60.0, time.monotonic, lambda node: links[node])
+    try:
+        launch.attach()
+        path.with_name(BEGUN).touch()
+        state = begin("crowd", [link.host.name for link in links])
+        screen = screen_for(get_ipython())
+        state = drive(launch, state, screen, lambda _: None, None)
+        screen.finish(state)
+    finally:
+        launch.close()
+    assert len(state.workers) == nodes * crowd_feeder.RANKS_A_NODE
+    return state.phase
+
+
+def memory_of_an_hour(nodes: int) -> list[float]:
+    """Fold an hour's events of `nodes` nodes, as fast as it goes; return the peak memory every 10 minutes in MB."""
+    state = begin("crowd", [f"host-{i}" for i in range(nodes)])
+    lines, numbers, found = [Lines() for _ in range(nodes)], [0] * nodes, []
+    for beat in range(3600 * crowd_feeder.HZ):
+        events: list[Event] = []
+        for node in range(nodes):
+            messages = crowd_feeder.reports(node, beat) if beat else crowd_feeder.opening(node, nodes)
+            for message in messages:
+                numbers[node] += 1
+                lines[node].feed(protocol.encode(message, numbers[node]))
+            while (line := lines[node].line()) is not None:
+                events.append(Event(node_rank=node, at_s=beat / crowd_feeder.HZ, what=protocol.decode(line)[1]))
+        state = fold(state, events)
+        if (beat + 1) % (600 * crowd_feeder.HZ) == 0:
+            found.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return found

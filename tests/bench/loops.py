@@ -1,0 +1,96 @@
+"""Loops that are timed inside a rank, and in a plain process on a terminal. Standard library, tqdm and torch alone."""
+
+from __future__ import annotations
+
+import time
+
+STEP_S = 0.001  # a step a millisecond: 1,000 reports a second
+
+
+def reports(rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return, of each round, what `report` took of the loop in per cent, and a call in microseconds."""
+    import torch
+
+    import distmagic
+
+    torch.set_num_threads(1)
+    weights = torch.randn(128, 128)
+    found: dict[str, list[float]] = {"percent": [], "us": []}
+    for number in range(rounds + 1):
+        inside, began = 0.0, time.perf_counter()
+        for step in range(steps):
+            due = began + (step + 1) * STEP_S
+            while time.perf_counter() < due:
+                weights = torch.tanh(weights @ weights)
+            before = time.perf_counter()
+            distmagic.report(step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps)
+            inside += time.perf_counter() - before
+        if number:  # the first round warms up
+            found["percent"].append(100 * inside / (time.perf_counter() - began))
+            found["us"].append(1e6 * inside / steps)
+    return found
+
+
+def bars(rounds: int) -> dict[str, list[float]]:
+    """Return, of each round, what one iteration with a bar of tqdm takes in microseconds, in three ways of use."""
+    found: dict[str, list[float]] = {"iterated": [], "updated": [], "postfix": []}
+    for number in range(rounds + 1):
+        for name, loop, count in (
+            ("iterated", _iterated, 2_000_000),
+            ("updated", _updated, 300_000),
+            ("postfix", _postfix, 3_000),
+        ):
+            began = time.perf_counter()
+            loop(count)
+            if number:
+                found[name].append(1e6 * (time.perf_counter() - began) / count)
+    return found
+
+
+def _iterated(count: int) -> None:
+    from tqdm import tqdm
+
+    for _ in tqdm(range(count)):
+        pass
+
+
+def _updated(count: int) -> None:
+    from tqdm import tqdm
+
+    with tqdm(total=count) as bar:
+        for _ in range(count):
+            bar.update(1)
+
+
+def _postfix(count: int) -> None:
+    from tqdm import tqdm
+
+    with tqdm(total=count) as bar:
+        for step in range(count):
+            bar.set_postfix(loss=1.0 / (step + 1), lr=0.1)
+            bar.update(1)
+
+
+def output(count: int) -> float:
+    """Print `count` lines; return how long a call of `print` took on average, in microseconds."""
+    began = time.perf_counter()
+    for number in range(count):
+        print(f"step {number}: loss 0.123456 accuracy 0.987654 learning rate 0.001")
+    return 1e6 * (time.perf_counter() - began) / max(1, count)
+
+
+def events(count: int) -> float:
+    """Report `count` times as fast as it goes; return what a call took on average, in microseconds."""
+    import distmagic
+
+    began = time.perf_counter()
+    for step in range(count):
+        distmagic.report(step=step, total=count, loss=0.5)
+    return 1e6 * (time.perf_counter() - began) / count
+
+
+def large(size_bytes: int) -> object:
+    """Return a tensor of that size."""
+    import torch
+
+    return torch.arange(size_bytes // 8)

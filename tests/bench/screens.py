@@ -1,0 +1,15 @@
+"""A screen for nobody, where what is shown is not what is measured."""
+
+from __future__ import annotations
+
+from distmagic.state import RunState
+
+
+class Silent:
+    """Shows nothing."""
+
+    def show(self, state: RunState) -> None:
+        """Show nothing."""
+
+    def finish(self, state: RunState) -> None:
+        """Show nothing."""

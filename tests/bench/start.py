@@ -1,0 +1,121 @@
+"""Section start: from the cell's start to the last rank's first user line and to the cell's end, on 2 hosts x 2 ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from distmagic import flags
+from tests.bench import contestants
+from tests.bench.bench import Bench
+from tests.bench.contestants import Contestant, Place, Took
+from tests.bench.figures import Row, Target
+from tests.bench.folders import scratch
+from tests.lab import Lab
+
+TITLE = "Starting: 2 hosts x 2 ranks over SSH"
+_FRESH, _KEPT = "fresh processes each time", "processes that are there already, and keep their state"
+_OTHERS = {
+    "torchrunx": (
+        contestants.torchrunx,
+        f"2 hosts; {_FRESH}; it needs a shared file system and calls the notebook back",
+    ),
+    "accelerate": (
+        contestants.accelerate,
+        "one host (it knows no other), 4 ranks, forks of the notebook's own process",
+    ),
+    "ipyparallel": (contestants.ipyparallel, f"2 hosts; {_KEPT}; starting its engines is not counted"),
+    "nbdistributed": (
+        contestants.nbdistributed,
+        f"one host (it knows no other), 4 ranks; {_KEPT}; starting them is not counted",
+    ),
+}
+_TARGETS = {"--cold": 1.05, "first cell": 0.60, "warm": 0.08}
+
+
+def measure(bench: Bench) -> tuple[Row, ...]:
+    """Run every tool once a round."""
+    took: dict[str, list[Took]] = {}
+    reasons = dict(bench.peers.missing)
+    with scratch("start") as folder, Lab(2) as lab, contextlib.ExitStack() as stack:
+        place = Place(lab=lab, peers=bench.peers, folder=folder)
+        _name_notebook(place)
+        field = dict(_field(stack, place, reasons))
+        for number in range(bench.rounds_dear + 1):
+            for name, run in field.items():
+                _one(bench, took if number else {}, reasons, name, run)  # the first round only warms the caches
+            _distmagic(bench, took if number else {}, place)
+    return _rows(took, reasons)
+
+
+def _name_notebook(place: Place) -> None:
+    line = contestants.own_name(place.lab.address, {host.name: host.address for host in place.lab.hosts}, place.folder)
+    for host in place.lab.hosts:
+        host.exec(["sh", "-c", f"printf '{line}' >>/etc/hosts"]).check_returncode()
+
+
+def _field(stack: contextlib.ExitStack, place: Place, reasons: dict[str, str]) -> Iterator[tuple[str, Contestant]]:
+    yield "by hand", stack.enter_context(contestants.by_hand(place))
+    for name, (make, _) in _OTHERS.items():
+        if name in reasons:
+            continue
+        try:
+            yield name, stack.enter_context(make(place))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
+            reasons[name] = _said(error)
+
+
+def _one(bench: Bench, took: dict[str, list[Took]], reasons: dict[str, str], name: str, run: Contestant) -> None:
+    if name in reasons:
+        return
+    try:
+        found = run()
+    except Exception as error:
+        if name == "by hand":
+            raise
+        reasons[name] = _said(error)
+        bench.say(f"start: {name}: {reasons[name]}")
+        return
+    bench.say(f"start: {name}: first line {found.first_s:.2f} s, end {found.end_s:.2f} s")
+    took.setdefault(name, []).append(found)
+
+
+def _said(error: Exception) -> str:
+    return f"not measured: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+
+
+def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
+    if "--cold" in flags.flag_names():
+        with contestants.distmagic_kernel(place) as run:
+            _one(bench, took, {}, "--cold", lambda: run("--cold"))
+    with contestants.distmagic_kernel(place) as run:
+        for name in ("first cell", "warm"):
+            _one(bench, took, {}, name, run)
+
+
+def _rows(took: dict[str, list[Took]], reasons: dict[str, str]) -> tuple[Row, ...]:
+    rows: list[Row] = []
+    for what, seconds in (("first user line", _first), ("end of the cell", _end)):
+        figures = {name: tuple(map(seconds, found)) for name, found in took.items()}
+        for mode, limit in _TARGETS.items():
+            note = "" if mode in figures else "this version has no such flag"
+            rows.append(
+                Row(what=f"{what}, {mode}", unit="s", ours=figures.get(mode, ()), against="ssh + torchrun by hand",
+                    theirs=figures["by hand"], target=Target(limit=limit), note=note)
+            )  # fmt: skip
+        for name, (_, about) in _OTHERS.items():
+            target = Target(limit=0.08) if name == "torchrunx" else None
+            note = "; ".join(part for part in (about, reasons.get(name, "")) if part)
+            rows.append(
+                Row(what=f"{what}, warm", unit="s", ours=figures["warm"], against=name, theirs=figures.get(name, ()),
+                    target=target, note=note)
+            )  # fmt: skip
+    return tuple(rows)
+
+
+def _first(took: Took) -> float:
+    return took.first_s
+
+
+def _end(took: Took) -> float:
+    return took.end_s

@@ -1,0 +1,121 @@
+"""The bench's pure parts: figures, tables, the README. What it measures is no test's business."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench import table
+from tests.bench.figures import Row, Section, Spread, Target, judged, ratios, spread, verdict
+
+ROW = Row(
+    what="start", unit="s", ours=(1.0, 2.0, 6.0), against="by hand", theirs=(4.0, 4.0, 8.0), target=Target(limit=0.6)
+)
+ALONE = Row(what="loading", unit="ms", ours=(40.0,), target=Target(limit=100, of="ours"))
+MISSING = Row(what="a | b", unit="s", ours=(1.0,), against="tool", target=Target(limit=1), note="can't be <installed>")
+
+
+def section(*rows: Row) -> Section:
+    return Section(name="start", title="Starting", rows=rows, when="2026-01-02 03:04", took_s=61.5, machine="2 cores")
+
+
+def test_spread_is_median_least_and_most():
+    assert spread((3.0, 1.0, 2.0)) == Spread(median=2.0, least=1.0, most=3.0)
+    assert spread(()) is None
+
+
+def test_ratios_pair_the_rounds():
+    assert ratios(ROW) == (0.25, 0.5, 0.75)
+
+
+def test_ratios_of_unequal_rounds_are_by_their_median():
+    assert ratios(Row(what="", unit="s", ours=(1.0, 2.0), theirs=(1.0, 4.0, 5.0))) == (0.25, 0.5)
+
+
+def test_no_ratio_without_both():
+    assert ratios(ALONE) == ()
+    assert ratios(Row(what="", unit="s", ours=(), theirs=(1.0,))) == ()
+
+
+def test_a_ratio_to_nothing_is_infinite():
+    assert ratios(Row(what="", unit="s", ours=(1.0,), theirs=(0.0,))) == (float("inf"),)
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        (ROW, "met"),
+        (Row(what="", unit="s", ours=(3.0,), theirs=(4.0,), target=Target(limit=0.6)), "missed"),
+        (Row(what="", unit="s", ours=(0.6,), theirs=(1.0,), target=Target(limit=0.6)), "met"),
+        (ALONE, "met"),
+        (Row(what="", unit="ms", ours=(101.0,), target=Target(limit=100, of="ours")), "missed"),
+        (MISSING, "not measured"),
+        (Row(what="", unit="ms", ours=(1.0,)), ""),
+    ],
+)
+def test_verdict(row, word):
+    assert verdict(row) == word
+
+
+def test_the_median_decides_not_the_worst_round():
+    assert judged(ROW) == Spread(median=0.5, least=0.25, most=0.75)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.0123, "0.012"),
+        (1.234, "1.23"),
+        (12.34, "12.3"),
+        (1234.5, "1,234"),
+        (float("inf"), "inf"),
+        (0.08, "0.08"),
+    ],
+)
+def test_figures_have_the_digits_that_count(value, text):
+    assert table.figure(value) == text
+
+
+def test_cells():
+    assert table.cells(ROW) == (
+        "start", "2.00 s (1.00..6.00)", "4.00 s (4.00..8.00)", "by hand", "0.5x (0.25..0.75)", "<= 0.6x", "met",
+    )  # fmt: skip
+    assert table.cells(ALONE) == ("loading", "40.0 ms", "-", "", "-", "<= 100 ms", "met")
+
+
+def test_text_has_columns_and_notes():
+    lines = table.as_text([section(ALONE, MISSING)]).splitlines()
+    assert lines[0] == "Starting (start; 2026-01-02 03:04; 62 s; 2 cores)"
+    assert lines[2].index("40.0 ms") == lines[1].index("ours") == lines[3].index("1.00 s")
+    assert lines[4] == "  * a | b / tool: can't be <installed>"
+
+
+def test_a_note_of_many_rows_is_said_once():
+    assert table.notes([MISSING] * 3) == ["3 rows: can't be <installed>"]
+
+
+def test_markdown_escapes_what_would_break_the_table():
+    text = table.as_markdown([section(MISSING)])
+    assert "| a \\| b |" in text
+    assert "&lt;installed>" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+
+
+def test_json_keeps_all_figures():
+    sections = (section(ROW, ALONE, MISSING),)
+    assert table.from_json(table.as_json(sections)) == sections
+    assert '"verdict": "met"' in table.as_json(sections)
+
+
+def test_readme_gets_the_table_between_its_marks_again_and_again():
+    page = f"# head\n{table.BEGIN}\nold\n{table.END}\nend\n"
+    once = table.into_readme(page, "new")
+    assert once == f"# head\n{table.BEGIN}\nnew\n{table.END}\nend\n"
+    assert table.into_readme(once, "new") == once
+
+
+@pytest.mark.parametrize("page", ["nothing", f"{table.BEGIN}", f"{table.END} {table.BEGIN}"])
+def test_a_readme_without_the_marks_is_left_alone(page):
+    with pytest.raises(ValueError, match=r"README\.md has no"):
+        table.into_readme(page, "new")

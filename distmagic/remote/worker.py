@@ -149,8 +149,10 @@ def _let_go(main: types.ModuleType) -> None:
     A model under DistributedDataParallel is a cycle that holds its process group. Left to Python's own end, the threads
     of that group may come to want the interpreter when it has gone, and abort a process that had done all its work.
     """
-    if threading.active_count() == 1:  # daemon threads may still look at it
-        vars(main).clear()
+    kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may need them
+    if threading.active_count() == 1:  # daemon threads may still need all the rest
+        for name in [name for name, value in vars(main).items() if name[:2] != "__" and not isinstance(value, kept)]:
+            del vars(main)[name]
     gc.collect()
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from distmagic import interrupts
 from distmagic.fold import fold
+from distmagic.interrupts import Interrupts
 from distmagic.launch import Launch
 from distmagic.state import Event, Lost, RunState, Stopping
 
@@ -37,7 +38,7 @@ def decide(state: RunState, timeout_s: float | None) -> str:
     """Return why the run must be stopped now, "" if it goes on."""
     if state.stopping or state.is_over:
         return ""
-    if timeout_s is not None and state.at_s > timeout_s:
+    if timeout_s is not None and state.at_s - (state.started_at_s or 0.0) > timeout_s:
         return "timeout"
     if state.lost:
         return "lost"
@@ -60,19 +61,26 @@ def _closed_port(state: RunState) -> bool:
     if not state.unreached:
         return False
     opened = state.endpoint_open_at_s
-    return state.at_s > NEVER_OPEN_S if opened is None else state.at_s - opened > CLOSED_PORT_S
+    return (
+        state.at_s - (state.started_at_s or 0.0) > NEVER_OPEN_S
+        if opened is None
+        else state.at_s - opened > CLOSED_PORT_S
+    )
 
 
 def drive(
-    launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None
-) -> RunState:
+    launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None,
+    noted: Interrupts | None = None,
+) -> RunState:  # fmt: skip
     """Return the last state of a run: every node is gone, or lost.
 
-    `serve` answers questions of connections that are made again (a one-time password), on this thread.
+    `serve` answers questions of connections that are made again (a one-time password), on this thread. `noted` are
+    the interrupts so far, where the caller notes them already.
     """
-    pilot = _Pilot(launch, state, screen, serve, timeout_s)
+    noted = noted or Interrupts()
+    pilot = _Pilot(launch, state, screen, serve, timeout_s, noted)
     try:
-        with interrupts.sent_to(pilot.on_interrupt):  # raised anywhere in the middle, an event could get lost
+        with interrupts.sent_to(noted):  # raised anywhere in the middle, an event could get lost
             while not pilot.state.is_over:
                 pilot.beat_or_count()
     except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
@@ -83,26 +91,19 @@ def drive(
 
 class _Pilot:
     def __init__(
-        self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None
-    ) -> None:
+        self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None],
+        timeout_s: float | None, noted: Interrupts,
+    ) -> None:  # fmt: skip
         self.launch, self.state, self.screen, self.serve, self.timeout_s = launch, state, screen, serve, timeout_s
         self.give_up_at_s: float | None = None
         self.shown_at_s = -1.0
-        self.interrupts = 0
-        self.is_asking = False
-
-    def on_interrupt(self, *_: object) -> None:
-        """Note an interrupt for the next beat; a question that waits for an answer is given up at once."""
-        self.interrupts += 1
-        if self.is_asking:
-            raise KeyboardInterrupt
+        self.interrupts = noted
 
     def beat(self) -> None:
         """One step: wait for events at most a tenth of a second, fold, decide, show."""
         events = self.launch.batch(_BEAT_S)
-        self.ask()
-        while self.interrupts:
-            self.interrupts -= 1
+        self.interrupts.ask(self.serve)
+        while self.interrupts.take():
             self.interrupt()
         now = self.launch.elapsed_s
         self.state = fold(self.state, [*events, Event(node_rank=0, at_s=now, what=None)])
@@ -121,17 +122,7 @@ class _Pilot:
         try:
             self.beat()
         except KeyboardInterrupt:
-            self.interrupts += 1
-
-    def ask(self) -> None:
-        """Answer a question of a connection that is made again, if there is one."""
-        self.is_asking = True
-        try:
-            self.serve(0.0)
-        except KeyboardInterrupt:
-            return  # it is counted
-        finally:
-            self.is_asking = False
+            self.interrupts()
 
     def abandon(self) -> None:
         """Stop everything at once, and show how far it came; nothing in here may hide what was wrong."""

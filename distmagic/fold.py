@@ -17,15 +17,21 @@ from distmagic.remote import protocol
 from distmagic.series import Series
 from distmagic.state import (
     ALIVE,
+    Abandoned,
     Broken,
+    Connected,
     Event,
     Gone,
     Lost,
     Mended,
     NodeState,
     RunState,
+    Sending,
+    Starting,
     Stopping,
     Swept,
+    Unusable,
+    Warned,
     WorkerState,
 )
 
@@ -71,7 +77,10 @@ def _endpoint(draft: Draft, node: int, what: protocol.Endpoint) -> None:
 
 
 def _notice(draft: Draft, node: int, what: protocol.Notice) -> None:
-    text = f"{draft.nodes[node].host}: {what.text}"
+    _add_notice(draft, f"{draft.nodes[node].host}: {what.text}")
+
+
+def _add_notice(draft: Draft, text: str) -> None:
     if text not in draft.notices and len(draft.notices) < KEPT_NOTICES:
         draft.notices.append(text)
 
@@ -214,7 +223,37 @@ def _end_phase(draft: Draft, node: int, what: protocol.Ended) -> str:
     return "stopped" if draft.stopping or by_torchrun else "failed"
 
 
-# ---- what the launcher tells
+# ---- what the launcher tells: at first
+
+
+def _connected(draft: Draft, node: int, _: Connected) -> None:
+    draft.advance(node, "connected")
+
+
+def _unusable(draft: Draft, node: int, what: Unusable) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], unusable=what.why)
+
+
+def _warned(draft: Draft, _: int, what: Warned) -> None:
+    _add_notice(draft, what.text)
+
+
+def _sending(draft: Draft, node: int, what: Sending) -> None:
+    draft.advance(node, "sending", sent_bytes=what.sent_bytes, total_bytes=what.total_bytes)
+
+
+def _starting(draft: Draft, node: int, _: Starting) -> None:
+    draft.advance(node, "starting")
+    if draft.started_at_s is None:
+        draft.started_at_s = draft.at_s
+
+
+def _abandoned(draft: Draft, _: int, what: Abandoned) -> None:
+    draft.abandoned = what.why
+    draft.stopping = draft.stopping or ("interrupted" if what.is_wish else "")
+
+
+# ---- what the launcher tells: later
 
 
 def _broken(draft: Draft, node: int, what: Broken) -> None:
@@ -254,6 +293,12 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
     protocol.Final: _final,
+    Connected: _connected,
+    Unusable: _unusable,
+    Warned: _warned,
+    Sending: _sending,
+    Starting: _starting,
+    Abandoned: _abandoned,
     Gone: _gone,
     Broken: _broken,
     Mended: _mended,

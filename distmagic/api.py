@@ -9,24 +9,25 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distmagic import diagnose
+from distmagic import diagnose, interrupts
 from distmagic import plan as planning
 from distmagic.bundle import build
 from distmagic.drive import Screen, drive
-from distmagic.errors import DistmagicError
+from distmagic.errors import Cancelled, DistmagicError
 from distmagic.fold import begin, fold
 from distmagic.found import Job, check_orphans, choose, found_jobs
 from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.launch import Launch
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker, asker_of
+from distmagic.opening import Opening
 from distmagic.outcome import Detached, Run
 from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
@@ -35,7 +36,7 @@ from distmagic.remote import facts
 from distmagic.remote.protocol import Route
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec, from_options
-from distmagic.state import Event, RunState, Swept
+from distmagic.state import Event, Planned, RunState, Swept, Warned
 from distmagic.verdict import verdict
 
 A = TypeVar("A")
@@ -66,25 +67,47 @@ class Session:
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
-        Raises a `HostError` before anything is started, or a `RunError` that carries the `Run`.
+        Raises a `HostError` before anything is started, or a `RunError` that carries the `Run`; for an interrupt at any
+        time, `Cancelled`.
         """
-        links = reaching.wait()
+        began, job = time.monotonic(), _new_job()
+        state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
+        with interrupts.noted() as noted:
+            opening = _opening(state, began, reaching, screen, noted)
+            with opening.guarded():
+                links = reaching.wait(opening.watch_hosts)
+                plan = self._prepare(opening, links, spec, job)
+                launch = self._launch(job, links, reaching, reaching.access.lease_s, began)
+                try:
+                    launch.start(
+                        plan, (payload.call, payload.code), partial(opening.watch, events=partial(launch.batch, 0.0))
+                    )
+                except BaseException:
+                    launch.close()
+                    raise
+            with closing(launch):
+                state = drive(
+                    launch, opening.state, screen, reaching.asker.serve, spec.timeout_s, noted, detach=spec.detach
+                )
+            return self._finish(state, launch, reaching, screen, noted)
+
+    def _prepare(self, opening: Opening, links: Sequence[Link], spec: JobSpec, job: str) -> Plan:
+        """Return the plan, and tell its warnings. Where there is none, the links are closed."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
         try:
             check_orphans(found_jobs([link.facts.running for link in links]), owner())
-            plan, warnings = prepare(links, spec, _new_job())
+            plan, warnings = opening.result(pool.submit(prepare, links, spec, job))
         except BaseException:
             _in_parallel(Link.close, links)
             raise
-        names = [host.name for host in reaching.hosts]
-        addresses = [node.address for node in plan.nodes]
-        state = begin(plan.job, names, spec.max_restarts, warnings, plan.min_nodes, addresses)
-        with closing(self._launch(plan.job, links, reaching, reaching.access.lease_s)) as launch:
-            launch.start(plan, (payload.call, payload.code))
-            state = drive(launch, state, screen, reaching.asker.serve, spec.timeout_s, detach=spec.detach)
-        return self._finish(state, launch, reaching, screen)
+        finally:
+            pool.shutdown(wait=False)
+        planned = Planned(addresses=tuple(node.address for node in plan.nodes), min_nodes=plan.min_nodes)
+        opening.tell(planned, *(Warned(text=text) for text in warnings))
+        return plan
 
-    def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float) -> Launch:
-        return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), owner())
+    def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float, began: float) -> Launch:
+        return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), began, owner())
 
     # ---- jobs that were started before, also by other kernels
 
@@ -103,13 +126,16 @@ class Session:
 
         `reaching` are the job's own hosts in the order of its nodes. Raises what `launch` raises for a run.
         """
-        links = reaching.wait()
-        addresses = [link.facts.address for link in links]
-        state = begin(job.name, job.hosts, job.max_restarts, min_nodes=job.min_nodes, addresses=addresses)
-        with closing(self._launch(job.name, links, reaching, job.lease_s)) as launch:
-            launch.attach()
-            state = drive(launch, state, screen, reaching.asker.serve, None)
-        return self._finish(state, launch, reaching, screen)
+        began, state = time.monotonic(), begin(job.name, job.hosts, job.max_restarts)
+        with interrupts.noted() as noted:
+            opening = _opening(state, began, reaching, screen, noted)
+            with opening.guarded():
+                links = reaching.wait(opening.watch_hosts)
+            opening.tell(Planned(addresses=tuple(link.facts.address for link in links), min_nodes=job.min_nodes))
+            with closing(self._launch(job.name, links, reaching, job.lease_s, began)) as launch:
+                launch.attach()
+                state = drive(launch, opening.state, screen, reaching.asker.serve, None, noted)
+            return self._finish(state, launch, reaching, screen, noted)
 
     def stop(self, reaching: Reaching, job: Job) -> None:
         """End a job on its own hosts; returns when its processes are gone. `reaching` as for `attach`."""
@@ -138,16 +164,20 @@ class Session:
 
     # ---- the end of a run
 
-    def _finish(self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen) -> Run | Detached:
+    def _finish(
+        self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen, noted: interrupts.Interrupts
+    ) -> Run | Detached:
         if not state.is_over:
             return self._leave(state, reaching, screen)
-        state = fold(state, self._sweep_lost(state, reaching))
+        state = fold(state, self._sweep_lost(state, reaching, noted))
         screen.finish(state)
 
         def open_link(node_rank: int) -> Link:
             return self._link(reaching, node_rank)
 
         error = verdict(state)
+        if error is None and noted.take():
+            error = Cancelled("Interrupted when the run was over: every rank had ended well.")
         small = {rank: launch.small_results.get((w.node_rank, rank)) for rank, w in state.workers.items()}
         known = {rank: data for rank, data in small.items() if data is not None}
         run = Run(state, known, open_link, shown=error is None)
@@ -180,8 +210,8 @@ class Session:
         self._connections.drop(reaching.hosts[node_rank], reaching.access)
         return self._link(reaching, node_rank)
 
-    def _sweep_lost(self, state: RunState, reaching: Reaching) -> list[Event]:
-        """End what is left on nodes whose agent is lost, as far as they can be reached."""
+    def _sweep_lost(self, state: RunState, reaching: Reaching, noted: interrupts.Interrupts) -> list[Event]:
+        """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives it up."""
 
         def sweep(node_rank: int) -> list[Event]:
             try:
@@ -192,7 +222,12 @@ class Session:
                 return []  # out of reach: its own lease ends it, and the verdict says so
             return [Event(node_rank=node_rank, at_s=state.at_s, what=Swept(survivors=left))]
 
-        return [event for found in _in_parallel(sweep, [node for node, _ in state.lost]) for event in found]
+        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-sweep")
+        swept = [pool.submit(sweep, node) for node, _ in state.lost]
+        while wait(swept, 0.1).not_done and not noted.take():
+            noted.ask(reaching.asker.serve)
+        pool.shutdown(wait=False, cancel_futures=True)
+        return [event for one in swept if one.done() and not one.cancelled() for event in one.result()]
 
     def close(self) -> None:
         """Close all connections."""
@@ -205,6 +240,12 @@ def session() -> Session:
     found = Session()
     atexit.register(found.close)
     return found
+
+
+def _opening(
+    state: RunState, began: float, reaching: Reaching, screen: Screen, noted: interrupts.Interrupts
+) -> Opening:
+    return Opening(state, screen, lambda: time.monotonic() - began, reaching.asker.serve, noted)
 
 
 def python_of(host: Host, access: Access) -> str:

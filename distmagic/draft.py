@@ -33,10 +33,12 @@ class Draft:
         self.failed_node = state.failed_node
         self.notices = list(state.notices)
         self.stopping = state.stopping
+        self.abandoned = state.abandoned
+        self.started_at_s = state.started_at_s
         self.lost = list(state.lost)
         self.unreached = dict(state.unreached)
         self.endpoint_open_at_s = state.endpoint_open_at_s
-        self.culprit, self.detached_by = state.culprit, state.detached_by
+        self.culprit, self.detached_by, self.min_nodes = state.culprit, state.detached_by, state.min_nodes
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
@@ -45,8 +47,9 @@ class Draft:
             series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
             open_lines=self.open_lines, first_failure=self.first_failure,
             first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),
-            stopping=self.stopping, lost=tuple(self.lost), unreached=self.unreached,
-            endpoint_open_at_s=self.endpoint_open_at_s, culprit=self.culprit, detached_by=self.detached_by,
+            stopping=self.stopping, abandoned=self.abandoned, started_at_s=self.started_at_s, lost=tuple(self.lost),
+            unreached=self.unreached, endpoint_open_at_s=self.endpoint_open_at_s, culprit=self.culprit,
+            detached_by=self.detached_by, min_nodes=self.min_nodes,
         )  # fmt: skip
 
     def advance(self, node: int, phase: str, **more: Any) -> None:

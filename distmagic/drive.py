@@ -12,6 +12,7 @@ from typing import Protocol
 
 from distmagic import interrupts
 from distmagic.fold import fold
+from distmagic.interrupts import Interrupts
 from distmagic.launch import Launch
 from distmagic.state import Event, Lost, RunState, Stopping
 
@@ -38,7 +39,7 @@ def decide(state: RunState, timeout_s: float | None, *, detach: bool = False) ->
     """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
     if state.stopping or state.is_over:
         return state.stopping
-    if timeout_s is not None and state.at_s > timeout_s:
+    if timeout_s is not None and state.at_s - (state.started_at_s or 0.0) > timeout_s:
         return "timeout"
     if detach and any(node.gang == "silent" for node in state.nodes):
         return "gang"
@@ -83,24 +84,27 @@ def _closed_port(state: RunState) -> bool:
     if not state.unreached:
         return False
     opened = state.endpoint_open_at_s
-    return state.at_s > NEVER_OPEN_S if opened is None else state.at_s - opened > CLOSED_PORT_S
+    return (
+        state.at_s - (state.started_at_s or 0.0) > NEVER_OPEN_S
+        if opened is None
+        else state.at_s - opened > CLOSED_PORT_S
+    )
 
 
 def drive(
     launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None,
-    *, detach: bool = False,
+    noted: Interrupts | None = None, *, detach: bool = False,
 ) -> RunState:  # fmt: skip
     """Return the last state of a run: every node is gone, or lost.
 
     `detach`: lets the job go on alone as soon as it runs, and returns the state then. An interrupt does the same to a
-    job that is detached already. `serve` answers questions of connections that are made again (a one-time password), on this thread.
+    job that is detached already. `serve` answers questions of connections that are made again (a one-time password), on
+    this thread. `noted` are the interrupts so far, where the caller notes them already.
     """
-    pilot = _Pilot(launch, state, screen, serve, timeout_s, detach=detach)
+    noted = noted or Interrupts()
+    pilot = _Pilot(launch, state, screen, serve, timeout_s, noted, detach=detach)
     try:
-        with (
-            _heap_left_alone(),
-            interrupts.sent_to(pilot.on_interrupt),
-        ):  # raised anywhere in the middle, an event could get lost
+        with _heap_left_alone(), interrupts.sent_to(noted):  # raised in the middle, an event could get lost
             while not pilot.is_done:
                 pilot.beat_or_count()
     except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
@@ -127,33 +131,25 @@ def _heap_left_alone() -> Iterator[None]:
 
 class _Pilot:
     def __init__(
-        self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None,
-        *, detach: bool,
+        self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None],
+        timeout_s: float | None, noted: Interrupts, *, detach: bool,
     ) -> None:  # fmt: skip
         self.detach, self.has_left = detach, False
         self.launch, self.state, self.screen, self.serve, self.timeout_s = launch, state, screen, serve, timeout_s
         self.give_up_at_s: float | None = None
         self.shown_at_s = -1.0
-        self.interrupts = 0
-        self.is_asking = False
+        self.interrupts = noted
 
     @property
     def is_done(self) -> bool:
         """Whether there is nothing more to follow, or nobody wants to."""
         return self.state.is_over or self.has_left or (self.detach and bool(self.state.detached_by))
 
-    def on_interrupt(self, *_: object) -> None:
-        """Note an interrupt for the next beat; a question that waits for an answer is given up at once."""
-        self.interrupts += 1
-        if self.is_asking:
-            raise KeyboardInterrupt
-
     def beat(self) -> None:
         """One step: wait for events at most a tenth of a second, fold, decide, show."""
         events = self.launch.batch(_BEAT_S)
-        self.ask()
-        while self.interrupts:
-            self.interrupts -= 1
+        self.interrupts.ask(self.serve)
+        while self.interrupts.take():
             self.interrupt()
         now = self.launch.elapsed_s
         self.state = fold(self.state, [*events, Event(node_rank=0, at_s=now, what=None)])
@@ -174,17 +170,7 @@ class _Pilot:
         try:
             self.beat()
         except KeyboardInterrupt:
-            self.interrupts += 1
-
-    def ask(self) -> None:
-        """Answer a question of a connection that is made again, if there is one."""
-        self.is_asking = True
-        try:
-            self.serve(0.0)
-        except KeyboardInterrupt:
-            return  # it is counted
-        finally:
-            self.is_asking = False
+            self.interrupts()
 
     def abandon(self) -> None:
         """Stop everything at once, and show how far it came; nothing in here may hide what was wrong."""

@@ -17,15 +17,22 @@ from distmagic.remote import protocol
 from distmagic.series import Series
 from distmagic.state import (
     ALIVE,
+    Abandoned,
     Broken,
+    Connected,
     Event,
     Gone,
     Lost,
     Mended,
     NodeState,
+    Planned,
     RunState,
+    Sending,
+    Starting,
     Stopping,
     Swept,
+    Unusable,
+    Warned,
     WorkerState,
 )
 
@@ -272,7 +279,43 @@ def _end_phase(draft: Draft, node: int, what: protocol.Ended) -> str:
     return "stopped" if by_notebook_or_gang or draft.nodes[node].stopping or by_torchrun else "failed"
 
 
-# ---- what the launcher tells
+# ---- what the launcher tells: at first
+
+
+def _connected(draft: Draft, node: int, _: Connected) -> None:
+    draft.advance(node, "connected")
+
+
+def _unusable(draft: Draft, node: int, what: Unusable) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], unusable=what.why)
+
+
+def _warned(draft: Draft, _: int, what: Warned) -> None:
+    _add_notice(draft, what.text)
+
+
+def _planned(draft: Draft, _: int, what: Planned) -> None:
+    draft.min_nodes = what.min_nodes or len(draft.nodes)
+    for node, address in enumerate(what.addresses[: len(draft.nodes)]):
+        draft.nodes[node] = replace(draft.nodes[node], address=address)
+
+
+def _sending(draft: Draft, node: int, what: Sending) -> None:
+    draft.advance(node, "sending", sent_bytes=what.sent_bytes, total_bytes=what.total_bytes)
+
+
+def _starting(draft: Draft, node: int, _: Starting) -> None:
+    draft.advance(node, "starting")
+    if draft.started_at_s is None:
+        draft.started_at_s = draft.at_s
+
+
+def _abandoned(draft: Draft, _: int, what: Abandoned) -> None:
+    draft.abandoned = what.why
+    draft.stopping = draft.stopping or ("interrupted" if what.is_wish else "")
+
+
+# ---- what the launcher tells: later
 
 
 def _broken(draft: Draft, node: int, what: Broken) -> None:
@@ -319,6 +362,13 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Member: _member,
     protocol.Stopping: _node_stopping,
     protocol.Detached: _detached,
+    Connected: _connected,
+    Unusable: _unusable,
+    Warned: _warned,
+    Planned: _planned,
+    Sending: _sending,
+    Starting: _starting,
+    Abandoned: _abandoned,
     Gone: _gone,
     Broken: _broken,
     Mended: _mended,

@@ -21,7 +21,7 @@ from distmagic.link import Link
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
-from distmagic.state import Broken, Event, Gone, Lost, Mended
+from distmagic.state import Broken, Event, Gone, Launched, Lost, Mended, Sending, Starting
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 _SMALL_TOGETHER_BYTES = 64 << 20  # of one node
@@ -47,12 +47,12 @@ class Launch:
 
     def __init__(
         self, job: str, links: Sequence[Link], lease_s: float, clock: Callable[[], float],
-        reopen: Callable[[int], Link], owner: str = "",
+        reopen: Callable[[int], Link], began: float | None = None, owner: str = "",
     ) -> None:  # fmt: skip
         self.job, self.links, self.lease_s = job, list(links), lease_s
         self._owner, self._secret = owner, secrets.token_hex(32)
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
-        self._clock, self._began, self._reopen = clock, clock(), reopen
+        self._clock, self._began, self._reopen = clock, clock() if began is None else began, reopen
         self._stops: dict[int, protocol.Stop] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = [threading.BoundedSemaphore(_AHEAD) for _ in links]
@@ -66,24 +66,39 @@ class Launch:
 
     # ---- beginning
 
-    def start(self, plan: Plan, payload: tuple[LocalBlob, LocalBlob]) -> None:
-        """Bring the payload to every host and start every agent. If one can't be started, none is left running."""
+    def start(
+        self, plan: Plan, payload: tuple[LocalBlob, LocalBlob], watch: Callable[[Sequence[Future[Any]]], object] = wait
+    ) -> None:
+        """Bring the payload to every host and start every agent. If one can't be started, none is left running.
+
+        `watch` waits for futures; where it raises KeyboardInterrupt, this raises `Cancelled`.
+        """
         started: list[Future[None]] = []
         try:
-            _raise_first([self._pool.submit(link.deliver, payload) for link in self.links])
+            sent = [self._pool.submit(self._deliver, i, payload) for i in range(len(self.links))]
+            watch(sent)
+            _raise_first(sent)
             for link, node in zip(self.links, plan.nodes, strict=True):
+                self._put(node.node_rank, Starting())
                 started.append(self._pool.submit(link.start, self._request(plan, node, payload)))
+            watch(started)
             _raise_first(started)
         except BaseException as error:
-            self._take_back(started)
+            unsure = self._take_back(started)
             if isinstance(error, KeyboardInterrupt):
-                raise Cancelled("Interrupted while the hosts were starting; what had started was stopped.") from None
+                raise _cancelled(began=bool(started), unsure=unsure) from None
             if isinstance(error, ConnectionLost) and not error.hint:
                 error.hint = (
                     "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
                 )
             raise
         self._begin()
+
+    def _deliver(self, node_rank: int, payload: tuple[LocalBlob, LocalBlob]) -> None:
+        def tell(sent_bytes: int, total_bytes: int) -> None:
+            self._put(node_rank, Sending(sent_bytes=sent_bytes, total_bytes=total_bytes))
+
+        self.links[node_rank].deliver(payload, tell)
 
     def attach(self) -> None:
         """Follow a job that was started before, from its first event on."""
@@ -115,12 +130,20 @@ class Launch:
             nodes=len(plan.nodes), min_nodes=plan.min_nodes, lost_after_s=plan.node_lost_after_s,
         )  # fmt: skip
 
-    def _take_back(self, started: Sequence[Future[None]]) -> None:
-        """Stop the nodes that did start, and wait until they are gone. No interrupt ends this, but its limits do."""
+    def _take_back(self, started: Sequence[Future[None]]) -> list[str]:
+        """Stop the nodes that did start, and wait until they are gone; return the hosts that did not confirm it.
+
+        No interrupt ends this, but its limits do.
+        """
         with interrupts.sent_to(_hold):
-            done = wait([future for future in started if not future.cancel()], _TAKE_BACK_S).done
-            running = [link for link, future in zip(self.links, started, strict=False) if _is_good(future, done)]
-            wait([self._pool.submit(_stop_and_wait, link) for link in running], _TAKE_BACK_S)
+            tried = [(link, future) for link, future in zip(self.links, started, strict=False) if not future.cancel()]
+            wait([future for _, future in tried], _TAKE_BACK_S)
+            running = [link for link, future in tried if future.done() and future.exception() is None]
+            stops = [self._pool.submit(_stop_and_wait, link) for link in running]
+            wait(stops, _TAKE_BACK_S)
+        unsure = [link for link, future in tried if not future.done() or _may_run(future.exception())]
+        unsure += [link for link, stop in zip(running, stops, strict=True) if not (stop.done() and stop.result())]
+        return [link.host.name for link in unsure]
 
     # ---- going on
 
@@ -190,7 +213,7 @@ class Launch:
             link.fetch(request, data.extend, limit_bytes=size)
             self.small_results[node_rank, rank] = bytes(data)
 
-    def _put(self, node_rank: int, what: protocol.Message | Broken | Mended | Gone | Lost) -> None:
+    def _put(self, node_rank: int, what: protocol.Message | Launched) -> None:
         """Put an event on the queue, when there is room for one more of this node. Not for the thread of `batch`."""
         while not self._room[node_rank].acquire(timeout=1.0):
             if self._over.is_set():
@@ -246,13 +269,31 @@ def _send_quietly(link: Link, message: protocol.Message) -> None:
         return  # the listening thread notices the same, and tells it
 
 
-def _stop_and_wait(link: Link) -> None:
+def _stop_and_wait(link: Link) -> bool:
+    """Return whether nothing of the run is left there."""
     try:
         link.send(protocol.Stop(grace_s=0.0, reason="another host could not start"))
-        for _ in link.events():
-            continue
+        finals = [what for _, what in link.events() if isinstance(what, protocol.Final)]
     except DistmagicError:
-        return  # what was wrong first is told; this node's lease ends what is left
+        return False  # what was wrong first is told; this node's lease ends what is left
+    return bool(finals) and not finals[-1].survivors
+
+
+def _may_run(error: BaseException | None) -> bool:
+    """Whether an agent may run all the same where its start ended so."""
+    return isinstance(error, ConnectionLost | Unreachable)
+
+
+def _cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
+    if not began:
+        return Cancelled("Interrupted while the hosts were being sent what they need; nothing was started.")
+    if not unsure:
+        return Cancelled("Interrupted while the hosts were starting; what had started was stopped.")
+    names = ", ".join(unsure)
+    return Cancelled(
+        f"Interrupted while the hosts were starting; {names} did not confirm that nothing runs there any more.",
+        f"What may still run on {names} ends by itself when its lease runs out.",
+    )
 
 
 def _agent_gone(error: str) -> str:
@@ -261,10 +302,6 @@ def _agent_gone(error: str) -> str:
 
 def _hold(*_: object) -> None:
     """Do nothing: the run is being taken back already."""
-
-
-def _is_good(future: Future[None], done: set[Future[None]]) -> bool:
-    return future in done and future.exception() is None
 
 
 def _raise_first(futures: Sequence[Future[Any]]) -> None:

@@ -145,18 +145,26 @@ class Link:
             self.send(protocol.Ask(peer=peer))
             return self._expect(protocol.Route)
 
-    def deliver(self, blobs: tuple[LocalBlob, ...]) -> int:
-        """Bring the host those of the files that it lacks; return the number of bytes sent."""
+    def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], None] | None = None) -> int:
+        """Bring the host those of the files that it lacks; return the number of bytes sent.
+
+        `tell` hears the bytes sent so far, and those to be sent in all, each time they change.
+        """
         self.send(protocol.Offer(blobs=tuple(local.blob for local in blobs)))
         wanted = self._expect(protocol.Want).sha256
         sending = [local for local in blobs if local.blob.sha256 in wanted]
+        tell = tell or _tell_nobody
+        sent, total = 0, sum(local.blob.size_bytes for local in sending)
+        tell(sent, total)
         for local in sending:
             with local.path.open("rb") as file:
                 while data := file.read(_CHUNK):
                     self._write(data)
+                    sent += len(data)
+                    tell(sent, total)
         if sending:
             self._expect(protocol.Want)
-        return sum(local.blob.size_bytes for local in sending)
+        return total
 
     # ---- a job
 
@@ -311,6 +319,10 @@ class Link:
         if not isinstance(message, kind):
             raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
         return n, message
+
+
+def _tell_nobody(_sent_bytes: int, _total_bytes: int) -> None:
+    pass
 
 
 _REFUSAL_HINTS = {

@@ -22,7 +22,7 @@ from distmagic import flags
 from distmagic.backend import BACKEND, Backend, Reaching
 from distmagic.completion import Completer
 from distmagic.config import Distmagic
-from distmagic.errors import PayloadTooLarge, RunError, SpecError
+from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.job_magic import JobCommands
 from distmagic.line_magic import Notebook
 from distmagic.notebook_prompts import NotebookAsker, asker_of
@@ -87,6 +87,9 @@ class Magics:
                     self._dry_run(request, reaching)
                     return None
                 payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
+            except KeyboardInterrupt as interrupt:
+                reaching.cancel()
+                raise _cancelled(interrupt) from None
             except BaseException:
                 reaching.cancel()
                 raise
@@ -194,6 +197,16 @@ def _labels(shell: InteractiveShell) -> dict[str, str]:
     """Return how IPython names the file of each cell so far: "Cell In[3]"."""
     named = ((filename, shell.compile.format_code_name(filename)) for filename in list(linecache.cache))
     return {filename: " ".join(label) for filename, label in named if label is not None}
+
+
+def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
+    """Return what an interrupt before the launch ends with; what IPython shows of the user's own lines stays."""
+    if isinstance(interrupt, Cancelled):
+        return interrupt
+    cancelled = Cancelled("Interrupted before anything was started on a host.")
+    if render := getattr(interrupt, "_render_traceback_", None):
+        cancelled._render_traceback_ = lambda: [*render(), *Cancelled._render_traceback_(cancelled)]  # type: ignore[method-assign]
+    return cancelled
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -6,12 +6,12 @@ The kernel keeps one connection a host and uses it again for the next run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from distmagic.blobs import LocalBlob
-from distmagic.errors import ConnectionLost, DistmagicError, HostError, HostErrors
+from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostError, HostErrors
 from distmagic.hosts import Host
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
@@ -92,14 +92,19 @@ class Reaching:
         ]
         self._pool.submit(places.expire)  # this machine keeps payloads too
 
-    def wait(self) -> tuple[Link, ...]:
+    def wait(self, watch: Callable[[Sequence[Future[Link]]], None] | None = None) -> tuple[Link, ...]:
         """Return one open `Link` a host, in order. Raises `HostErrors`, or the one error; then all links are closed.
 
-        Questions (passphrases, one-time passwords) are asked meanwhile, on this thread.
+        Questions (passphrases, one-time passwords) are asked meanwhile, on this thread. `watch` waits in place of this,
+        and shows how far it is. Raises `Cancelled` for an interrupt.
         """
         try:
-            while wait(self._links, 0.02).not_done:
-                self.asker.serve(0.02)
+            (watch or self._watch)(self._links)
+        except KeyboardInterrupt:
+            waiting = ", ".join(h.name for h, link in zip(self.hosts, self._links, strict=True) if not link.done())
+            self.cancel()
+            hint = f"No answer had come yet from {waiting}." if waiting else ""
+            raise Cancelled("Interrupted while the hosts were being reached; nothing was started.", hint) from None
         except BaseException:
             self.cancel()
             raise
@@ -109,6 +114,10 @@ class Reaching:
             raise join_errors(errors)
         self._pool.shutdown(wait=False)
         return tuple(link.result() for link in self._links)
+
+    def _watch(self, links: Sequence[Future[Link]]) -> None:
+        while wait(links, 0.02).not_done:
+            self.asker.serve(0.02)
 
     def cancel(self) -> None:
         """Give up: nothing is kept but the connections."""

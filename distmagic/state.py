@@ -10,17 +10,20 @@ from distmagic.series import Point as Point  # noqa: PLC0414 - one of the state'
 from distmagic.series import Series as Series  # noqa: PLC0414
 
 ALIVE = ("starting", "running")
-NODE_PHASES = ("connecting", "starting", "running", "ended", "clear", "gone")  # in this order
+NODE_PHASES = ("connecting", "connected", "sending", "starting", "running", "ended", "clear", "gone")  # in this order
+OPENING = NODE_PHASES[:4]  # before there is any rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """One host in this run. `phase` is one of `NODE_PHASES`; ended: torchrun is over, clear: no process is left.
 
-    `hostname` is the host's own name for itself, `host` what the user typed, `address` what the others
-    dial. `code` is torchrun's exit code.
+    `hostname` is the host's own name for itself ("" before its agent runs), `host` what the user typed, `address` what
+    the others dial. `unusable`: why the host can't take part, "" if it can. `sent_bytes` of `total_bytes` of the payload
+    have been sent there, both 0 where nothing needed sending. `code` is torchrun's exit code.
     `survivors`: processes that could not be ended. `gang`: what the other nodes know of it, "joined", "silent" (never
-    heard), "lost" or ""; `stopping`: why its agent ends its ranks, "" while it doesn't. `broken`: why there is no connection just now, "" with one;
+    heard), "lost" or ""; `stopping`: why its agent ends its ranks, "" while it doesn't. `broken`: why there is no
+    connection just now, "" with one;
     `broken_at_s`: since when.
     """
 
@@ -29,6 +32,9 @@ class NodeState:
     phase: str = "connecting"
     hostname: str = ""
     address: str = ""
+    unusable: str = ""
+    sent_bytes: int = 0
+    total_bytes: int = 0
     code: int | None = None
     reason: str = ""
     survivors: tuple[str, ...] = ()
@@ -94,6 +100,57 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """Event of the launcher: a host was reached, and has told what it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unusable:
+    """Event of the launcher: a host can't take part, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """Event of the launcher: something that the user should know of, in one line that names the host."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Event of the launcher: what the plan says of all nodes, their addresses and how many of them the job needs."""
+
+    addresses: tuple[str, ...]
+    min_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """Event of the launcher: so much of the payload has been sent to a node, of what it lacks."""
+
+    sent_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """Event of the launcher: a node has all it needs, and was told to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """Event of the launcher: the run ended before it had begun on all hosts; `why` is a sentence, no cause named twice.
+
+    By the user if `is_wish`, else because of what was wrong with a host or the request.
+    """
+
+    why: str
+    is_wish: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """Event of the launcher: the connection to a node, or its agent, is gone."""
 
@@ -131,6 +188,23 @@ class Stopping:
     reason: str
 
 
+Launched = (
+    Connected
+    | Unusable
+    | Warned
+    | Planned
+    | Sending
+    | Starting
+    | Abandoned
+    | Lost
+    | Swept
+    | Broken
+    | Mended
+    | Gone
+    | Stopping
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened: on which node, when by the notebook's clock (seconds since the run began), what.
@@ -140,7 +214,7 @@ class Event:
 
     node_rank: int
     at_s: float
-    what: protocol.Message | Lost | Swept | Broken | Mended | Gone | Stopping | None
+    what: protocol.Message | Launched | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +226,10 @@ class RunState:
     `first_failure` is the rank that failed first, by arrival (one that only lost its peer gives way to that peer),
     `failed_node` the node whose torchrun did, before any stop. `stopping` is the reason of a stop, "" before one.
     `culprit` is the node because of which the nodes stop, where they found out among themselves. `detached_by`: why
-    the job needs no notebook any more, "asked" or "disconnected", "" where it does. An elastic job goes on with `min_nodes` nodes.
-    `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint, with the endpoint and why.
+    the job needs no notebook any more, "asked" or "disconnected", "" where it does. An elastic job goes on with
+    `min_nodes` nodes. `abandoned` says why it ended before it had begun, "" if it did not. `started_at_s`: when the first
+    node was told to start, None before. `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint,
+    with the endpoint and why.
     """
 
     job: str
@@ -169,6 +245,8 @@ class RunState:
     failed_node: int | None = None
     notices: tuple[str, ...] = ()
     stopping: str = ""
+    abandoned: str = ""
+    started_at_s: float | None = None
     lost: tuple[tuple[int, str], ...] = ()
     unreached: Mapping[int, str] = field(default_factory=dict)
     endpoint_open_at_s: float | None = None
@@ -185,21 +263,29 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether every node is gone, or lost for good."""
+        """Whether every node is gone, or lost for good, or nothing was ever started."""
+        if self.abandoned:
+            return True
         lost = {node for node, _ in self.lost}
         return all(node.phase == "gone" or node.node_rank in lost for node in self.nodes)
 
     @property
     def phase(self) -> str:
-        """starting, running, stopping, done, failed, stopped or lost: the run in one word."""
+        """connecting, sending, starting, running, stopping, done, failed, stopped or lost: the run in one word."""
         if not self.is_over:
             if self.stopping:
                 return "stopping"
-            return "running" if any(w.phase != "starting" for w in self.workers.values()) else "starting"
+            return "running" if any(w.phase != "starting" for w in self.workers.values()) else self._opening
         if self.first_failure is not None:
             return "failed"
         if self.lost:
             return "lost"
         if self.stopping:
-            return "stopped"
+            return "failed" if self.stopping == "failed" else "stopped"
         return "done" if all(node.code == 0 for node in self.nodes) else "failed"
+
+    @property
+    def _opening(self) -> str:
+        """connecting, sending or starting: what the last of the nodes does, none having a rank yet."""
+        last = min((node.phase for node in self.nodes), key=NODE_PHASES.index, default="starting")
+        return {"connected": "connecting"}.get(last, last if last in OPENING else "starting")

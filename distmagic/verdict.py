@@ -28,6 +28,8 @@ def verdict(state: RunState) -> RunError | None:
 
 
 def _verdict(state: RunState) -> RunError | None:
+    if state.abandoned:
+        return (Cancelled if state.stopping else RunError)(state.abandoned)
     could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout")
     if state.first_failure is not None and not could_restart:
         worker = state.workers[state.first_failure]

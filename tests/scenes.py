@@ -74,9 +74,38 @@ def over(state: RunState, code: int = 0, **more: object) -> RunState:
     return replace(state, nodes=nodes, **more)  # type: ignore[arg-type]
 
 
+def opening(*nodes: dict[str, object], at_s: float = 1.2, **more: object) -> RunState:
+    made = [NodeState(node_rank=i, host=f"gpu-{'abcd'[i]}", **node) for i, node in enumerate(nodes)]  # type: ignore[arg-type]
+    return RunState(job="0612-101500-5f3a", nodes=tuple(made), at_s=at_s, **more)  # type: ignore[arg-type]
+
+
+def connecting() -> RunState:
+    return opening({"phase": "connected"}, {}, {"unusable": "gpu-c: gpu-c port 22 refused the connection."}, at_s=4.0)
+
+
+def sending() -> RunState:
+    half = {"phase": "sending", "sent_bytes": 40 << 20, "total_bytes": 80 << 20}
+    return opening(half, half | {"sent_bytes": 80 << 20}, {"phase": "sending"})
+
+
 def starting() -> RunState:
-    nodes = (NodeState(node_rank=0, host="gpu-a", phase="starting"), NodeState(node_rank=1, host="gpu-b"))
-    return RunState(job="0612-101500-5f3a", nodes=nodes, at_s=1.2, notices=("gpu-b: torch 2.12.1 there, 2.13.0 here.",))
+    notices = ("gpu-b: torch 2.12.1 there, 2.13.0 here.",)
+    return opening({"phase": "starting", "hostname": "gpu-a"}, {"phase": "starting"}, notices=notices)
+
+
+def refused() -> RunState:
+    return replace(connecting(), abandoned="gpu-c: gpu-c port 22 refused the connection.")
+
+
+def given_up() -> RunState:
+    why = "Interrupted while the hosts were being reached; nothing was started."
+    return opening({"phase": "connected"}, {}, abandoned=why, stopping="interrupted")
+
+
+def reconnecting() -> RunState:
+    state = run([worker(r) for r in range(4)])
+    broken = replace(state.nodes[1], broken="gpu-b: the connection ended.", broken_at_s=15.0)
+    return replace(state, nodes=(state.nodes[0], broken))
 
 
 def running() -> RunState:
@@ -165,5 +194,8 @@ def ranks_1024() -> RunState:
 
 SCENES: dict[str, Callable[[], RunState]] = {
     scene.__name__: scene
-    for scene in (starting, running, one_slow, done, failed, killed, nested, unicode_names, ranks_64, ranks_1024)
-}
+    for scene in (
+        connecting, sending, starting, refused, given_up, running, reconnecting, one_slow, done, failed, killed, nested,
+        unicode_names, ranks_64, ranks_1024,
+    )
+}  # fmt: skip

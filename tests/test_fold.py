@@ -15,7 +15,22 @@ from distmagic import fold as folding
 from distmagic.draft import KEPT_LINE_CHARS, KEPT_LINES
 from distmagic.fold import KEPT_METRICS, KEPT_NOTICES, KEPT_POINTS, begin, fold
 from distmagic.remote import protocol as p
-from distmagic.state import NODE_PHASES, Event, Gone, Lost, RunState, Stopping, Swept
+from distmagic.state import (
+    NODE_PHASES,
+    Abandoned,
+    Connected,
+    Event,
+    Gone,
+    Lost,
+    RunState,
+    Sending,
+    Starting,
+    Stopping,
+    Swept,
+    Unusable,
+    Warned,
+)
+from distmagic.verdict import verdict
 
 HOSTS = ("gpu-a", "gpu-b")
 
@@ -72,8 +87,9 @@ def texts(state: RunState) -> list[str]:
 
 def test_a_run_that_goes_well():
     state = begin("j", HOSTS, notices=("mind the gap",))
-    assert (state.phase, [n.phase for n in state.nodes]) == ("starting", ["connecting", "connecting"])
+    assert (state.phase, [n.phase for n in state.nodes]) == ("connecting", ["connecting", "connecting"])
     state = fold(state, [hello(0), hello(1)])
+    assert state.phase == "starting"
     assert [(n.phase, n.hostname) for n in state.nodes] == [("starting", "host0"), ("starting", "host1")]
     state = fold(state, [worker(0, 0), worker(3, 1, local=1)])
     assert (state.phase, state.world_size, state.workers[3].label) == ("running", 4, "rank 3 (gpu-b, local_rank 1)")
@@ -84,6 +100,37 @@ def test_a_run_that_goes_well():
     assert ([n.phase for n in state.nodes], state.is_over) == (["clear", "clear"], False)
     state = fold(state, [at(Gone(), 0), at(Gone(), 1)])
     assert (state.is_over, state.phase, state.notices) == (True, "done", ("mind the gap",))
+
+
+def test_hosts_are_reached_are_sent_what_they_lack_and_start():
+    state, seen = begin("j", HOSTS), []
+    for what in (Connected(), Sending(sent_bytes=0, total_bytes=9), Sending(sent_bytes=9, total_bytes=9), Starting()):
+        for node in (0, 1):
+            state = fold(state, [at(what, node, at_s=float(len(seen)))])
+            seen.append((state.phase, state.nodes[node].phase))
+    assert seen == [
+        ("connecting", "connected"), ("connecting", "connected"), ("connecting", "sending"), ("sending", "sending"),
+        ("sending", "sending"), ("sending", "sending"), ("sending", "starting"), ("starting", "starting"),
+    ]  # fmt: skip
+    assert [(n.sent_bytes, n.total_bytes) for n in state.nodes] == [(9, 9), (9, 9)]
+    assert state.started_at_s == 6.0
+    assert fold(state, [at(Connected(), 0), at(Sending(sent_bytes=1, total_bytes=9), 0)]).nodes[0].phase == "starting"
+
+
+def test_what_the_launcher_warns_of_is_told_once():
+    state = fold(
+        begin("j", HOSTS), [at(Warned(text="gpu-a: old torch")), at(p.Notice(level="warning", text="old torch"), 0)]
+    )
+    assert state.notices == ("gpu-a: old torch",)
+
+
+@pytest.mark.parametrize(("is_wish", "phase", "kind"), [(True, "stopped", "Cancelled"), (False, "failed", "RunError")])
+def test_a_run_that_ends_before_it_has_begun(is_wish, phase, kind):
+    events = [at(Connected(), 0), at(Unusable(why="gpu-b: no"), 1), at(Abandoned(why="It ended.", is_wish=is_wish))]
+    state = fold(begin("j", HOSTS), events)
+    assert (state.is_over, state.phase, state.nodes[1].unusable) == (True, phase, "gpu-b: no")
+    error = verdict(state)
+    assert (type(error).__name__, error.message) == (kind, "It ended.")
 
 
 def test_time_goes_forward_only():
@@ -440,7 +487,17 @@ def hold(state: RunState) -> None:
     assert len(state.notices) <= KEPT_NOTICES
     assert len({node for node, _ in state.lost}) == len(state.lost)
     assert all("\n" not in text for text in (*texts(state), *state.open_lines.values()))
-    assert state.phase in ("starting", "running", "stopping", "done", "failed", "stopped", "lost")
+    assert state.phase in (
+        "connecting",
+        "sending",
+        "starting",
+        "running",
+        "stopping",
+        "done",
+        "failed",
+        "stopped",
+        "lost",
+    )
     for one in state.workers.values():
         assert (one.label and one.eta_s is None) or math.isnan(one.eta_s) or one.eta_s >= 0
 

@@ -167,7 +167,7 @@ def test_notices_that_several_hosts_give_are_one():
 
 
 def test_hosts_without_ranks_have_a_row():
-    assert "gpu-b  connecting" in render.text(starting())
+    assert "gpu-b  starting  starts its agent" in render.text(starting())
 
 
 def test_inner_bars_are_told_and_the_outer_one_fills():
@@ -402,4 +402,4 @@ def test_wrapped_text_fits_and_nothing_is_lost(text, columns):
 def test_a_run_of_nothing_can_be_shown():
     state = RunState(job="", nodes=(NodeState(node_rank=0, host="localhost"),))
     Page(render.html(state))
-    assert render.text(state).startswith("starting · localhost · 0 s")
+    assert render.text(state).startswith("connecting · localhost · 0 s")

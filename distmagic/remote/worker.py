@@ -5,14 +5,17 @@ Started by torchrun. Its exit code is what any script's would be: 0 after a retu
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import gc
 import json
 import linecache
 import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 import types
 import zipfile
@@ -60,9 +63,7 @@ def main(_: list[str]) -> None:
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         main = _fresh_main(rank)
-        value = call.perform(call.load(rank.call, main), main)
-        _stop_handlers()
-        ended = _keep(rank, value)
+        ended = _keep(rank, call.perform(call.load(rank.call, main), main))
     except SystemExit as stop:
         _stop_handlers()
         ended = _exited(rank, stop)
@@ -130,6 +131,7 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
     fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
     fresh.__file__ = str(call.write_main(rank.call, rank.folder))
     sys.modules["__main__"] = fresh
+    atexit.register(_let_go, fresh)  # before the user's code registers anything, so that it comes after that
     return fresh
 
 
@@ -142,7 +144,21 @@ def _stop_handlers() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def _let_go(main: types.ModuleType) -> None:
+    """Delete what the user's code made, cycles too, while Python is whole.
+
+    A model under DistributedDataParallel is a cycle that holds its process group. Left to Python's own end, the threads
+    of that group may come to want the interpreter when it has gone, and abort a process that had done all its work.
+    """
+    kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may need them
+    if threading.active_count() == 1:  # daemon threads may still need all the rest
+        for name in [name for name, value in vars(main).items() if name[:2] != "__" and not isinstance(value, kept)]:
+            del vars(main)[name]
+    gc.collect()
+
+
 def _keep(rank: Rank, value: object) -> protocol.Ended:
+    _stop_handlers()
     if os.getpid() != rank.pid:
         return _ended(rank, "returned")
     size = 0 if value is None else parcel.dump(value, rank.result)

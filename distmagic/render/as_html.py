@@ -107,6 +107,7 @@ class _Shown:
     """Which of the columns that may be empty have something to say."""
 
     def __init__(self, rows: Sequence[Row], *, is_large: bool) -> None:
+        self.name = any(row.name for row in rows)
         self.device = not is_large and any(row.device for row in rows)
         self.bar = any(row.fraction is not None for row in rows)
         self.count = any(row.count for row in rows)
@@ -116,7 +117,12 @@ class _Shown:
 
 
 def _titles(metrics: Sequence[str], shown: _Shown) -> list[tuple[str, str]]:
-    found = [("rank", "dm-n"), ("host", ""), ("device", "") if shown.device else None, ("state", "")]
+    found = [
+        ("rank", "dm-n") if shown.name else None,
+        ("host", ""),
+        ("device", "") if shown.device else None,
+        ("state", ""),
+    ]
     found += [("progress", "") if shown.bar else None, ("step", "dm-n") if shown.count else None]
     found += [(cut_middle(plain(name), _TITLE), "dm-n") for name in metrics]
     found += [("rate", "dm-n") if shown.rate else None, ("left", "dm-n") if shown.left else None]
@@ -128,7 +134,7 @@ def _row(row: Row, metrics: Sequence[str], shown: _Shown) -> str:
     name = escape(row.name) if row.rank is None else f'<b class="{palette(row.rank)}">{row.rank}</b>'
     word = "slow" if row.slow else row.phase
     cells: list[tuple[str, str] | None] = [
-        (name, "dm-n"),
+        (name, "dm-n") if shown.name else None,
         (escape(cut_middle(row.host, _NAME)), ""),
         (escape(row.device[:_NAME]), "") if shown.device else None,
         (escape(word), "dm-state"),

@@ -147,7 +147,7 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
         _Column(title="left", cells=tuple(row.left for row in rows), right=True, spare=3),
         _Column(title="", cells=tuple(", ".join(t for t in (row.inner, row.note) if t) for row in rows)),
     ]
-    return [column for column in columns if column.title in ("rank", "state") or any(column.cells)]
+    return [column for column in columns if column.title == "state" or any(column.cells)]
 
 
 def _progress(row: Row) -> str:

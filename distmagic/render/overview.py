@@ -51,7 +51,7 @@ def overview(state: RunState) -> Overview:
     return Overview(
         job=plain(state.job),
         phase=state.phase,
-        fraction=mean(fraction_of(w) for w in workers),
+        fraction=mean(fraction_of(w) for w in workers) if workers else _share_sent(state),
         facts=tuple(_facts(state, workers)),
         slow=_slow_words(state, slow),
         alerts=tuple(_alerts(state)),
@@ -63,9 +63,17 @@ def overview(state: RunState) -> Overview:
 # ---- the head
 
 
+def _share_sent(state: RunState) -> float | None:
+    """Return how much of what all hosts lack has been sent, where that is what goes on."""
+    total = sum(node.total_bytes for node in state.nodes)
+    return sum(node.sent_bytes for node in state.nodes) / total if total and state.phase == "sending" else None
+
+
 def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
     yield _size(state)
     yield f"took {q.duration(state.at_s)}" if state.is_over else q.duration(state.at_s)
+    if state.phase == "connecting" and len(state.nodes) > 1:
+        yield f"{sum(node.phase != 'connecting' for node in state.nodes)} of {len(state.nodes)} connected"
     left = [w.eta_s for w in workers if w.eta_s is not None]
     if left and state.phase == "running":
         yield f"{q.eta(max(left))} left"
@@ -105,6 +113,10 @@ def _alerts(state: RunState) -> Iterable[Alert]:
 
 
 def _failure(state: RunState) -> Iterable[Alert]:
+    if state.abandoned:
+        if state.stopping or not any(node.unusable for node in state.nodes):  # else the hosts' own rows tell
+            yield Alert(level="warning" if state.stopping else "error", text=one_line(state.abandoned))
+        return
     told = state.first_failure is None or state.first_failure in state.workers
     if not told or not (state.is_over or state.first_failure is not None):
         return
@@ -120,6 +132,10 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
         yield from (
             Alert(level="error", text=f"{plain(state.nodes[i].host)}: {one_line(why)}") for i, why in state.lost
         )
+        for node in state.nodes:
+            if node.broken and node.phase != "gone":
+                why = one_line(node.broken.removeprefix(f"{node.host}: ")).rstrip(".")
+                yield Alert(level="warning", text=f"{plain(node.host)}: reconnecting, its ranks go on ({why})")
         lead = plain(state.nodes[0].host)
         for i, why in sorted(state.unreached.items()):
             yield Alert(level="warning", text=f"{plain(state.nodes[i].host)} can't dial {lead} yet: {one_line(why)}")

@@ -41,6 +41,15 @@ def out_of(done: float, total: float | None) -> str:
     return count(done) if total is None else f"{count(done)}/{count(total)}"
 
 
+def size(done_bytes: float, total_bytes: float) -> str:
+    """Return `12 of 80 MB`, `0.3 of 2.1 GB`: both in the unit of the whole."""
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if total_bytes >= size:
+            digits = 0 if total_bytes >= 10 * size else 1
+            return f"{done_bytes / size:,.{digits}f} of {total_bytes / size:,.{digits}f} {unit}"
+    return f"{done_bytes:.0f} of {total_bytes:.0f} bytes"
+
+
 def percent(fraction: float) -> str:
     """Return `62%`; 100% only for what is whole."""
     return f"{min(99, int(fraction * 100)) if fraction < 1 else 100}%"

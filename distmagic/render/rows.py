@@ -11,13 +11,22 @@ from dataclasses import dataclass, field
 from distmagic.remote.protocol import Bar
 from distmagic.render import quantities as q
 from distmagic.render.safe import one_line, plain
-from distmagic.state import ALIVE, NodeState, RunState, WorkerState
+from distmagic.state import ALIVE, OPENING, NodeState, RunState, WorkerState
 
 ALL_RANKS = 64  # up to here every rank has a row
 MAX_HOSTS = 64  # rows by host; the others are counted
-PHASES = ("failed", "lost", "stopped", "starting", "running", "done")  # by how much they want to be seen
+PHASES = (
+    "failed",
+    "lost",
+    "reconnecting",
+    "stopped",
+    "starting",
+    "running",
+    "done",
+)  # by how much they want to be seen
 _PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
 _SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
+_PATIENCE_S = 3.0  # after this long without an answer it is worth a word
 _LATE_S = 3.0  # if it needs more than this to get there; ranks don't begin at the same moment
 
 
@@ -84,15 +93,15 @@ def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> I
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
         by_node.setdefault(worker.node_rank, []).append(worker)
-    waiting = [_waiting_row(node) for node in state.nodes if node.node_rank not in by_node]
+    waiting = [_waiting_row(state, node) for node in state.nodes if node.node_rank not in by_node]
     if len(workers) <= ALL_RANKS:
-        rows = [_rank_row(w, slow) for w in workers] + _bounded(waiting)
+        rows = [_rank_row(state, w, slow) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
     picked = _picked(workers, slow)
     if picked:
-        yield Group(title="failed and slowest ranks", rows=tuple(_rank_row(w, slow) for w in picked))
-    rows = [_host_row(node, by_node[node.node_rank]) for node in state.nodes if node.node_rank in by_node]
+        yield Group(title="failed and slowest ranks", rows=tuple(_rank_row(state, w, slow) for w in picked))
+    rows = [_host_row(state, node, by_node[node.node_rank]) for node in state.nodes if node.node_rank in by_node]
     yield Group(title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting)))
 
 
@@ -123,12 +132,36 @@ def urgency(phase: str) -> int:
 _STOPS = ("failed", "interrupted", "timeout", "rendezvous", "lost", "stopped")  # why the launcher stops a node
 
 
-def _waiting_row(node: NodeState) -> Row:
-    reason = "" if node.reason == "done" else "stopped" if node.reason in _STOPS else node.reason
-    return Row(name="", host=plain(node.host), phase=node.phase, note=one_line(reason))
+def _waiting_row(state: RunState, node: NodeState) -> Row:
+    """Return the row of a host without ranks: how far it is, and what it waits for."""
+    phase, note = ("failed", _without_host(node)) if node.unusable else (node.phase, _waits_for(state, node))
+    if state.is_over and phase in OPENING and phase != "connected":
+        phase = "stopped"
+    if phase == "sending" and node.total_bytes and node.sent_bytes >= node.total_bytes:
+        phase = "sent"
+    share = node.sent_bytes / node.total_bytes if node.total_bytes and phase in ("sending", "sent") else None
+    return Row(name="", host=plain(node.host), phase=phase, fraction=share, note=one_line(note))
 
 
-def _rank_row(w: WorkerState, slow: set[int]) -> Row:
+def _without_host(node: NodeState) -> str:
+    return node.unusable.removeprefix(f"{node.host}: ")
+
+
+def _waits_for(state: RunState, node: NodeState) -> str:
+    if node.phase not in OPENING:
+        return "" if node.reason == "done" else "stopped" if node.reason in _STOPS else node.reason
+    if state.is_over:
+        return "not reached" if node.phase == "connecting" else ""
+    if node.phase == "connecting":
+        return "no answer yet" if state.at_s > _PATIENCE_S else ""
+    if node.phase == "sending" and node.sent_bytes < node.total_bytes:
+        return q.size(node.sent_bytes, node.total_bytes)
+    if node.phase != "starting":
+        return "waits for the others" if len(state.nodes) > 1 else ""
+    return "loads torch" if node.hostname else "starts its agent"
+
+
+def _rank_row(state: RunState, w: WorkerState, slow: set[int]) -> Row:
     done, total = w.progress
     by_report = w.step is not None
     inner = w.bars if by_report else w.bars[1:]
@@ -136,12 +169,21 @@ def _rank_row(w: WorkerState, slow: set[int]) -> Row:
         _bar_words(b) for b in inner[-2:] if not b.closed
     ]
     return Row(
-        name=str(w.rank), rank=w.rank, host=plain(w.host), phase=w.phase, device=plain(w.device),
+        name=str(w.rank), rank=w.rank, host=plain(w.host), phase=_phase_of(state, w), device=plain(w.device),
         fraction=fraction_of(w), count="" if done is None else _outer_count(w, done, total),
         inner=", ".join(filter(None, words)) if w.phase in ALIVE else "",
         metrics=w.metrics, rate=q.rate(w.rate or 0.0, _unit(w)), left="" if w.eta_s is None else q.eta(w.eta_s),
-        slow=w.rank in slow, note=_rank_note(w),
+        slow=w.rank in slow and not _is_out_of_sight(state, w), note=_rank_note(state, w),
     )  # fmt: skip
+
+
+def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
+    """Whether the connection to its host is broken just now: it runs on, and nothing is known of it meanwhile."""
+    return w.phase in ALIVE and bool(state.nodes[w.node_rank].broken) and not state.is_over
+
+
+def _phase_of(state: RunState, w: WorkerState) -> str:
+    return "reconnecting" if _is_out_of_sight(state, w) else w.phase
 
 
 def _outer_count(w: WorkerState, done: float, total: float | None) -> str:
@@ -169,8 +211,10 @@ def _unit(w: WorkerState) -> str:
     return "step" if w.step is not None or not w.bars else plain(w.bars[0].unit)[:8] or "it"
 
 
-def _rank_note(w: WorkerState) -> str:
+def _rank_note(state: RunState, w: WorkerState) -> str:
     notes = [f"restart {w.restart}"] if w.restart else []
+    if _is_out_of_sight(state, w):
+        notes.append(f"not heard of for {q.duration(state.at_s - state.nodes[w.node_rank].broken_at_s)}")
     if w.phase == "failed":
         notes.append(_how_it_failed(w))
     return ", ".join(notes)
@@ -189,8 +233,8 @@ def _code_words(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
-def _host_row(node: NodeState, workers: Sequence[WorkerState]) -> Row:
-    phases = Counter(w.phase for w in workers)
+def _host_row(state: RunState, node: NodeState, workers: Sequence[WorkerState]) -> Row:
+    phases = Counter(_phase_of(state, w) for w in workers)
     worst = min(phases, key=urgency)
     names = dict.fromkeys(name for w in workers for name in w.metrics)
     rates = [w.rate for w in workers if w.rate]

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from playwright.sync_api import Error as PlaywrightError
@@ -43,22 +44,30 @@ _SERVER = (
     "--LabApp.news_url=",
     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     "--LabApp.extension_manager=readonly",
+    "--LabApp.expose_app_in_browser=True",  # as window.jupyterapp: what happens is asked of JupyterLab, not guessed
 )
 _SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page, so they count
+    "@jupyterlab/docmanager-extension:plugin": {"autosave": False},  # a test saves when it says so
+    "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
 _CELLS = ".jp-Notebook .jp-CodeCell"
-_IS_IDLE = "() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
+_HELPERS = Path(__file__).with_name("harness.js").read_text(encoding="utf-8")
 
 
 class NotebookPage:
-    """The notebook as the person in front of the browser has it. Cells count from 0, code cells only."""
+    """The notebook as the person in front of the browser has it. Cells count from 0, code cells only.
+
+    What is done goes through JupyterLab's own commands, and ends when JupyterLab says that it has: a key or a click
+    would be lost while the page is busy. What is seen is read from the page.
+    """
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.outside: list[str] = []  # addresses that the page asked for and that are not on this machine
         self.console_errors: list[str] = []
+        page.add_init_script(_HELPERS)
         page.on("request", self._note_request)
         page.on("console", lambda message: message.type == "error" and self.console_errors.append(message.text))
 
@@ -69,76 +78,62 @@ class NotebookPage:
     def open(self, url: str) -> None:
         """Open the notebook and wait until its kernel is ready."""
         self.page.goto(url)
-        self.page.wait_for_selector(_CELLS, timeout=60_000)
-        self.page.wait_for_function(_IS_IDLE, timeout=60_000)
+        self._wait("hasNotebook", 90)
+        self._ask("isReady")
 
     def reload(self) -> None:
         """Load the page anew, as somebody who opens the saved notebook; its kernel is not asked for anything."""
         self.page.reload()
-        self.page.wait_for_selector(_CELLS, timeout=60_000)
+        self._wait("hasNotebook", 90)
+        self._ask("isReady")
 
     def cell(self, index: int) -> Locator:
         """Return a code cell, with its outputs."""
         return self.page.locator(_CELLS).nth(index)
 
     def run_cell(self, index: int) -> None:
-        """Click into a cell and press Control-Enter; return once the kernel has taken it on.
-
-        A key that is pressed before the notebook has the focus is lost, so both are done until the prompt changes.
-        """
-        before = self._prompt(index)
-        for _ in range(20):
-            for dialog in self.page.locator(".jp-Dialog").all():
-                raise AssertionError(f"a dialog is in the way of cell {index}: {dialog.inner_text()}")
-            self.cell(index).locator(".cm-content").click()
-            self.page.keyboard.press("Control+Enter")
-            with contextlib.suppress(PlaywrightError):
-                self.page.wait_for_function(
-                    "([cells, i, before]) => document.querySelectorAll(cells)[i]"
-                    ".querySelector('.jp-InputPrompt').textContent !== before",
-                    arg=[_CELLS, index, before],
-                    timeout=1500,
-                )
-                return
-        raise AssertionError(f"cell {index} never started")
-
-    def _prompt(self, index: int) -> str:
-        return self.cell(index).locator(".jp-InputPrompt").first.text_content() or ""
+        """Make a cell the active one and run it; return once the kernel has it."""
+        self._ask("run", index)
+        self._wait("hasStarted", 60, index)
 
     def wait_done(self, index: int, timeout_s: float = 60) -> None:
-        """Wait until a cell that was started has its number, and is done."""
-        self.page.wait_for_function(
-            "([cells, i]) => /\\[\\d+\\]/.test(document.querySelectorAll(cells)[i]"
-            ".querySelector('.jp-InputPrompt').textContent)",
-            arg=[_CELLS, index],
-            timeout=timeout_s * 1000,
-        )
+        """Wait until a cell that was started is done: the kernel has answered, and all outputs have come."""
+        self._wait("isDone", timeout_s, index)
 
     def wait_text(self, index: int, pattern: str, timeout_s: float = 30) -> str:
         """Wait until the outputs of a cell, widgets included, match a regular expression; return their text."""
-        outputs = self.cell(index).locator(".jp-Cell-outputWrapper")
         self.cell(index).scroll_into_view_if_needed()  # as a person does; what is out of sight may not be drawn
         try:
-            self.page.wait_for_function(
-                "([cells, i, pattern]) => new RegExp(pattern).test(document.querySelectorAll(cells)[i]"
-                ".querySelector('.jp-Cell-outputWrapper')?.innerText || '')",
-                arg=[_CELLS, index, pattern],
-                timeout=timeout_s * 1000,
-            )
+            self._wait("shows", timeout_s, index, pattern)
         except PlaywrightError as error:
-            shown = outputs.inner_text() if outputs.count() else ""
+            shown = self._ask("outputText", index)
             raise AssertionError(f"cell {index} doesn't show {pattern!r} within {timeout_s:g} s:\n{shown}") from error
-        return outputs.inner_text()
+        return self._ask("outputText", index)
 
     def interrupt(self) -> None:
-        """Click the button that interrupts the kernel."""
-        self.page.locator('[data-command="notebook:interrupt-kernel"]').first.click()
+        """Interrupt the kernel."""
+        self._ask("interrupt")
 
     def save(self) -> None:
-        """Save the notebook, and wait until it is saved."""
-        self.page.keyboard.press("Escape")
-        with self.page.expect_response(lambda r: r.request.method == "PUT" and "/api/contents/" in r.url):
-            self.page.keyboard.press("Control+s")
+        """Save the notebook, and wait until the file is written and nothing is left to be saved."""
+        self._ask("save")
+
+    def _ask(self, name: str, *args: object) -> Any:
+        """Call a function of harness.js; raises what it throws. No dialog may be in the way."""
+        self._refuse_dialogs()
+        return self.page.evaluate(f"args => notebook.{name}(...args)", list(args))
+
+    def _wait(self, name: str, timeout_s: float, *args: object) -> None:
+        """Wait until a function of harness.js returns true."""
+        try:
+            self.page.wait_for_function(f"args => notebook.{name}(...args)", arg=list(args), timeout=timeout_s * 1000)
+        except PlaywrightError:
+            self._refuse_dialogs()
+            raise
+
+    def _refuse_dialogs(self) -> None:
+        for dialog in self.page.locator(".jp-Dialog").all():
+            raise AssertionError(f"a dialog is in the way: {dialog.inner_text()}")
 
     def screenshot(self, path: Path) -> None:
         """Write what is to be seen to a PNG file."""

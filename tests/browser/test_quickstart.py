@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import Error as PlaywrightError
 
 from tests.browser import NotebookPage, notebook_in_browser
 from tests.lab.waiting import wait_until
@@ -44,22 +42,12 @@ def is_live(page: NotebookPage, index: int) -> bool:
 
 
 def test_the_quickstart_in_jupyterlab(tmp_path: Path):
-    """JupyterLab itself now and then loses a key or opens a dialog on a busy machine: then once more from the start."""
-    try:
-        use_the_quickstart(tmp_path / "first")
-    except (AssertionError, PlaywrightError):
-        traceback.print_exc()
-        use_the_quickstart(tmp_path / "second")
-
-
-def use_the_quickstart(folder: Path) -> None:
     """Open it, run it, stop a long cell, save, and look at what was saved."""
-    folder.mkdir()
     notebook = nbformat.read(QUICKSTART, 4)
     notebook.cells.append(nbformat.v4.new_code_cell(LONG))
     notebook.cells.append(nbformat.v4.new_code_cell(NEXT))
     last = sum(cell.cell_type == "code" for cell in notebook.cells) - 1
-    with notebook_in_browser(notebook, {"PYTHONPATH": str(REPOSITORY), "HOME": str(folder)}, shots=folder) as page:
+    with notebook_in_browser(notebook, {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}, shots=tmp_path) as page:
         page.run_cell(LOAD)
         page.run_cell(PLAYGROUND)
         page.wait_text(PLAYGROUND, r"^node1, node2 ", 60)
@@ -70,11 +58,11 @@ def use_the_quickstart(folder: Path) -> None:
         page.run_cell(last)
         page.wait_text(last, r"runs again", 60)
         page.wait_done(last)
-        page.screenshot(folder / "stopped.png")
+        page.screenshot(tmp_path / "stopped.png")
         page.save()
         page.reload()
         read_without_a_kernel(page)
-        page.screenshot(folder / "reloaded.png")
+        page.screenshot(tmp_path / "reloaded.png")
         assert page.console_errors == []
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
 import distmagic
+from distmagic import api
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.pack import pack_whole
+from distmagic.spec import Access, JobSpec
 from tests.e2e import runner
 from tests.lab import HostSetup, Lab
 
@@ -66,6 +71,35 @@ def test_this_machine_without_ssh() -> None:
     run = distmagic.run(as_value(runner.all_reduce), hosts="localhost:2", screen=runner.Watch())
     assert [run.results[rank]["rank"] for rank in run.results] == [0, 1]
     assert {worker.host for worker in run.state.workers.values()} == {"localhost"}
+
+
+LEFT = """\
+import sys
+
+class Thing:
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        print("Python is", "ending" if sys.is_finalizing() else "whole")
+
+def work():
+    Thing()
+    return 1
+
+thing = Thing()
+work()
+"""
+
+
+def test_what_a_rank_leaves_is_deleted_while_python_is_whole() -> None:
+    """A process group that dies later, with its model, aborts processes that had done all their work."""
+    payload = pack_whole(LEFT, filename="<cell>", labels={}, limit_bytes=1 << 20)
+    with closing(api.Session()) as session, closing(NotebookAsker(can_ask=False)) as asker:
+        reaching = session.reach((), Access(), asker)
+        run = session.launch(reaching, JobSpec(nproc_per_node=1), payload, runner.Watch())
+        assert run.logs(0, "stdout") == 2 * "Python is whole\n"
+        assert run.results[0] == 1
 
 
 @pytest.mark.parametrize("shell", ["/usr/bin/fish", "/bin/csh", "/bin/sh"])

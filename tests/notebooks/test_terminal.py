@@ -72,7 +72,7 @@ def test_a_script_without_a_terminal(tmp_path: Path):
     good = subprocess.run([*argv, "20"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
     assert good.stderr == ""
     lines = good.stdout.splitlines()
-    assert lines[0] == "starting · localhost · 0 s"
+    assert lines[0] == "connecting · localhost · 0 s"
     assert lines.count("[rank 0 localhost] bye") == 1
     assert lines[-5].startswith("done 100% · 2 ranks on localhost · took ")
     assert lines[-1] == "{0: 20, 1: 20}"

@@ -1,0 +1,85 @@
+"""An interrupt at any moment from the first look to the last word: it is told truthfully, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from distmagic.errors import Cancelled
+from distmagic.link import Link
+from distmagic.outcome import Run
+from distmagic.state import RunState
+from tests.e2e import runner
+from tests.e2e.test_runs import as_value
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+
+HOSTS = "dm1:1,dm2:1"
+
+
+def press() -> None:
+    """Interrupt this process, as Ctrl-C and the notebook's button do."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def wait_long(_: bytes = b"") -> None:
+    import time
+
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize(("phase", "message"), [
+    ("connecting", "Interrupted while the hosts were being reached; nothing was started."),
+    ("sending", "Interrupted while the hosts were being sent what they need; nothing was started."),
+    ("running", "The run was interrupted; every rank on every host was stopped."),
+])  # fmt: skip
+def test_an_interrupt_says_what_it_interrupted(lab: Lab, phase: str, message: str) -> None:
+    much = os.urandom(48 << 20) if phase == "sending" else b""  # so that it can be seen on its way
+    screen = runner.Watch(lambda state: state.phase == phase, press)
+    error = runner.failure(lab, HOSTS, as_value(wait_long), much, screen=screen)
+    assert isinstance(error, Cancelled)
+    assert error.message == message
+    assert screen.last is not None
+    assert screen.last.phase == "stopped"
+    jobs = [path for host in lab.hosts for path in host.files("/home/node/.distmagic/jobs")]
+    assert bool(jobs) == (phase == "running")
+
+
+def test_a_host_that_does_not_confirm_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Link.start
+
+    def start_frozen(self: Link, request: object) -> None:
+        if self.host.name == "dm2":
+            lab.hosts[1].freeze()
+            press()
+        start(self, request)
+
+    monkeypatch.setattr(Link, "start", start_frozen)
+    way = runner.access(lab, lease_s=3.0)
+    with pytest.raises(Cancelled) as caught:
+        runner.distmagic.run(as_value(wait_long), hosts=HOSTS, access=way, screen=runner.Watch())
+    assert caught.value.message == (
+        "Interrupted while the hosts were starting; dm2 did not confirm that nothing runs there any more."
+    )
+    assert caught.value.hint == "What may still run on dm2 ends by itself when its lease runs out."
+    lab.hosts[1].thaw()
+    lab.assert_clean(within_s=15)
+
+
+class Late(runner.Watch):
+    """Interrupts when the last state is shown."""
+
+    def finish(self, state: RunState) -> None:
+        super().finish(state)
+        press()
+
+
+def test_an_interrupt_of_a_run_that_is_over_keeps_the_run(lab: Lab) -> None:
+    error = runner.failure(lab, HOSTS, int, screen=Late())
+    assert isinstance(error, Cancelled)
+    assert error.message == "Interrupted when the run was over: every rank had ended well."
+    assert isinstance(error.run, Run)
+    assert dict(error.run.results) == {0: 0, 1: 0}

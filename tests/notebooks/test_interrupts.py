@@ -1,0 +1,72 @@
+"""The button that interrupts, pressed before any rank runs: Cancelled, the user's own lines, and nothing left."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.lab.waiting import wait_until
+from tests.notebooks.kernel import LiveNotebook, live_notebook
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+
+
+def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str:
+    """Execute a cell that writes a file, interrupt it then, and return what it shows; nothing may have been started."""
+
+    def press() -> None:
+        wait_until(begun.exists, "the cell to begin", 60)
+        notebook.interrupt()
+
+    with notebook.meanwhile(press):
+        shown = notebook.fail(cell)
+    assert [path for host in lab.hosts for path in host.files("/home/node/.distmagic/jobs")] == []
+    lab.assert_clean()
+    assert notebook.run("6 * 7") == "42"
+    return shown
+
+
+def test_while_the_cells_own_statements_run(lab: Lab, tmp_path: Path):
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        cell = (
+            "%%distributed --hosts dm1\nimport pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(1000)\nprint()"
+        )
+        shown = interrupted(notebook, lab, cell, tmp_path / "begun")
+    assert "----> 4 time.sleep(1000)\n" in shown
+    assert shown.endswith("\nCancelled: Interrupted before anything was started on a host.")
+    assert "distmagic/" not in shown
+
+
+def test_while_the_call_is_packed(lab: Lab, tmp_path: Path):
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        notebook.run(
+            "import pathlib, time\nclass Slow:\n    def __reduce__(self):\n"
+            "        pathlib.Path('begun').touch()\n        time.sleep(1000)\nslow = Slow()"
+        )
+        shown = interrupted(notebook, lab, "%%distributed --hosts dm1\nprint(slow)", tmp_path / "begun")
+    assert shown == "Cancelled: Interrupted before anything was started on a host."
+
+
+def test_while_a_host_does_not_answer(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as silent, live_notebook(tmp_path) as notebook:
+
+        def press() -> None:
+            silent.settimeout(60)
+            silent.accept()[0].detach()  # the kernel dials; it never hears a word
+            notebook.interrupt()
+
+        with notebook.meanwhile(press):
+            shown = notebook.fail(f"%%distributed --hosts 127.0.0.1:{silent.getsockname()[1]}\nprint()")
+        view = notebook.node.cells[-1].outputs[0].data
+        assert set(view) == {"text/plain", "text/html"}  # no widget is left
+        assert notebook.run("6 * 7") == "42"
+    assert shown.startswith("stopped · 127.0.0.1 · took ")
+    assert shown.endswith(
+        "Cancelled: Interrupted while the hosts were being reached; nothing was started.\n"
+        "No answer had come yet from 127.0.0.1."
+    )

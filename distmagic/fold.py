@@ -34,6 +34,7 @@ KEPT_METRICS = 50  # names of metrics a rank
 KEPT_BARS = 20  # bars a rank
 KEPT_POINTS = 2000  # points of one metric of one rank
 _KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
+SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
@@ -74,6 +75,14 @@ def _notice(draft: Draft, node: int, what: protocol.Notice) -> None:
     text = f"{draft.nodes[node].host}: {what.text}"
     if text not in draft.notices and len(draft.notices) < KEPT_NOTICES:
         draft.notices.append(text)
+
+
+def _skipped(draft: Draft, node: int, _: protocol.Skipped) -> None:
+    for worker in list(draft.workers.values()):
+        if worker.node_rank == node:
+            draft.close_lines(worker.rank, node)  # what comes next does not go on with the line before the gap
+    draft.close_lines(-1, node)
+    _notice(draft, node, protocol.Notice(text=SKIPPED))
 
 
 def _engine_ended(draft: Draft, node: int, what: protocol.Engineended) -> None:
@@ -253,6 +262,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Engineended: _engine_ended,
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
+    protocol.Skipped: _skipped,
     protocol.Final: _final,
     Gone: _gone,
     Broken: _broken,

@@ -33,7 +33,7 @@ REMOTE_LAYERS = (
         "wire parts events answers requests protocol places processes exits culprits storages boot",
     ),
     ("values and how they travel", "pickling parcel call"),
-    ("files and lines", "lines journal listing facts streams readers"),
+    ("files and lines", "lines logs journal listing facts streams readers"),
     ("parts of the agent and of a rank", "endpoint ending ranks roster report bars engine"),
     ("what is started as a process", "contact agent worker"),
 )

@@ -23,7 +23,7 @@ from tests.test_plan import FACTS
 HOST = Host(name="gpu-a")
 EVENTS = (
     p.Hello(protocol=1, job="j", node_rank=0, hostname="a", pid=7),
-    p.Engine(pid=8),
+    p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=8),
     p.Final(reason="done"),
 )
 

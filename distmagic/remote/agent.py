@@ -74,7 +74,6 @@ class Agent:
             pipe.close()
         self.engine_pid = child.pid
         child.returncode = 0  # `reap` collects it; Popen must not try
-        self.journal.add(protocol.Engine(pid=child.pid))
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())

@@ -22,13 +22,13 @@ from distmagic.remote.answers import (
 from distmagic.remote.events import (
     Ended,
     Endpoint,
-    Engine,
     Engineended,
     Final,
     Hello,
     Notice,
     Output,
     Progress,
+    Skipped,
     Worker,
 )
 from distmagic.remote.parts import (
@@ -66,7 +66,6 @@ __all__ = [
     "Data",
     "Ended",
     "Endpoint",
-    "Engine",
     "Engineended",
     "Exit",
     "Facts",
@@ -89,6 +88,7 @@ __all__ = [
     "Renew",
     "Route",
     "Row",
+    "Skipped",
     "Start",
     "Stop",
     "Sweep",

@@ -57,6 +57,7 @@ _ERRORS = (
     "HostError",
     "HostErrors",
     "HostKeyError",
+    "NoResult",
     "NodeLost",
     "PayloadError",
     "PayloadTooLarge",

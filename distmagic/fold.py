@@ -197,6 +197,8 @@ def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
     draft.close_lines(what.rank, node)
     phase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
+    if what.outcome == "returned" and what.meaning:
+        _notice(draft, node, protocol.Notice(text=f"rank {what.rank} has returned, but {what.meaning}"))
     if phase == "failed" and draft.first_failure is None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
 

@@ -363,6 +363,15 @@ def test_notices_are_told_once_and_are_bounded():
     assert len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
 
 
+def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
+    skipped = at(p.Skipped(through=9))
+    state = begun(worker(0), output("half a li", 0), skipped, output("after the gap\n", 0), skipped)
+    assert [line.text for line in state.lines] == ["half a li", "after the gap"]
+    assert state.notices == (
+        "gpu-a: some older reports and lines of output are left out: its journal no longer has them (run.logs may)",
+    )
+
+
 # ---- bounds and any order
 
 

@@ -60,6 +60,7 @@ _ERRORS = (
     "HostError",
     "HostErrors",
     "HostKeyError",
+    "NoResult",
     "NodeLost",
     "PayloadError",
     "PayloadTooLarge",

@@ -1,6 +1,6 @@
 """Every error a user can meet, by whose turn it is to act.
 
-- the user's request: `SpecError`, `PayloadError`
+- the user's request: `SpecError` and under it `NoResult`; `PayloadError`
 - the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`
 - the wire: `WireError` and under it `ConnectionLost`, `ProtocolError`
 - the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Cancelled`, `TimedOut`
@@ -32,6 +32,10 @@ class DistmagicError(Exception):
 
 class SpecError(DistmagicError):
     """The request itself is wrong: a flag, a host list, a hostfile, a cell without a call."""
+
+
+class NoResult(SpecError, KeyError):
+    """A rank that left no return value, or that isn't there, was asked for its result."""
 
 
 class PayloadError(DistmagicError):

@@ -42,6 +42,7 @@ KEPT_BARS = 20  # bars a rank
 KEPT_POINTS = 2000  # points of one metric of one rank
 _KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
 _GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
+SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
 KEPT_RANKS = 16_384
 KEPT_OPEN_LINES = 2 * KEPT_RANKS
 _LATER_CHARS = 4000  # of the traceback of a rank that was not the first to fail; its log has all of it
@@ -95,6 +96,14 @@ def _notice(draft: Draft, node: int, what: protocol.Notice) -> None:
 def _add_notice(draft: Draft, text: str) -> None:
     if text not in draft.notices and len(draft.notices) < KEPT_NOTICES:
         draft.notices.append(text)
+
+
+def _skipped(draft: Draft, node: int, _: protocol.Skipped) -> None:
+    for worker in list(draft.workers.values()):
+        if worker.node_rank == node:
+            draft.close_lines(worker.rank, node)  # what comes next does not go on with the line before the gap
+    draft.close_lines(-1, node)
+    _notice(draft, node, protocol.Notice(text=SKIPPED))
 
 
 def _engine_ended(draft: Draft, node: int, what: protocol.Engineended) -> None:
@@ -252,6 +261,8 @@ def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
     if what.failure is not None and draft.first_failure not in (None, what.rank):
         what = replace(what, failure=replace(what.failure, traceback=what.failure.traceback[-_LATER_CHARS:]))
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
+    if what.outcome == "returned" and what.meaning:
+        _notice(draft, node, protocol.Notice(text=f"rank {what.rank} has returned, but {what.meaning}"))
     if phase == "failed" and draft.first_failure is None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
 
@@ -358,6 +369,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Engineended: _engine_ended,
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
+    protocol.Skipped: _skipped,
     protocol.Final: _final,
     protocol.Member: _member,
     protocol.Stopping: _node_stopping,

@@ -197,7 +197,9 @@ class Link:
                 continue  # no event
             if number != n + 1:
                 raise ProtocolError(f"{self.host.name}: event {number} came after event {n}.")
-            n = number
+            n = message.through if isinstance(message, protocol.Skipped) else number
+            if n < number:
+                raise ProtocolError(f"{self.host.name}: event {number} goes on before itself.")
             if message is not None:  # else of a younger protocol
                 yield n, message
 

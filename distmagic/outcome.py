@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distmagic.errors import SpecError
+from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.link import LOG_LIMIT_BYTES, Link
 from distmagic.remote import journal, parcel, protocol
 from distmagic.state import RunState
@@ -74,12 +74,30 @@ class Run:
         return self.state.workers[rank].node_rank
 
     def _fetch(self, node_rank: int, name: str, write: Callable[[bytes], object], limit_bytes: int) -> int:
-        link = self._open_link(node_rank)
-        try:
-            request = protocol.Fetch(job=self.job, node_rank=node_rank, name=name)
-            return link.fetch(request, write, limit_bytes=limit_bytes)
-        finally:
-            link.finish()
+        """Hand a file of a node to `write`, over a new connection where one breaks in the middle; return its size."""
+        done = before = 0
+
+        def take(data: bytes) -> None:
+            nonlocal done
+            write(data)
+            done += len(data)
+
+        while True:
+            link = self._open_link(node_rank)
+            request = protocol.Fetch(job=self.job, node_rank=node_rank, name=name, offset=done)
+            try:
+                link.fetch(request, take, limit_bytes=limit_bytes - done)
+            except ConnectionLost:
+                link.close()
+                if done == before:
+                    raise
+                before = done
+            except BaseException:
+                link.close()
+                raise
+            else:
+                link.finish()
+                return done
 
     def __repr__(self) -> str:
         from distmagic import render
@@ -124,6 +142,7 @@ class Results(Mapping[int, Any]):
     """Return values by rank. One is unpickled when it is looked at for the first time, large ones fetched then.
 
     Unpickling runs code that the hosts chose: look at results only of hosts that you trust with your notebook.
+    A rank without one raises `NoResult`, which is a `KeyError` too.
     """
 
     def __init__(self, state: RunState, small: Mapping[int, bytes], fetch: Callable[..., int]) -> None:
@@ -134,6 +153,10 @@ class Results(Mapping[int, Any]):
         if rank not in self._loaded:
             self._loaded[rank] = self._load(rank)
         return self._loaded[rank]
+
+    def __contains__(self, rank: object) -> bool:
+        """Whether a rank left a result; none is fetched for that."""
+        return rank in set(self)
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(r for r, w in self._state.workers.items() if w.ended and w.ended.result_bytes is not None))
@@ -149,9 +172,17 @@ class Results(Mapping[int, Any]):
         ended = self._state.workers[rank].ended
         return (ended.result_bytes or 0) if ended else 0
 
+    def _no_result(self, rank: int) -> NoResult:
+        hint = f"Ranks with a result: {list(self)}."
+        worker = self._state.workers.get(rank)
+        if worker is None:
+            return NoResult(f"There is no rank {rank} in this run.", hint)
+        why = f": {worker.ended.meaning}" if worker.ended and worker.ended.outcome == "returned" else ""
+        return NoResult(f"{worker.label} left no result{why}.".replace("..", "."), hint)
+
     def _load(self, rank: int) -> Any:
-        if rank not in set(self):
-            raise KeyError(f"rank {rank} returned nothing that could be kept; ranks that did: {list(self)}")
+        if rank not in self:
+            raise self._no_result(rank)
         if not self._size(rank):
             return None
         with tempfile.TemporaryDirectory(prefix="distmagic-result-") as folder:

@@ -29,7 +29,6 @@ def stream(node: int, dice: random.Random, *, fails: bool) -> list[p.Message]:
     ranks = (2 * node, 2 * node + 1)
     told: list[p.Message] = [
         p.Hello(protocol=1, job="j", node_rank=node, hostname=f"h{node}", pid=1),
-        p.Engine(pid=2),
         p.Endpoint(state="open" if node == 0 else "reached"),
         *(p.Worker(rank=rank, local_rank=rank % 2, world_size=WORLD, restart=0, pid=10 + rank) for rank in ranks),
     ]
@@ -45,7 +44,7 @@ def stream(node: int, dice: random.Random, *, fails: bool) -> list[p.Message]:
             text = dice.choice(["whole\n", "torn ", "a\rb", "\u2028é\n", "木" * 5])
             told.append(p.Output(rank=rank, stream=dice.choice(["stdout", "stderr"]), offset=step, text=text))
     told.append(p.Output(rank=-1, stream="stderr", offset=0, text="torchrun's\n"))
-    told.append(p.Notice(level="info", text=f"of node {node}"))
+    told.append(p.Notice(text=f"of node {node}"))
     for rank in ranks:
         failure = p.Failure(type="ValueError", message="no", traceback="T") if fails and rank == ranks[1] else None
         told.append(p.Ended(rank=rank, restart=0, outcome="raised" if failure else "returned", code=int(bool(failure)),

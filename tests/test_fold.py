@@ -118,9 +118,7 @@ def test_hosts_are_reached_are_sent_what_they_lack_and_start():
 
 
 def test_what_the_launcher_warns_of_is_told_once():
-    state = fold(
-        begin("j", HOSTS), [at(Warned(text="gpu-a: old torch")), at(p.Notice(level="warning", text="old torch"), 0)]
-    )
+    state = fold(begin("j", HOSTS), [at(Warned(text="gpu-a: old torch")), at(p.Notice(text="old torch"), 0)])
     assert state.notices == ("gpu-a: old torch",)
 
 
@@ -405,9 +403,18 @@ def test_the_endpoint():
 
 
 def test_notices_are_told_once_and_are_bounded():
-    state = begun(*[at(p.Notice(level="warning", text="full"), 1)] * 3)
+    state = begun(*[at(p.Notice(text="full"), 1)] * 3)
     assert state.notices == ("gpu-b: full",)
-    assert len(begun(*(at(p.Notice(level="info", text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
+    assert len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
+
+
+def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
+    skipped = at(p.Skipped(through=9))
+    state = begun(worker(0), output("half a li", 0), skipped, output("after the gap\n", 0), skipped)
+    assert [line.text for line in state.lines] == ["half a li", "after the gap"]
+    assert state.notices == (
+        "gpu-a: some older reports and lines of output are left out: its journal no longer has them (run.logs may)",
+    )
 
 
 # ---- bounds and any order
@@ -450,13 +457,13 @@ ANYTHING = st.one_of(
     st.builds(p.Ended, rank=SMALL, restart=SMALL, outcome=WORD, code=st.integers(-20, 3), failure=st.none() | FAILURE),
     st.builds(p.Engineended, code=st.integers(-20, 3), exits=some(EXIT)),
     st.builds(p.Endpoint, state=WORD, detail=WORD),
-    st.builds(p.Notice, level=WORD, text=WORD),
+    st.builds(p.Notice, text=WORD),
     st.builds(p.Final, reason=WORD, survivors=some(WORD)),
     st.builds(Lost, why=WORD),
     st.builds(Stopping, reason=st.sampled_from(["failed", "interrupted", "timeout", "rendezvous", "lost"])),
     st.builds(Swept, survivors=some(WORD)),
     st.just(Gone()),
-    st.just(p.Engine(pid=1)),
+    st.builds(p.Skipped, through=st.integers(0, 99)),
     st.none(),
 )
 EVENTS = st.lists(st.builds(Event, node_rank=SMALL, at_s=st.floats(0, 100), what=ANYTHING), max_size=30)

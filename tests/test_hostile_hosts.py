@@ -192,7 +192,9 @@ def test_jobs_with_names_that_write_on_the_terminal(hosts):
 
 @pytest.mark.parametrize("numbers", [(1, 3), (1, 1), (1, 2, 2), (1, 2, 1), (5,)])
 def test_events_out_of_their_order(hosts, numbers):
-    link = hosts(p.encode(HELLO, numbers[0]) + b"".join(p.encode(p.Engine(pid=1), n) for n in numbers[1:]))
+    link = hosts(
+        p.encode(HELLO, numbers[0]) + b"".join(p.encode(p.Member(node_rank=1, state="joined"), n) for n in numbers[1:])
+    )
     if numbers == (5,):
         link.start(START)  # who begins in the middle has to go on there
         assert next(iter(link.events()))[0] == 5
@@ -283,7 +285,7 @@ def test_a_world_beyond_all_bounds_is_not_believed():
 
 
 def test_long_messages_are_cut_and_others_left_alone():
-    short = p.Notice(level="info", text="x" * 2000)
+    short = p.Notice(text="x" * 2000)
     assert limits.limited(short) is short
     long_row = p.Row(at_s=1.0, metrics={f"{i}{'n' * 300}": 1.0 for i in range(2000)})
     cut = limits.limited(
@@ -353,7 +355,7 @@ def nasty_state() -> RunState:
         at(p.Hello(protocol=1, job=NASTY, node_rank=0, hostname=NASTY, pid=1)),
         progress(0, device=NASTY, step=float("nan"), total=float("-inf"), rows=(row, row)),
         progress(1, bars=(bar,), at_s=float("inf")), output(NASTY), output(f"{NASTY}\n", stream="stderr"),
-        at(p.Notice(level=NASTY, text=NASTY)), at(p.Endpoint(state="unreached", detail=NASTY), 1),
+        at(p.Notice(text=NASTY)), at(p.Endpoint(state="unreached", detail=NASTY), 1),
         ended(2, 1, outcome="raised", code=1, failure=failure), ended(3, 1, outcome=NASTY, code=2**62, meaning=NASTY),
         at(p.Engineended(code=-(2**62))), at(p.Final(reason=NASTY, survivors=(NASTY,) * 5), 1),
     )  # fmt: skip

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from distmagic.remote import journal as journals
 from distmagic.remote import protocol as p
-from distmagic.remote.journal import FILE, Journal, expand, log_name, read
+from distmagic.remote.journal import FILE, Journal, expand, log_name, read, replay
 
 
 def notice(i: int) -> p.Notice:
-    return p.Notice(level="info", text=f"event {i}")
+    return p.Notice(text=f"event {i}")
 
 
 def filled(folder: Path, count: int) -> Journal:
@@ -73,9 +75,9 @@ def test_a_long_journal_is_not_read_from_its_beginning_again_and_again(tmp_path,
     seen = 0
     real = journals.read
 
-    def counting(path, after=0, offset=0):
+    def counting(folder, after=0, mark=(0, 0), owed=()):
         nonlocal seen
-        for number, line in real(path, 0, offset):
+        for number, line in real(folder, 0, mark, owed):
             seen += 1
             if number > after:
                 yield number, line
@@ -93,34 +95,113 @@ def test_memory_is_bounded(tmp_path, small_memory):
 def test_a_full_disk_loses_nothing_that_fits_into_memory(tmp_path):
     (tmp_path / FILE).symlink_to("/dev/full")
     journal = filled(tmp_path, 50)
-    assert journal.error == "[Errno 28] No space left on device"
+    assert journal.error == "No space left on device"
     assert everything(journal) == [(i, notice(i)) for i in range(1, 51)]
 
 
-def test_numbers_go_on_where_disk_and_memory_have_both_lost_an_event(tmp_path, small_memory, monkeypatch):
-    journal = Journal(tmp_path)
+def report(i: int) -> p.Progress:
+    return p.Progress(rank=0, restart=0, at_s=float(i))
+
+
+def filling_up(folder: Path, monkeypatch, event: Callable[[int], p.Message]) -> Journal:
+    """Return a journal of 500 events, of which the disk took no whole line from 100 to 399."""
+    journal = Journal(folder)
     real = os.write
     for i in range(1, 501):
-        full = 100 <= i < 400
-        if full:  # the disk takes half a line, as a disk that is nearly full does
+        if 100 <= i < 400:  # the disk takes half a line, as a disk that is nearly full does
             monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
-        journal.add(notice(i))
+        journal.add(event(i))
+        assert journal.error == ("No space left on device" if 100 <= i < 400 else "")
         monkeypatch.setattr(os, "write", real)
-    assert journal.error == "No space left on device"
+    return journal
+
+
+def test_numbers_go_on_where_disk_and_memory_have_both_lost_an_event(tmp_path, small_memory, monkeypatch):
+    journal = filling_up(tmp_path, monkeypatch, report)
+    there = [*range(1, 100), *range(400, 501)]
+    assert [n for n, _ in read(tmp_path)] == there
+    expected = [(i, report(i)) for i in there]
+    expected.insert(99, (100, p.Skipped(through=399)))
+    assert everything(journal) == expected
+    assert [p.decode(line) for line in replay(tmp_path, 0)] == expected
+    assert [p.decode(line) for line in replay(tmp_path, 250)] == [(251, p.Skipped(through=399)), *expected[100:]]
+
+
+def test_how_the_job_goes_is_written_when_there_is_room_again(tmp_path, monkeypatch):
+    journal = filling_up(tmp_path, monkeypatch, notice)
+    assert everything(journal) == [(i, notice(i)) for i in range(1, 501)]
+    assert [p.decode(line) for line in replay(tmp_path, 0)] == everything(journal)
+
+
+def test_what_waits_for_room_is_bounded_too(tmp_path, small_memory, monkeypatch):
+    journal = Journal(tmp_path)
+    monkeypatch.setattr(os, "write", lambda *_: 0)
+    for i in range(1, 501):
+        journal.add(notice(i))
+    assert sum(len(line) for _, line in journal._owed) <= 1000
     found = everything(journal)
-    assert [n for n, _ in found] == list(range(1, 501))
-    assert [m for _, m in found[:99]] == [notice(i) for i in range(1, 100)]
-    assert {m.text for _, m in found[99:399]} == {"an event was lost: the disk was full"}
-    assert [m for _, m in found[399:]] == [notice(i) for i in range(400, 501)]
-    assert [n for n, _ in read(tmp_path / FILE)] == [*range(1, 100), *range(400, 501)]
+    assert found[0] == (1, p.Skipped(through=500 - len(found) + 1))
+
+
+def test_the_last_words_find_room_on_a_full_disk(tmp_path, monkeypatch):
+    """The reserve makes it: a disk on which there is just as much room as was set aside."""
+    journal = Journal(tmp_path)
+    assert (tmp_path / "reserve").stat().st_size == 256 << 10
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if (tmp_path / "reserve").exists():
+            raise OSError(errno.ENOSPC, "full")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    journal.add(notice(1))
+    journal.add(report(2))
+    assert list(read(tmp_path)) == []
+    journal.add(p.Final(reason="done"))
+    assert [p.decode(line) for line in replay(tmp_path, 0)] == [
+        (1, notice(1)),
+        (2, p.Skipped(through=2)),
+        (3, p.Final(reason="done")),
+    ]
+
+
+def test_the_reserve_goes_with_the_job(tmp_path):
+    Journal(tmp_path).add(p.Final(reason="done"))
+    assert not (tmp_path / "reserve").exists()
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    """Keep about 8 KiB of reports and output."""
+    monkeypatch.setattr(journals, "CHATTER_LIMIT_BYTES", 8192)
+
+
+@pytest.mark.parametrize("after", [0, 1, 300, 301, 1500, 2999])
+def test_reports_of_weeks_leave_the_rest_whole(tmp_path, small_memory, small_limit, after):
+    journal = Journal(tmp_path)
+    for i in range(1, 3001):
+        journal.add(notice(i) if i % 100 == 1 else report(i))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir() if path.name != "reserve") < 8192 + 30 * 60
+    found = everything(journal, after)
+    assert found == [p.decode(line) for line in replay(tmp_path, after)]
+    seen = after
+    for n, event in found:  # every number once, or told as skipped
+        assert n == seen + 1
+        seen = event.through if isinstance(event, p.Skipped) else n
+    assert seen == 3000
+    assert [n for n, event in found if isinstance(event, p.Notice)] == [n for n in range(1, 3000, 100) if n > after]
+    kept = [n for n, event in found if isinstance(event, p.Progress)]
+    assert kept[-50:] == [n for n in range(2949, 3001) if n % 100 != 1][-len(kept[-50:]) :]
+    assert after > 0 or kept[:10] == list(range(2, 12))
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
     filled(tmp_path, 3)
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes()[:-5])
-    assert [n for n, _ in read(path)] == [1, 2]
-    assert [n for n, _ in read(path, after=1)] == [2]
+    assert [n for n, _ in read(tmp_path)] == [1, 2]
+    assert [n for n, _ in read(tmp_path, after=1)] == [2]
 
 
 # ---- text stands in the logs
@@ -156,6 +237,20 @@ def test_half_a_character_behind_a_gap_is_left_out(tmp_path):
 def test_a_log_that_is_gone_says_so(tmp_path):
     _, event = p.decode(expand(placed(offset=0, size_bytes=5), tmp_path))
     assert event.text.startswith("[distmagic: the log can't be read: [Errno 2] No such file or directory")
+
+
+def test_text_that_the_log_could_not_take_stands_in_the_event(tmp_path):
+    line = p.encode(p.Output(rank=0, stream="stdout", offset=9, text="still here\n"), 7)
+    assert expand(line, tmp_path) is line
+
+
+def test_text_that_is_no_longer_kept_is_told(tmp_path):
+    (tmp_path / log_name(0, "stdout")).write_bytes(b"one\n")
+    (tmp_path / (log_name(0, "stdout") + ".100")).write_bytes(b"new\n")
+    _, event = p.decode(expand(placed(offset=50, size_bytes=54), tmp_path))
+    assert event.text == (
+        "\n[distmagic: 50 bytes are not kept: of a log this long only the beginning and the newest part are]\nnew\n"
+    )
 
 
 def test_other_events_stay_as_they_are(tmp_path):

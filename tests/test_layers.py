@@ -36,7 +36,7 @@ REMOTE_LAYERS = (
         "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits memory culprits storages boot",
     ),
     ("values and how they travel", "pickling parcel call"),
-    ("files and lines", "lines journal listing facts logout streams readers"),
+    ("files and lines", "lines logs journal listing facts logout streams readers"),
     ("parts of the agent and of a rank", "endpoint ending gang_channel ranks roster report bars engine"),
     ("what is started as a process", "contact agent worker"),
 )

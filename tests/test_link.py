@@ -23,7 +23,7 @@ from tests.test_plan import FACTS
 HOST = Host(name="gpu-a")
 EVENTS = (
     p.Hello(protocol=1, job="j", node_rank=0, hostname="a", pid=7),
-    p.Engine(pid=8),
+    p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=8),
     p.Final(reason="done"),
 )
 
@@ -358,6 +358,30 @@ def test_a_gap_between_events():
     with pytest.raises(ProtocolError) as caught:
         next(events)
     assert str(caught.value) == "gpu-a: event 3 came after event 1."
+
+
+def test_a_gap_that_is_told():
+    link, _ = started(
+        lines(EVENTS[0], first=1), lines(p.Skipped(through=40), first=2), lines(EVENTS[1], first=41),
+        lines(p.Skipped(through=42), EVENTS[2], first=42), lines(p.Over()),
+    )  # fmt: skip
+    found = list(link.events())
+    assert [n for n, _ in found] == [1, 40, 41, 42, 43]
+    assert [message for _, message in found] == [
+        EVENTS[0],
+        p.Skipped(through=40),
+        EVENTS[1],
+        p.Skipped(through=42),
+        EVENTS[2],
+    ]
+
+
+@pytest.mark.parametrize("through", [1, 0, -5])
+def test_a_gap_that_leads_backwards(through):
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Skipped(through=through), first=2))
+    with pytest.raises(ProtocolError) as caught:
+        list(link.events())
+    assert str(caught.value) == "gpu-a: event 2 goes on before itself."
 
 
 def test_a_connection_that_is_cut():

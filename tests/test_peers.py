@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,13 @@ OTHER = 1  # "daemon" where it has a name
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(str(tmp_path / "s"))
-    made.listen(8)
-    for path in (tmp_path / "s", tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        path.chmod(0o777)
-    yield made
-    made.close()
-    for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        path.chmod(0o700)
+def listener() -> Iterator[socket.socket]:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"{folder}/s")
+        made.listen(8)
+        Path(folder).chmod(0o777)  # everybody may come as far as the socket
+        Path(folder, "s").chmod(0o777)
+        yield made
 
 
 def as_other(act: Callable[[], bool]) -> bool:

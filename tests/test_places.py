@@ -30,6 +30,40 @@ def test_home_is_in_the_users_own_unless_said(monkeypatch, home):
     assert places.home() == Path("/home/me/.distmagic")
 
 
+def test_how_long_a_log_may_be(monkeypatch):
+    monkeypatch.delenv("DISTMAGIC_LOG_BYTES", raising=False)
+    assert places.log_limit_bytes() == places.log_limit_bytes({}) == 64 << 20
+    monkeypatch.setenv("DISTMAGIC_LOG_BYTES", "100000")
+    assert places.log_limit_bytes() == 100_000
+    assert places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": "65536"}) == 65536  # the job's own goes first
+
+
+@pytest.mark.parametrize("text", ["1G", "-1", "65535", "0", "1e9", "²"])
+def test_what_is_no_length_of_a_log(text):
+    with pytest.raises(ValueError) as caught:
+        places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": text})
+    assert str(caught.value) == f"DISTMAGIC_LOG_BYTES={text} is no number of bytes of at least 65,536"
+
+
+def test_what_goes_while_it_is_measured(home, monkeypatch):
+    """The oldest piece of a log goes while its job runs; neither the listing nor the expiry stumbles over that."""
+    folder = home / "jobs" / "long" / "0-a"
+    folder.mkdir(parents=True)
+    (folder / "rank0.stdout.log").write_bytes(b"x" * 7)
+    (folder / "rank0.stdout.log.100").write_bytes(b"x" * 7)
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path.name.endswith(".100"):
+            path.unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert places.size_of(folder) == 7
+    places.expire(time.time() + 8 * DAY_S)
+    assert not (home / "jobs" / "long").exists()
+
+
 def test_a_blob_has_the_name_of_its_hash(home):
     assert places.blob(SHA) == home / "blobs" / SHA
 

@@ -24,11 +24,10 @@ LISTED = p.Listed(
 )  # fmt: skip
 MESSAGES = (
     (1, p.Hello(protocol=1, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
-    (2, p.Engine(pid=72)),
-    (3, p.Endpoint(state="unreached", detail="Connection refused")),
-    (4, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73)),
+    (2, p.Endpoint(state="unreached", detail="Connection refused")),
+    (3, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73)),
     (
-        5,
+        4,
         p.Progress(
             rank=3,
             restart=1,
@@ -40,9 +39,9 @@ MESSAGES = (
             device="cuda:1",
         ),
     ),
-    (6, p.Output(rank=-1, stream="stderr", offset=10, text="é\n", skipped_bytes=5, size_bytes=3)),
+    (5, p.Output(rank=-1, stream="stderr", offset=10, text="é\n", skipped_bytes=5, size_bytes=3)),
     (
-        7,
+        6,
         p.Ended(
             rank=3,
             restart=1,
@@ -53,8 +52,9 @@ MESSAGES = (
             meaning="m",
         ),
     ),
-    (8, p.Engineended(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
-    (9, p.Notice(level="warning", text="the disk is full")),
+    (7, p.Engineended(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
+    (8, p.Notice(text="the disk is full")),
+    (9, p.Skipped(through=9)),
     (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
     (
         0,
@@ -173,7 +173,7 @@ def test_fields_at_their_default_are_left_out():
 
 
 def test_a_line_is_one_line_of_ascii():
-    line = p.encode(p.Notice(level="info", text="a\nb\r\u2028é\0"))
+    line = p.encode(p.Notice(text="a\nb\r\u2028é\0"))
     assert line.isascii()
     assert line.count(b"\n") == 1
     assert b"\r" not in line

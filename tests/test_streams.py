@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from distmagic.remote import logs
 from distmagic.remote import protocol as p
 from distmagic.remote.journal import expand, log_name
 from distmagic.remote.streams import Stream
@@ -40,6 +41,10 @@ class Pipe:
         """Return an event's text as it reaches the notebook."""
         _, travelled = p.decode(expand(p.encode(event, 1), self.folder))
         return travelled.text
+
+    def told(self) -> list[str]:
+        """Return the texts of all events that are due, as they reach the notebook."""
+        return [self.text(event) for event in iter(lambda: self.stream.event(0.0), None)]
 
     @property
     def log(self) -> bytes:
@@ -184,10 +189,41 @@ def test_a_full_disk_loses_output_but_not_the_rank(tmp_path):
     pipe = Pipe(tmp_path)
     pipe.write(b"x" * 1000)
     pipe.drain()
-    assert (pipe.stream.lost_bytes, pipe.stream.event(0.0)) == (1000, None)
+    assert pipe.stream.error == "No space left on device"
+    event = pipe.stream.event(0.0)
+    assert (event.text, event.size_bytes, event.skipped_bytes) == ("x" * 1000, 0, 0)
+    assert pipe.stream.event(0.0) is None
     pipe.end()
     pipe.drain()
     assert not pipe.stream.is_open
+    pipe.stream.close()
+
+
+def test_a_flood_on_a_full_disk_is_cut_and_counted(tmp_path):
+    (tmp_path / log_name(3, "stdout")).symlink_to("/dev/full")
+    pipe = Pipe(tmp_path)
+    for _ in range(20):
+        pipe.write(b"x" * 60_000)
+        pipe.drain()
+    event = pipe.stream.event(0.0, last=True)
+    assert (event.text, event.skipped_bytes) == ("x" * (128 << 10), 20 * 60_000 - (128 << 10))
+    pipe.end()
+    pipe.stream.close()
+
+
+def test_a_rank_that_prints_for_weeks_stays_within_its_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_LOG_BYTES", "65536")
+    pipe, sent = Pipe(tmp_path), b""
+    for i in range(60):
+        pipe.write(bytes([65 + i % 26]) * 5000 + b"\n")
+        sent += bytes([65 + i % 26]) * 5000 + b"\n"
+        pipe.drain()
+        assert pipe.told() == [chr(65 + i % 26) * 5000 + "\n"] or i > 20  # then it is too much to be shown
+    kept = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert 50_000 < kept <= 65536
+    assert pipe.log == sent[: len(pipe.log)]
+    assert logs.read(tmp_path / log_name(3, "stdout"), len(sent) - 40_000, 40_000) == sent[-40_000:]
+    pipe.end()
     pipe.stream.close()
 
 
@@ -207,11 +243,17 @@ def test_a_disk_that_becomes_full_and_empty_again(tiny_disk):
     pipe.write(b"y" * 40_000)
     pipe.drain()
     kept = len(pipe.log)
-    assert (kept < 40_000, pipe.stream.lost_bytes) == (True, 40_000 - kept)
+    assert 0 < kept < 40_000
+    assert pipe.told() == ["y" * kept, "y" * (40_000 - kept)]
+    pipe.write(b"more\n")
+    pipe.drain()
+    assert pipe.told() == ["more\n"]
     filler.unlink()
     pipe.write("z€\n".encode())
     pipe.drain()
-    event = pipe.stream.event(0.0)
-    assert pipe.text(event) == "y" * kept + "z€\n"
+    note = f"\n[distmagic: {40_005 - kept:,} bytes are missing in this log: the disk was full]\n"
+    assert pipe.told() == [f"{note}z€\n"]
+    assert pipe.log.decode() == "y" * kept + note + "z€\n"
+    assert pipe.stream.error == ""
     pipe.end()
     pipe.stream.close()

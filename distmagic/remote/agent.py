@@ -84,7 +84,6 @@ class Agent:
             pipe.close()
         self.engine_pid = child.pid
         child.returncode = 0  # `reap` collects it; Popen must not try
-        self.journal.add(protocol.Engine(pid=child.pid))
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
@@ -97,7 +96,7 @@ class Agent:
             self.channel.watch(self.selector)
         except OSError as error:
             text = f"no channel to the other hosts at {self.start.membership.address}: {error}"
-            self.journal.add(protocol.Notice(level="warning", text=text))
+            self.journal.add(protocol.Notice(text=text))
 
     # ---- the loop
 

@@ -17,8 +17,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
-from distmagic.remote import facts, journal, listing, logout, peers, places, processes, protocol
+from distmagic.remote import facts, journal, listing, logout, logs, peers, places, processes, protocol
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
@@ -124,6 +125,7 @@ class Contact:
         cwd = os.path.expanduser(request.cwd)
         if not os.path.isdir(cwd):
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
+        places.log_limit_bytes(request.env)
         try:
             prefix = logout.survivor_prefix() if request.stays else ()
         except PermissionError as error:
@@ -159,9 +161,8 @@ class Contact:
         self._say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
 
     def _replay(self, request: protocol.Attach) -> None:
-        folder = places.job_dir(request.job, request.node_rank)
-        for _, line in journal.read(folder / journal.FILE, request.after):
-            self._write(journal.expand(line, folder))
+        for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
+            self._write(line)
 
     def _relay(self, path: Path, attach: protocol.Attach) -> None:
         """Carry bytes both ways until the agent closes, which it does as its last act."""
@@ -187,15 +188,21 @@ class Contact:
     def fetch(self, request: protocol.Fetch) -> None:
         """Send a file of a job."""
         path = places.job_dir(request.job, request.node_rank) / request.name
-        if request.name != path.name or not path.is_file():
-            raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
-        with path.open("rb") as file:
-            size = max(0, os.fstat(file.fileno()).st_size - request.offset)
-            file.seek(request.offset)
-            self._say(protocol.Data(size_bytes=size))
-            while size and (data := file.read(min(size, _CHUNK))):
-                size -= len(data)
-                self._write(data)
+        with contextlib.ExitStack() as stack:
+            parts = logs.open_all(path, stack) if request.name == path.name and path.parent.is_dir() else []
+            if not parts:
+                raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
+            skip = request.offset
+            self._say(protocol.Data(size_bytes=max(0, sum(size for _, size in parts) - skip)))
+            for file, size in parts:
+                self._send_part(file, min(skip, size), size)
+                skip -= min(skip, size)
+
+    def _send_part(self, file: BinaryIO, at: int, end: int) -> None:
+        file.seek(at)
+        while at < end and (data := file.read(min(end - at, _CHUNK))):
+            at += len(data)
+            self._write(data)
 
     def list(self, _: protocol.List) -> None:
         """Tell the jobs of this host."""
@@ -257,7 +264,7 @@ def _spawn(
 ) -> subprocess.Popen[bytes]:
     """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
     line = protocol.encode(replace(request, cwd=cwd))
-    env = {**os.environ, processes.MARK: request.job}
+    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: str(places.log_limit_bytes(request.env))}
     with (folder / _AGENT_LOG).open("wb") as log:
         child = subprocess.Popen(
             [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,

@@ -22,14 +22,6 @@ class Hello:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """torchrun was started on this node, with this process id."""
-
-    pid: int
-
-
-@message
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Whether this node can dial the rendezvous endpoint: "open" (the lead's own), "reached" or "unreached"."""
 
@@ -74,7 +66,8 @@ class Output:
     """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
 
     `skipped_bytes` in front of it are in the log but not sent, because they came too fast to be read by anybody.
-    The journal keeps `size_bytes` in place of the text, which stands in the log already.
+    The journal keeps `size_bytes` in place of the text, which stands in the log already; the text itself where a full
+    disk kept it out of the log.
     """
 
     rank: int
@@ -111,9 +104,8 @@ class Engineended:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something a user should know that is no failure: "info" or "warning"."""
+    """Something a user should know that is no failure."""
 
-    level: str
     text: str
 
 
@@ -141,6 +133,17 @@ class Detached:
     """The job needs no notebook from here on; told by the lead. `why`: "asked", or "disconnected" for too long."""
 
     why: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """In place of the events from its own number up to `through`: their host has not kept them.
+
+    They were reports and lines of output, or came while the disk was full; the number after it is `through` + 1.
+    """
+
+    through: int
 
 
 @message

@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from distmagic.remote import journal, places, protocol
+from distmagic.remote import journal, logs, places, protocol
 
 FILE = "job.json"
 _ENDS = (b'{"t":"final"', b'{"t":"engineended"')
 _DETACHED = "detached"
-_TAIL_BYTES = 1 << 16  # of a journal: its last event is in there
+_TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 
 
 def remember(folder: Path, start: protocol.Start) -> None:
@@ -62,9 +62,8 @@ def _listed(folder: Path, about: dict[str, object]) -> protocol.Listed:
         job=job, node_rank=node_rank, hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
         lease_s=float(str(about["lease_s"])), max_restarts=int(str(about["max_restarts"])),
         began_s=float(str(about["began_s"])), is_running=is_running(job, node_rank), reason=_reason(folder),
-        size_bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
-        owner=str(about.get("owner", "")), is_detached=(folder / _DETACHED).exists(),
-        min_nodes=int(str(about.get("min_nodes", 0))),
+        size_bytes=places.size_of(folder), owner=str(about.get("owner", "")),
+        is_detached=(folder / _DETACHED).exists(), min_nodes=int(str(about.get("min_nodes", 0))),
     )  # fmt: skip
 
 
@@ -95,8 +94,8 @@ def is_running(job: str, node_rank: int) -> bool:
 def _reason(folder: Path) -> str:
     """Return how the job ended on this node, "" if its journal has no end."""
     path = folder / journal.FILE
-    lines = journal.read(path, offset=max(0, path.stat().st_size - _TAIL_BYTES))
-    events = [protocol.decode(line)[1] for _, line in lines if line.startswith(_ENDS)]
+    lines = logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES))
+    events = [protocol.decode(line)[1] for line in lines if line.startswith(_ENDS)]
     if not events or not isinstance(events[-1], protocol.Final):
         return ""
     codes = [event.code for event in events if isinstance(event, protocol.Engineended)]
@@ -110,7 +109,7 @@ def remove(job: str) -> int:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
-        freed += sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        freed += places.size_of(folder)
         shutil.rmtree(folder)
         if not any(folder.parent.iterdir()):
             folder.parent.rmdir()

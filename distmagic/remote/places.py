@@ -2,7 +2,8 @@
 
 `~/.distmagic/` (or `$DISTMAGIC_HOME`), kept and bounded:
     blobs/SHA256          bundles and payloads, content-addressed
-    jobs/JOB/NODE-HOST/   journal, logs and results of one node of one job (homes are often shared between hosts)
+    jobs/JOB/NODE-HOST/   journal, logs and results of one node of one job (homes are often shared between hosts),
+                          each log within `log_limit_bytes` while the job runs (logs.py)
 
 `/tmp/distmagic-UID-JOB-NODE/`, gone with the job: sockets (they fail on NFS and beyond 107 bytes).
 """
@@ -16,11 +17,15 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
+LOG_BYTES = 64 << 20  # of each of a rank's two streams: eight ranks stay well within what is kept of all jobs
+REPORTS_BYTES = 16 << 20  # of what a rank reports
+LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
+_LEAST_LOG_BYTES = 64 << 10
 _SETTLED_S = 10.0
 _PARTIAL_S = 3600.0
 _YOUNG_S = 300.0  # what changed this recently may be in use
@@ -29,6 +34,26 @@ _YOUNG_S = 300.0  # what changed this recently may be in use
 def home() -> Path:
     """Return the directory of all that is kept."""
     return Path(os.path.abspath(os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")))
+
+
+def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
+    """Return how long the log of one stream of a rank may be, as the job's `env` or else this host's says.
+
+    Raises ValueError for a setting that is no such size.
+    """
+    text = (env or {}).get(LOG_BYTES_NAME) or os.environ.get(LOG_BYTES_NAME) or str(LOG_BYTES)
+    if not (text.isascii() and text.isdigit() and int(text) >= _LEAST_LOG_BYTES):
+        raise ValueError(f"{LOG_BYTES_NAME}={text[:80]} is no number of bytes of at least {_LEAST_LOG_BYTES:,}")
+    return int(text)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder, without those that go just now."""
+    size = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            size += path.lstat().st_size if stat.S_ISREG(path.lstat().st_mode) else 0
+    return size
 
 
 def blob(sha256: str) -> Path:
@@ -160,10 +185,19 @@ def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
     for path in folder.iterdir():
         try:
             files = [path, *path.rglob("*")] if _is_folder(path) else [path]
-            stats = [file.lstat() for file in files]
+            stats = [found for file in files if (found := _look(file)) is not None]
         except OSError:
             continue  # another contact removes at the same time; or not ours, and then not ours to remove
+        if not stats:
+            continue
         yield max(s.st_mtime for s in stats), sum(s.st_size for s in stats), path
+
+
+def _look(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:  # gone just now, as the old pieces of a log that is written to
+        return None
 
 
 def _is_folder(path: Path) -> bool:

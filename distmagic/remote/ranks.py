@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.remote import exits, memory, processes, protocol
+from distmagic.remote import exits, logs, memory, places, processes, protocol
 from distmagic.remote.streams import Stream
 
 _ROWS_A_LINE = 20
@@ -32,12 +32,10 @@ class Rank:
         self.is_over = False
         self.over_at = math.inf
         self.is_open = True
-        self.is_disk_full = False
         self._latest: protocol.Progress | None = None
         self._rows: list[protocol.Row] = []
         self._bars: dict[int, protocol.Bar] = {}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._reports = os.open(folder / f"rank{hello.rank}.reports.jsonl", flags, 0o600)
+        self._reports = logs.Log(folder / f"rank{hello.rank}.reports.jsonl", places.REPORTS_BYTES)
 
     def receive(self) -> bool:
         """Take one packet from the rank; False when there is none (now, or for ever)."""
@@ -62,10 +60,7 @@ class Rank:
 
     def _take(self, message: protocol.Progress, packet: bytes) -> None:
         if message.rows:
-            try:
-                os.write(self._reports, packet)
-            except OSError:
-                self.is_disk_full = True
+            self._reports.append(packet, whole=True)
         old = self._latest or message
         self._latest = replace(
             message, step=old.step if message.step is None else message.step,
@@ -73,6 +68,12 @@ class Rank:
         )  # fmt: skip
         self._rows.extend(message.rows)
         self._bars.update({bar.id: bar for bar in message.bars})
+
+    @property
+    def error(self) -> str:
+        """Why the disk takes nothing of what it says at present, "" if it does."""
+        errors = (self._reports.error, *(stream.error for stream in self.streams))
+        return next(filter(None, errors), "")
 
     def progress(self) -> protocol.Progress | None:
         """Return all reports since the last call as one event, None if there were none."""
@@ -121,7 +122,7 @@ class Rank:
     def close(self) -> None:
         """Let go of everything."""
         self.conn.close()
-        os.close(self._reports)
+        self._reports.close()
         for stream in self.streams:
             stream.close()
         if self.pidfd >= 0:

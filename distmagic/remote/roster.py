@@ -11,7 +11,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from distmagic.remote import memory, peers, protocol
@@ -37,7 +37,7 @@ class Roster:
         self.memory = memory.Watch()
         self.failed_at: float | None = None  # when the first rank failed, of those that torchrun didn't start again
         self.progress_at = 0.0
-        self.told_lingering = self.told_full = False
+        self.told_lingering = self.told_full = self.told_room = False
 
     # ---- who comes
 
@@ -116,23 +116,38 @@ class Roster:
 
     def write(self, now: float, *, last: bool = False) -> None:
         """Write to the journal what came since the last call; progress at most ten times a second."""
-        for stream in self.streams:
-            if (event := stream.event(now, last=last)) is not None:
-                self.journal.add(event)
+        self._write_streams(self.streams, now, last=last)
         if now - self.progress_at >= _PROGRESS_S or last:
             self.progress_at = now
             for rank in self.ranks:
                 if (progress := rank.progress()) is not None:
                     self.journal.add(progress)
-        full = any(s.lost_bytes for s in self.streams) or any(rank.is_disk_full for rank in self.ranks)
-        if full and not self.told_full:
+        self.journal.settle()
+        self._tell_full()
+
+    def _write_streams(self, streams: Iterable[Stream], now: float, *, last: bool) -> None:
+        for stream in streams:
+            while (event := stream.event(now, last=last)) is not None:
+                self.journal.add(event)
+
+    def _tell_full(self) -> None:
+        """Say once that the disk takes nothing, and once that it does again."""
+        errors = (self.journal.error, *(one.error for one in self.streams), *(one.error for one in self.ranks))
+        error = next(filter(None, errors), "")
+        if error and not self.told_full:
             self.told_full = True
-            self.journal.add(protocol.Notice(level="warning", text="the disk is full: output from here on is lost"))
+            text = (
+                f"can't write to {self.folder} ({error}): the run goes on, but what it prints from here on is not kept"
+            )
+            self.journal.add(protocol.Notice(text=text))
+        if self.told_full and not error and not self.told_room:
+            self.told_room = True
+            self.journal.add(
+                protocol.Notice(text=f"{self.folder} can be written to again; each log says what it lacks")
+            )
 
     def _write_rank(self, rank: Rank, now: float) -> None:
-        for stream in rank.streams:
-            if (event := stream.event(now, last=True)) is not None:
-                self.journal.add(event)
+        self._write_streams(rank.streams, now, last=True)
         if (progress := rank.progress()) is not None:
             self.journal.add(progress)
 
@@ -183,7 +198,7 @@ class Roster:
         if late and not self.told_lingering:
             self.told_lingering = True
             text = f"rank {late[0].hello.rank} has finished, but its process goes on: a thread or an atexit function still runs"
-            self.journal.add(protocol.Notice(level="info", text=text))
+            self.journal.add(protocol.Notice(text=text))
 
     def forget_gone(self, now: float) -> None:
         """Let go of ranks that are over, with all that held their streams: restarts must not use up descriptors."""

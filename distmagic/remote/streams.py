@@ -1,12 +1,15 @@
-"""One pipe of a rank: all that comes out of it goes to the rank's log, and an event says where it stands there."""
+"""One pipe of a rank: all that comes out of it goes to the rank's log, and an event says where it stands there.
+
+Where the disk is full the text goes with the event instead, and the log says later how much of it is missing.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from distmagic.remote import protocol
-from distmagic.remote.journal import log_name
+from distmagic.remote import logs, places, protocol
+from distmagic.remote.journal import decode, log_name
 
 _BURST_BYTES = 128 << 10  # text sent at once (as JSON up to six times as much, and MAX_LINE_BYTES holds), and
 _STEADY_BYTES_S = 128 << 10  # text sent a second: more than anybody reads; the log has all of it
@@ -22,15 +25,20 @@ class Stream:
         self.fd = fd
         self.rank = rank
         self.stream = stream
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._log = os.open(folder / log_name(rank, stream), flags, 0o600)
-        self._end = os.fstat(self._log).st_size  # a restarted rank goes on in the same log
-        self._told = self._end
+        self._log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
+        self._told = self._log.end  # a restarted rank goes on in the same log
         self._tail = b""
+        self._unlogged = bytearray()  # what the disk did not take and no event has told yet, or the end of it
+        self._unlogged_bytes = 0
+        self._missing_bytes = 0  # in the log, since the disk was full
         self._budget = float(_BURST_BYTES)
         self._at = now
         self.is_open = True
-        self.lost_bytes = 0
+
+    @property
+    def error(self) -> str:
+        """Why the disk takes nothing at present, "" if it does."""
+        return self._log.error
 
     def drain(self) -> bool:
         """Move what is there to the log; return whether anything came. `is_open` is False after end of file."""
@@ -41,14 +49,24 @@ class Stream:
         if not data:
             self.is_open = False
             return False
-        try:
-            written = os.write(self._log, data)
-        except OSError:
-            written = 0  # a full disk: the rank goes on, and the agent says that output is lost
-        self.lost_bytes += len(data) - written
-        self._end += written
+        written = self._keep(data)
         self._tail = (self._tail + data[:written])[-4:]
+        lost = data[written:]
+        self._missing_bytes += len(lost)
+        self._unlogged_bytes += len(lost)
+        self._unlogged = (self._unlogged + lost)[-_BURST_BYTES:]
         return True
+
+    def _keep(self, data: bytes) -> int:
+        """Write to the log what the disk takes, after a line that says what is missing where that is so."""
+        if self._unlogged:
+            return 0  # it is told first: events come in the order of the text
+        if self._missing_bytes:
+            note = f"\n[distmagic: {self._missing_bytes:,} bytes are missing in this log: the disk was full]\n".encode()
+            if not self._log.append(note, whole=True):
+                return 0
+            self._missing_bytes = 0
+        return self._log.append(data)
 
     def drain_all(self) -> None:
         """Move all that is in the pipe, but no more than that: a child of the rank may go on writing for ever."""
@@ -57,25 +75,42 @@ class Stream:
                 return
 
     def event(self, now: float, *, last: bool = False) -> protocol.Output | None:
-        """Return an event for what came since the one before, None for nothing. `last`: a torn letter goes too."""
-        end = self._end if last else self._end - _torn(self._tail)
-        size = end - self._told
+        """Return an event for what came since the one before, None for nothing. `last`: a torn letter goes too.
+
+        Where the disk was full there are two: what the log has, and what it has not.
+        """
+        end = self._log.end
+        if not last and not self._unlogged:
+            end -= _torn(self._tail)
         self._budget = min(_BURST_BYTES, self._budget + (now - self._at) * _STEADY_BYTES_S)
         self._at = now
-        if size <= 0:
-            return None
+        size = end - self._told
+        if size > 0:
+            sent = self._spend(size)
+            self._told = end
+            return protocol.Output(
+                rank=self.rank, stream=self.stream, offset=end - sent, skipped_bytes=size - sent, size_bytes=sent
+            )
+        return self._unlogged_event() if self._unlogged else None
+
+    def _spend(self, size: int) -> int:
         sent = min(size, max(4096, int(self._budget)))
         self._budget -= sent
-        self._told = end
-        return protocol.Output(
-            rank=self.rank, stream=self.stream, offset=end - sent, skipped_bytes=size - sent, size_bytes=sent
-        )
+        return sent
+
+    def _unlogged_event(self) -> protocol.Output:
+        sent = self._spend(len(self._unlogged))
+        skipped = self._unlogged_bytes - sent
+        text = decode(bytes(self._unlogged[-sent:]), torn=skipped > 0)
+        self._unlogged, self._unlogged_bytes = bytearray(), 0
+        return protocol.Output(rank=self.rank, stream=self.stream, offset=self._told, text=text, skipped_bytes=skipped)
 
     def close(self) -> None:
         """Close both ends."""
         self.is_open = False
+        self._keep(b"")  # the last chance to say what is missing
         os.close(self.fd)
-        os.close(self._log)
+        self._log.close()
 
 
 def _torn(tail: bytes) -> int:

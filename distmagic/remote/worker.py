@@ -12,6 +12,7 @@ import gc
 import json
 import linecache
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -161,8 +162,20 @@ def _keep(rank: Rank, value: object) -> protocol.Ended:
     _stop_handlers()
     if os.getpid() != rank.pid:
         return _ended(rank, "returned")
-    size = 0 if value is None else parcel.dump(value, rank.result)
+    try:
+        size = 0 if value is None else parcel.dump(value, rank.result)
+    except OSError as error:  # the work is done: that its value has no room here makes it no failure
+        return _ended(rank, "returned", meaning=_not_kept(rank, value, error))
     return _ended(rank, "returned", result_bytes=size)
+
+
+def _not_kept(rank: Rank, value: object, error: OSError) -> str:
+    try:
+        size = f"{parcel.measure(value):,} bytes"
+        free = f"{shutil.disk_usage(rank.folder).free:,} bytes"
+    except Exception:  # noqa: BLE001 - pickling runs anybody's code
+        size, free = "more", "less"
+    return f"its result is lost: it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
 
 
 def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:

@@ -23,7 +23,6 @@ HZ = 10
 def opening(node: int, nodes: int) -> Iterator[protocol.Message]:
     """Yield what a node says before its first report."""
     yield protocol.Hello(protocol=protocol.PROTOCOL, job="crowd", node_rank=node, hostname=f"host-{node}", pid=1)
-    yield protocol.Engine(pid=2)
     for local_rank in range(RANKS_A_NODE):
         yield protocol.Worker(
             rank=node * RANKS_A_NODE + local_rank, local_rank=local_rank, world_size=nodes * RANKS_A_NODE, restart=0,

@@ -1,0 +1,152 @@
+"""A file that grows for as long as a job runs, within a limit: its beginning and its newest part are kept.
+
+NAME holds the beginning; NAME.OFFSET holds what follows from that byte on, one piece a file. Where all pieces but one
+are full, the oldest goes, but never the first. A byte keeps its offset for ever, so that a place in a log that was
+told once is found again, or is known to be gone; whoever reads over a gap reads in words how large it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+PIECES = 8  # of a full log: the first, and the seven newest
+
+
+class Log:
+    """The writing end. Where the disk takes nothing, `error` says why until it does again; nothing is raised."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._path = path
+        self._piece_bytes = max(1, limit_bytes // PIECES)
+        self._offsets = [offset for offset, _ in pieces(path)] or [0]
+        self._file = self._open(self._offsets[-1])
+        self._size = os.fstat(self._file).st_size
+        self.error = ""
+
+    @property
+    def end(self) -> int:
+        """How many bytes were written in all, those that are gone among them."""
+        return self._offsets[-1] + self._size
+
+    def append(self, data: bytes, *, whole: bool = False) -> int:
+        """Write what the disk takes and return how many bytes that was; `whole`: all of it, or nothing."""
+        done = 0
+        try:
+            while done < len(data):
+                if self._size and self._size + (len(data) if whole else 1) > self._piece_bytes:
+                    self._turn()
+                part = data if whole else data[done : done + self._piece_bytes - self._size]
+                written = os.write(self._file, part)
+                self._size += written
+                done += written
+                if written < len(part):
+                    self.error = os.strerror(errno.ENOSPC)
+                    break
+            else:
+                self.error = ""
+        except OSError as error:
+            self.error = os.strerror(error.errno or 0)
+        if whole and 0 < done < len(data):
+            self._size, done = self._size - done, 0
+            os.ftruncate(self._file, self._size)
+        return done
+
+    def _turn(self) -> None:
+        """Go on in a new piece, and let the oldest go."""
+        offset = self.end
+        while len(self._offsets) >= PIECES:
+            _piece(self._path, self._offsets.pop(1)).unlink(missing_ok=True)
+        file = self._open(offset)
+        os.close(self._file)
+        self._file, self._size = file, os.fstat(file).st_size
+        self._offsets.append(offset)
+
+    def _open(self, offset: int) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(_piece(self._path, offset), flags, 0o600)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+
+def _piece(path: Path, offset: int) -> Path:
+    return path.with_name(f"{path.name}.{offset}") if offset else path
+
+
+def pieces(path: Path) -> list[tuple[int, Path]]:
+    """Return (offset of its first byte, file) of each piece of a log that is there, in order."""
+    names = [name.removeprefix(path.name) for name in os.listdir(path.parent) if name.startswith(path.name)]
+    offsets = [0 if not rest else int(rest[1:]) for rest in names if not rest or _is_offset(rest)]
+    return [(offset, _piece(path, offset)) for offset in sorted(offsets)]
+
+
+def _is_offset(rest: str) -> bool:
+    return rest[0] == "." and rest[1:].isascii() and rest[1:].isdigit()
+
+
+def end(path: Path) -> int:
+    """Return how many bytes were ever written to a log. Raises OSError where there is none."""
+    offset, last = max(pieces(path), default=(0, path))
+    return offset + last.stat().st_size
+
+
+def read(path: Path, offset: int, size: int) -> bytes:
+    """Return `size` bytes of a log from `offset` on, with words in place of what is gone. Raises OSError."""
+    found, until = _part(path, offset, size), offset + size
+    if len(found) == size:
+        return found
+    found = b""
+    for start, piece in pieces(path):
+        if start >= until:
+            break
+        with contextlib.suppress(FileNotFoundError):  # gone just now
+            data = _part(piece, max(0, offset - start), until - max(start, offset))
+            found += _gap(start - offset) + data
+            offset = max(start, offset) + len(data)
+    return found + _gap(until - offset)
+
+
+def _part(piece: Path, at: int, size: int) -> bytes:
+    with piece.open("rb") as file:
+        file.seek(at)
+        return file.read(size)
+
+
+def _gap(size: int) -> bytes:
+    text = (
+        f"\n[distmagic: {size:,} bytes are not kept: of a log this long only the beginning and the newest part are]\n"
+    )
+    return text.encode() if size > 0 else b""
+
+
+def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, int]]:
+    """Return (file, size) of all that there is of a log, gaps in words among them; [] for nothing. Raises OSError."""
+    found: list[tuple[BinaryIO, int]] = []
+    reached = 0
+    for start, piece in pieces(path):
+        with contextlib.suppress(FileNotFoundError):  # gone just now
+            file = stack.enter_context(piece.open("rb"))
+            size = os.fstat(file.fileno()).st_size
+            if gap := _gap(start - reached):
+                found.append((io.BytesIO(gap), len(gap)))
+            found.append((file, size))
+            reached = start + size
+    return found
+
+
+def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """Yield the whole lines of a log, or of what there still is of it, from a line's offset on."""
+    there = pieces(path)
+    for i, (start, piece) in enumerate(there):
+        if i + 1 < len(there) and there[i + 1][0] <= offset:
+            continue
+        with contextlib.suppress(FileNotFoundError), piece.open("rb") as file:
+            file.seek(max(0, offset - start))
+            yield from (line for line in file if line.endswith(b"\n"))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from distmagic.api import run as run
     from distmagic.outcome import Run as Run
+    from distmagic.remote import checkpoint as checkpoint
     from distmagic.remote.report import report as report
     from distmagic.remote.report import track as track
 
@@ -79,6 +80,7 @@ _HOMES = {
     "track": "distmagic.remote.report",
     "run": "distmagic.api",
     "Run": "distmagic.outcome",
+    "checkpoint": "distmagic.remote.checkpoint",
     **dict.fromkeys(_ERRORS, "distmagic.errors"),
 }
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604  # the names of one table
@@ -87,7 +89,8 @@ __all__ = ["__version__", *_HOMES]  # noqa: PLE0604  # the names of one table
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'distmagic' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module = importlib.import_module(_HOMES[name])
+    return module if name == "checkpoint" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

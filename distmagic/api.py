@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from distmagic import diagnose, interrupts
 from distmagic import plan as planning
+from distmagic.blobs import LocalBlob
 from distmagic.bundle import build
 from distmagic.drive import Screen, drive
 from distmagic.errors import Cancelled, DistmagicError
@@ -33,7 +34,7 @@ from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
-from distmagic.remote.protocol import Route
+from distmagic.remote.protocol import Route, Start
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec, from_options
 from distmagic.state import Event, Planned, RunState, Swept, Warned
@@ -78,6 +79,8 @@ class Session:
                 links = reaching.wait(opening.watch_hosts)
                 plan = self._prepare(opening, links, spec, job)
                 launch = self._launch(job, links, reaching, reaching.access.lease_s, began)
+                if plan.min_nodes < len(plan.nodes):
+                    launch.take_in(partial(_join, launch, plan, spec, (payload.call, payload.code)))
                 try:
                     launch.start(
                         plan, (payload.call, payload.code), partial(opening.watch, events=partial(launch.batch, 0.0))
@@ -169,11 +172,11 @@ class Session:
     ) -> Run | Detached:
         if not state.is_over:
             return self._leave(state, reaching, screen)
-        state = fold(state, self._sweep_lost(state, reaching, noted))
+        state = fold(state, self._sweep_lost(state, reaching, launch, noted))
         screen.finish(state)
 
         def open_link(node_rank: int) -> Link:
-            return self._link(reaching, node_rank)
+            return self._link(reaching, launch.host_of(node_rank))
 
         error = verdict(state)
         if error is None and noted.take():
@@ -210,12 +213,14 @@ class Session:
         self._connections.drop(reaching.hosts[node_rank], reaching.access)
         return self._link(reaching, node_rank)
 
-    def _sweep_lost(self, state: RunState, reaching: Reaching, noted: interrupts.Interrupts) -> list[Event]:
+    def _sweep_lost(
+        self, state: RunState, reaching: Reaching, launch: Launch, noted: interrupts.Interrupts
+    ) -> list[Event]:
         """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives it up."""
 
         def sweep(node_rank: int) -> list[Event]:
             try:
-                link = self._reopen(reaching, node_rank)
+                link = self._reopen(reaching, launch.host_of(node_rank))
                 left = link.sweep(state.job).survivors
                 link.finish()
             except DistmagicError:
@@ -277,6 +282,16 @@ def owner() -> str:
     """Return the name of the notebook that this kernel belongs to, "" where Jupyter doesn't tell."""
     path = os.environ.get("JPY_SESSION_NAME", "")
     return f"{socket.gethostname()}:{path}" if path else ""
+
+
+def _join(
+    launch: Launch, plan: Plan, spec: JobSpec, payload: tuple[LocalBlob, LocalBlob], link: Link, node_rank: int
+) -> Start:
+    """Return what a host is told that comes back to an elastic job as this node. Raises `HostError`."""
+    diagnose.check(link.host.name, link.facts, facts.torch_version())
+    reached = Reached(host=link.host, facts=link.facts, route=link.ask(plan.nodes[0].address))
+    node = planning.add_node(spec, plan, node_rank, reached, local_cwd=str(Path.cwd()))
+    return launch.request(plan, node, payload)
 
 
 def _new_job() -> str:

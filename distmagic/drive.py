@@ -43,11 +43,11 @@ def decide(state: RunState, timeout_s: float | None, *, detach: bool = False) ->
         return "timeout"
     if detach and any(node.gang == "silent" for node in state.nodes):
         return "gang"
-    if state.lost and not _can_shrink(state):
+    if state.is_lost:
         return "lost"
     if _closed_port(state):
         return "rendezvous"
-    given_up = any(node.code not in (None, 0) for node in state.nodes)
+    given_up = any(node.code not in (None, 0) for node in state.essential)
     return "failed" if given_up or (state.first_failure is not None and not state.max_restarts) else ""
 
 
@@ -66,12 +66,6 @@ def overdue(state: RunState) -> tuple[int, ...]:
         for n in there
         if n.broken and state.at_s - n.broken_at_s > NODE_LOST_S and (n.gang != "joined" or others_lost_it)
     )
-
-
-def _can_shrink(state: RunState) -> bool:
-    """Whether an elastic job is large enough without the nodes that are lost. Without the lead there is no job."""
-    lost = {node for node, _ in state.lost}
-    return state.is_elastic and 0 not in lost and len(state.nodes) - len(lost) >= state.min_nodes
 
 
 def can_detach(state: RunState) -> bool:

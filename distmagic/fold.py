@@ -18,6 +18,7 @@ from distmagic.series import Series
 from distmagic.state import (
     ALIVE,
     Abandoned,
+    Added,
     Broken,
     Connected,
     Event,
@@ -46,6 +47,7 @@ SKIPPED = "some older reports and lines of output are left out: its journal no l
 KEPT_RANKS = 16_384
 KEPT_OPEN_LINES = 2 * KEPT_RANKS
 _LATER_CHARS = 4000  # of the traceback of a rank that was not the first to fail; its log has all of it
+_MOST_NODES = 4096
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
@@ -68,6 +70,8 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     for event in events:
         draft.at_s = max(draft.at_s, event.at_s)
         handler = _HANDLERS.get(type(event.what))
+        if isinstance(event.what, Added) and event.node_rank == len(draft.nodes) < _MOST_NODES:
+            draft.nodes.append(NodeState(node_rank=event.node_rank, host=event.what.host, phase="starting"))
         if handler is not None and 0 <= event.node_rank < len(draft.nodes):
             handler(draft, event.node_rank, event.what)
     return draft.freeze()

@@ -59,10 +59,11 @@ def found_jobs(answers: Iterable[Sequence[Listed]]) -> tuple[Job, ...]:
 def _job(name: str, found: dict[int, tuple[int, Listed]]) -> Job:
     nodes = {node_rank: one for node_rank, (_, one) in found.items()}
     first = nodes[min(nodes)]
+    hosts = max((one.hosts for one in nodes.values()), key=len)  # a node that came back later knows of one more
     reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
-    places = tuple(found[rank][0] if rank in found else -1 for rank in range(len(first.hosts)))
+    places = tuple(found[rank][0] if rank in found else -1 for rank in range(len(hosts)))
     return Job(
-        name=name, hosts=first.hosts, places=places, began_s=first.began_s, lease_s=first.lease_s,
+        name=name, hosts=hosts, places=places, began_s=first.began_s, lease_s=first.lease_s,
         running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running)),
         max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
         size_bytes=sum(one.size_bytes for one in nodes.values()), owner=first.owner,

@@ -21,7 +21,7 @@ from distmagic.link import Link
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
-from distmagic.state import Broken, Event, Gone, Launched, Lost, Mended, Sending, Starting
+from distmagic.state import Added, Broken, Event, Gone, Launched, Lost, Mended, Sending, Starting
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 _SMALL_TOGETHER_BYTES = 64 << 20  # of one node
@@ -54,8 +54,13 @@ class Launch:
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
         self._clock, self._began, self._reopen = clock, clock() if began is None else began, reopen
         self._stops: dict[int, protocol.Stop] = {}
+        self._missed: set[int] = set()  # nodes that ended because they, or the way to them, were lost
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = [threading.BoundedSemaphore(_AHEAD) for _ in links]
+        self._host_of = list(range(len(links)))  # by node rank: a host that comes back to an elastic job is a new node
+        self._join: Callable[[Link, int], protocol.Start] | None = None
+        self._payload: tuple[LocalBlob, ...] = ()
+        self._growing = threading.Lock()
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
 
@@ -74,13 +79,14 @@ class Launch:
         `watch` waits for futures; where it raises KeyboardInterrupt, this raises `Cancelled`.
         """
         started: list[Future[None]] = []
+        self._payload = payload
         try:
             sent = [self._pool.submit(self._deliver, i, payload) for i in range(len(self.links))]
             watch(sent)
             _raise_first(sent)
             for link, node in zip(self.links, plan.nodes, strict=True):
                 self._put(node.node_rank, Starting())
-                started.append(self._pool.submit(link.start, self._request(plan, node, payload)))
+                started.append(self._pool.submit(link.start, self.request(plan, node, payload)))
             watch(started)
             _raise_first(started)
         except BaseException as error:
@@ -100,6 +106,14 @@ class Launch:
 
         self.links[node_rank].deliver(payload, tell)
 
+    def take_in(self, join: Callable[[Link, int], protocol.Start]) -> None:
+        """From now on, let hosts that were lost come back: `join` says what a host is told that is node so-and-so then."""
+        self._join = join
+
+    def host_of(self, node_rank: int) -> int:
+        """Return which of the job's hosts a node is on."""
+        return self._host_of[node_rank]
+
     def attach(self) -> None:
         """Follow a job that was started before, from its first event on."""
         for node_rank, link in enumerate(self.links):
@@ -111,12 +125,14 @@ class Launch:
             threading.Thread(target=self._listen, args=(node_rank, link), daemon=True).start()
         threading.Thread(target=self._keep_lease, daemon=True).start()
 
-    def _request(self, plan: Plan, node: NodePlan, payload: tuple[LocalBlob, LocalBlob]) -> protocol.Start:
+    def request(self, plan: Plan, node: NodePlan, payload: tuple[LocalBlob, LocalBlob]) -> protocol.Start:
+        """Return what one node is told. A node beyond the plan is one that joins later."""
         call, code = payload
+        later = () if node.node_rank < len(plan.nodes) else (node.host.name,)
         return protocol.Start(
             job=self.job, node_rank=node.node_rank, torchrun=node.torchrun, env=dict(node.env),
             defaults=dict(node.defaults), cwd=node.cwd, call=call.blob.sha256, code=code.blob.sha256,
-            endpoint=plan.endpoint, hosts=tuple(one.host.name for one in plan.nodes), lead=node.node_rank == 0,
+            endpoint=plan.endpoint, hosts=(*(one.host.name for one in plan.nodes), *later), lead=node.node_rank == 0,
             lease_s=self.lease_s, max_restarts=plan.max_restarts, membership=self._membership(plan, node),
             keep=plan.keep, owner=self._owner, timeout_s=plan.timeout_s,
             stays=plan.stays,
@@ -148,6 +164,40 @@ class Launch:
     # ---- going on
 
     def _listen(self, node_rank: int, link: Link) -> None:
+        """Follow a host's nodes: the one it is, and in an elastic job those that it becomes when it comes back."""
+        self._follow(node_rank, link)
+        while self._join is not None and (back := self._come_back(node_rank)) is not None:
+            node_rank, link = back
+            self._follow(node_rank, link)
+
+    def _come_back(self, node_rank: int) -> tuple[int, Link] | None:
+        """Try again and again to start a lost host as a new node; None when the run is over, or the host has ended well."""
+        pause = _FIRST_PAUSE_S
+        while node_rank in self._missed and not self._stops and not self._over.wait(pause):
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            try:
+                link = self._reopen(self._host_of[node_rank])
+                if not any(one.job == self.job for one in link.facts.running):  # else it is about to notice its loss
+                    return self._start_again(node_rank, link)
+                link.close()
+            except DistmagicError:
+                continue
+        return None
+
+    def _start_again(self, node_rank: int, link: Link) -> tuple[int, Link]:
+        assert self._join is not None
+        with self._growing:
+            new = len(self.links)
+            link.sweep(self.job)
+            link.deliver(self._payload)
+            link.start(self._join(link, new))
+            self._host_of.append(self._host_of[node_rank])
+            self._room.append(threading.BoundedSemaphore(_AHEAD))
+            self.links.append(link)
+        self._put(new, Added(host=link.host.name))
+        return new, link
+
+    def _follow(self, node_rank: int, link: Link) -> None:
         """Put a node's events on the queue until its agent is gone; over a new connection where one breaks."""
         heard = _Heard()
         next_link: Link | None = link
@@ -155,6 +205,7 @@ class Launch:
             while next_link is not None:
                 next_link = self._hear_or_mend(node_rank, next_link, heard)
         except DistmagicError as error:
+            self._missed |= set() if heard.is_final else {node_rank}
             self._put(node_rank, Gone() if heard.is_final else Lost(why=error.message))
         except Exception as error:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
             self._put(node_rank, Lost(why=f"a fault of distmagic: {error!r}"))
@@ -175,9 +226,12 @@ class Launch:
             heard.last = n
             self._put(node_rank, message)
             heard.is_final = heard.is_final or isinstance(message, protocol.Final)
+            if isinstance(message, protocol.Final) and message.reason == "lost" and node_rank != 0:
+                self._missed.add(node_rank)
             if isinstance(message, protocol.Ended) and 0 < (message.result_bytes or 0) <= SMALL_RESULT_BYTES:
                 heard.small[message.rank] = message.result_bytes or 0
         if not heard.is_final:
+            self._missed.add(node_rank)
             self._put(node_rank, Lost(why=_agent_gone(link.agent_error)))
             return
         self._fetch_small(node_rank, link, heard.small)
@@ -191,7 +245,7 @@ class Launch:
         while self._clock() < give_up and not self._over.wait(pause):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
-                link = self._reopen(node_rank)
+                link = self._reopen(self._host_of[node_rank])
                 link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=last))
                 if node_rank in self._stops:
                     link.send(self._stops[node_rank])  # it may have been lost with the connection

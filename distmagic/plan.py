@@ -50,6 +50,7 @@ class Plan:
     min_nodes: int
     gang_port: int
     node_lost_after_s: float
+    rdzv: torchrun.Rendezvous
     keep: bool
     stays: bool
     timeout_s: float | None
@@ -64,11 +65,16 @@ def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd:
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
     endpoint = f"{rdzv.address} {rdzv.port}" if len(nodes) > 1 else ""
     return Plan(
-        job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts, min_nodes=rdzv.min_nodes,
+        job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts, min_nodes=rdzv.min_nodes if spec.max_restarts else len(nodes), rdzv=rdzv,
         gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
         stays=spec.detach or spec.on_disconnect == "keep",
         timeout_s=spec.timeout_s,
     )  # fmt: skip
+
+
+def add_node(spec: JobSpec, plan: Plan, node_rank: int, one: Reached, *, local_cwd: str) -> NodePlan:
+    """Return what a host is told that joins an elastic job later. Raises `PreflightError`."""
+    return _node(spec, plan.rdzv, node_rank, one, local_cwd)
 
 
 def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
@@ -108,7 +114,7 @@ def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, loc
     return NodePlan(
         host=one.host, node_rank=rank, nproc_per_node=nproc,
         torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
-        env=spec.env, defaults=_defaults(one, nproc), cwd=spec.cwd or (local_cwd if one.host.is_local else "~"),
+        env=spec.env, defaults=(*_defaults(one, nproc), *_elastic(rdzv)), cwd=spec.cwd or (local_cwd if one.host.is_local else "~"),
         address=one.route.address,
     )  # fmt: skip
 
@@ -132,6 +138,15 @@ def _defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
     name = one.route.interface
     binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}")) if name else ()
     return (*binding, *((("OMP_NUM_THREADS", "1"),) if nproc > 1 else ()))
+
+
+def _elastic(rdzv: torchrun.Rendezvous) -> tuple[tuple[str, str], ...]:
+    """Have every round of an elastic job make a store of its own.
+
+    A node that comes later waits in vain for the address of a shared one: its lead told it in the first round only
+    (torch 2.13, `next_rendezvous` in dynamic_rendezvous.py).
+    """
+    return (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),) if rdzv.min_nodes != rdzv.max_nodes else ()
 
 
 def commands(plan: Plan, pythons: Sequence[str]) -> str:

@@ -170,6 +170,13 @@ class Mended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Event of the launcher: a node more, because a host has come back to an elastic job; the event's node is its own."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """Event of the launcher: a node's agent has said all and is gone, and what is wanted of it has come."""
 
@@ -262,6 +269,20 @@ class RunState:
         return 0 < self.min_nodes < len(self.nodes)
 
     @property
+    def essential(self) -> tuple[NodeState, ...]:
+        """The nodes that decide how the run ends: all, or in an elastic one those that were not lost. The lead always."""
+        if not self.is_elastic:
+            return self.nodes
+        lost = {node for node, _ in self.lost}
+        return tuple(n for n in self.nodes if n.node_rank == 0 or (n.node_rank not in lost and n.stopping != "lost"))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether so many nodes are lost that there is no job without them."""
+        lost = {node for node, _ in self.lost}
+        return bool(lost) and (not self.is_elastic or 0 in lost or len(self.essential) < self.min_nodes)
+
+    @property
     def is_over(self) -> bool:
         """Whether every node is gone, or lost for good, or nothing was ever started."""
         if self.abandoned:
@@ -278,11 +299,11 @@ class RunState:
             return "running" if any(w.phase != "starting" for w in self.workers.values()) else self._opening
         if self.first_failure is not None:
             return "failed"
-        if self.lost:
+        if self.is_lost:
             return "lost"
         if self.stopping:
             return "failed" if self.stopping == "failed" else "stopped"
-        return "done" if all(node.code == 0 for node in self.nodes) else "failed"
+        return "done" if all(node.code == 0 for node in self.essential) else "failed"
 
     @property
     def _opening(self) -> str:

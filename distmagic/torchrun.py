@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# How long a range of nodes waits for one more before it begins, and when a node that is gone no longer counts (torch's
+# own values, 30 s and 15 s, make every change of the world a pause of a minute).
+_ELASTIC_CONF = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
@@ -35,8 +39,10 @@ def flags(rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: 
     )
     if rdzv.backend == "static":
         return (*common, f"--node-rank={node_rank}", f"--master-addr={rdzv.address}", f"--master-port={rdzv.port}")
-    is_host = 1 if node_rank == 0 else 0
-    return (*common, f"--rdzv-endpoint={_join(rdzv.address, rdzv.port)}", f"--rdzv-conf=is_host={is_host}")
+    conf = f"is_host={1 if node_rank == 0 else 0}"
+    if rdzv.min_nodes != rdzv.max_nodes:
+        conf += f",{_ELASTIC_CONF}"
+    return (*common, f"--rdzv-endpoint={_join(rdzv.address, rdzv.port)}", f"--rdzv-conf={conf}")
 
 
 def _join(address: str, port: int) -> str:

@@ -37,7 +37,7 @@ def _verdict(state: RunState) -> RunError | None:
         if worker.ended is not None and worker.ended.outcome == "signalled" and _was_ended_by_its_agent(state, node):
             return _engine_failed(state, node)
         return _worker_failed(state, worker)
-    return _stopped(state) or (_node_lost(state) if state.lost else _broken(state))
+    return _stopped(state) or (_node_lost(state) if state.is_lost else _broken(state))
 
 
 def _stopped(state: RunState) -> RunError | None:
@@ -63,7 +63,7 @@ def _not_joined(state: RunState) -> RunError:
 def _broken(state: RunState) -> RunError | None:
     if state.failed_node is not None:
         return _engine_failed(state, state.nodes[state.failed_node])
-    broken = [node for node in state.nodes if node.code not in (0, None) or node.reason not in _KNOWN]
+    broken = [node for node in state.essential if node.code not in (0, None) or node.reason not in _KNOWN]
     if broken:
         return _engine_failed(state, broken[0])
     return None if state.phase == "done" else _unexplained(state)

@@ -16,15 +16,13 @@ from distmagic.remote.lease import Lease
 
 SECRET = bytes(range(32))
 LOST_S = 4.0
-A_DATAGRAM = Datagram(
-    node_rank=3, generation=2, counter=7, echo=5, phase="stopping", reason="failed", culprit=1, restart=4
-)
+A_DATAGRAM = Datagram(node_rank=3, to=0, counter=7, echo=5, phase="stopping", reason="failed", culprit=1, formations=4)
 
 DATAGRAMS = st.builds(
     Datagram,
-    node_rank=st.integers(0, NOBODY), generation=st.integers(0, 0xFFFF), counter=st.integers(0, 2**64 - 1),
+    node_rank=st.integers(0, NOBODY), to=st.integers(0, NOBODY), counter=st.integers(0, 2**64 - 1),
     echo=st.integers(0, 2**64 - 1), phase=st.sampled_from(PHASES), reason=st.sampled_from(REASONS),
-    culprit=st.integers(0, NOBODY), restart=st.integers(0, 2**32 - 1),
+    culprit=st.integers(0, NOBODY), formations=st.integers(0, 2**32 - 1),
 )  # fmt: skip
 
 
@@ -210,7 +208,7 @@ def test_what_is_held_back_does_not_prove_that_its_sender_is_alive_now(net):
 
 def test_forged_and_reflected_datagrams_change_nothing(net):
     before = {node: net.told(node) for node in net.nodes}
-    stop = Datagram(node_rank=1, counter=10**6, echo=0, phase="stopping", reason="failed")
+    stop = Datagram(node_rank=1, to=0, counter=10**6, echo=0, phase="stopping", reason="failed")
     for gang in net.nodes.values():
         gang.hear(seal(bytes(32), stop), "evil", net.now)
         gang.hear(b"\0" * SIZE_BYTES, "evil", net.now)
@@ -221,18 +219,34 @@ def test_forged_and_reflected_datagrams_change_nothing(net):
     assert {node: net.told(node) for node in net.nodes} == before
 
 
-def test_one_that_was_started_again_is_heard_and_its_former_self_no_more(net):
-    old = net.nodes[2]
-    net.nodes[2] = gangs.member(SECRET, 2, "node0", LOST_S, net.now, generation=1)
+def test_a_word_to_one_member_is_no_word_to_another(net):
+    """Else whoever records what the lead says to one could tell another that the lead still lives."""
+    net.run(10.0)
+    to_one = [data for sender, address, data in net.seen if (sender, address) == ("node0", "node1")]
+    net.down = {2}
+    before = net.nodes[2].peers[0].last_counter
+    for data in to_one:
+        net.nodes[2].hear(data, "node0", net.now)
+    assert net.nodes[2].peers[0].last_counter == before
+
+
+def test_a_host_that_comes_back_is_a_new_node(net):
+    net.down = {2}
+    net.run(LOST_S + 1.0)
+    assert net.nodes[0].alive == 2
+    net.nodes[3] = gangs.member(SECRET, 3, "node0", LOST_S, net.now)
+    net.news[3] = []
     net.run(1.0)
-    assert net.nodes[0].peers[2].generation == 1
-    old.say(Own(phase="stopping", reason="failed"), net.now)
-    old.poll(net.now)
-    net.nodes[0].hear(old.outbox[-1][1], "node2", net.now)
-    net.run(0.3)
-    assert not any(news.what == "stops" for news in net.news[0])
-    net.run(2 * LOST_S)
-    assert ("lost", 2) not in net.told(0)
+    assert ("joined", 3) in net.told(0)
+    assert ("joined", 0) in net.told(3)
+    assert net.nodes[0].alive == 3
+
+
+def test_the_lead_asks_all_to_form_anew(net):
+    assert net.nodes[1].formations == 0
+    net.nodes[0].say(Own(formations=1), net.now)
+    net.run(0.2)
+    assert [gang.formations for gang in net.nodes.values()] == [1, 1, 1]
 
 
 # ---- the lease

@@ -37,7 +37,7 @@ REMOTE_LAYERS = (
     ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines logs journal listing facts logout streams readers"),
-    ("parts of the agent and of a rank", "endpoint ending gang_channel ranks roster report bars engine"),
+    ("parts of the agent and of a rank", "endpoint ending gang_channel ranks roster report bars checkpoint engine"),
     ("what is started as a process", "contact agent worker"),
 )
 TRANSPORT_LAYERS = (
@@ -55,7 +55,7 @@ FOREIGN = {
     "cryptography": "transports.ssh_paramiko playground_server",
     "ipywidgets": "screen",
     "paramiko": "transports.ssh_paramiko",
-    "torch": "remote.engine remote.storages",
+    "torch": "remote.checkpoint remote.engine remote.storages",
     "traitlets": "config",
 }
 SLOW = {"torch", "paramiko", "asyncssh", "ipywidgets", "cloudpickle"}  # `%load_ext distmagic` imports none of them

@@ -107,7 +107,6 @@ MESSAGES = (
                 nodes=2,
                 min_nodes=1,
                 lost_after_s=10.0,
-                generation=1,
             ),
             keep=True,
             owner="laptop:nb.ipynb",

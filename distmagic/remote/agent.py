@@ -51,6 +51,7 @@ class Agent:
         self.reason = "done"
         self.cause: Cause | None = None
         self.is_asked_to_end = self.is_final = False
+        self.formations = 0
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
         self.lease = Lease(clock(), start.lease_s, keep=start.keep)
@@ -137,15 +138,22 @@ class Agent:
         if self.is_asked_to_end:
             self.stop(now, _GRACE_S, Cause("the agent was asked to end"))
         if self.channel is not None:
-            restart = max((rank.hello.restart for rank in self.roster.ranks), default=0)
-            cause = self.channel.poll(now, self.cause, is_clear=self.is_final, restart=restart)
+            cause = self.channel.poll(now, self.cause, is_clear=self.is_final)
             if cause is not None:
                 self.stop(now, _GRACE_S, cause)
+            self._form_anew_if_asked(now, self.channel.formations)
         failed_at = self.roster.failed_at
         if failed_at is not None and not self.start.max_restarts and now - failed_at > _TORCHRUN_TELLS_S:
             self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
         if self.start.lead or self.channel is None or not self.channel.has_formed:  # else the lead has the lease
             self._look_at_lease(now)
+
+    def _form_anew_if_asked(self, now: float, formations: int) -> None:
+        """End the ranks that wait for a lost node, as they would for ever: torchrun starts them again without it."""
+        assert self.start.membership is not None
+        if formations > self.formations and not self.ending.has_begun:
+            self.formations = formations
+            self.roster.end_older(now - self.start.membership.lost_after_s)
 
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.timeout_s

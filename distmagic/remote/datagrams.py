@@ -1,10 +1,10 @@
 """One datagram of the gang channel: what two agents of a job tell each other, sealed with the job's secret. Pure.
 
-    magic 4 | version 1 | node 2 | generation 2 | counter 8 | echo 8 | restart 4 | phase 1 | reason 1 | culprit 2 | HMAC-SHA256 32
+    magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | HMAC-SHA256 32
 
 All numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every datagram of
 a sender, so a replayed one is refused; `echo` is the highest counter heard from the addressee, so a sender's word is
-known to be fresh without any clock. `generation` counts how often the member (either end of it) was started in this job.
+known to be fresh without any clock.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ SIZE_BYTES = _FORM.size + _MAC_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datagram:
-    """What node `node_rank` says. `culprit` is the node because of which it stops, `NOBODY` for none."""
+    """What node `node_rank` says to node `to`. `culprit` is the node because of which it stops, `NOBODY` for none."""
 
     node_rank: int
+    to: int
     counter: int
     echo: int
-    generation: int = 0
     phase: str = "up"
     reason: str = ""
     culprit: int = NOBODY
-    restart: int = 0
+    formations: int = 0
 
 
 def seal(secret: bytes, one: Datagram) -> bytes:
     """Return the bytes to send. A reason that has no number of its own goes as "stopped"."""
     reason = REASONS.index(one.reason if one.reason in REASONS else "stopped")
     body = _FORM.pack(
-        _MAGIC, _VERSION, one.node_rank, one.generation, one.counter, one.echo, one.restart, PHASES.index(one.phase),
+        _MAGIC, _VERSION, one.node_rank, one.to, one.counter, one.echo, one.formations, PHASES.index(one.phase),
         reason, one.culprit,
     )  # fmt: skip
     return body + _mac(secret, body)
@@ -54,12 +54,12 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
     body, mac = data[: _FORM.size], data[_FORM.size :]
     if len(data) != SIZE_BYTES or not hmac.compare_digest(mac, _mac(secret, body)):
         return None
-    magic, version, node_rank, generation, counter, echo, restart, phase, reason, culprit = _FORM.unpack(body)
+    magic, version, node_rank, to, counter, echo, formations, phase, reason, culprit = _FORM.unpack(body)
     if magic != _MAGIC or version != _VERSION or phase >= len(PHASES) or reason >= len(REASONS):
         return None
     return Datagram(
-        node_rank=node_rank, generation=generation, counter=counter, echo=echo, phase=PHASES[phase], reason=REASONS[reason],
-        culprit=culprit, restart=restart,
+        node_rank=node_rank, to=to, counter=counter, echo=echo, phase=PHASES[phase], reason=REASONS[reason],
+        culprit=culprit, formations=formations,
     )  # fmt: skip
 
 

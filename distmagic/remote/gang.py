@@ -16,6 +16,7 @@ from typing import Any
 from distmagic.remote.datagrams import NOBODY, Datagram, seal, unseal
 
 PERIOD_S = 0.5
+MOST_NODES = 4096
 FORM_S = 20.0  # a peer that hasn't been heard this long after the beginning is silent
 _REMEMBERED = 128  # datagrams sent, whose time is known when they are echoed
 
@@ -39,18 +40,18 @@ class Own:
     phase: str = "up"
     reason: str = ""
     culprit: int = NOBODY
-    restart: int = 0
+    formations: int = 0
 
 
 class Peer:
-    """What is known of one other node. `generation` is the member's own, on either side."""
+    """What is known of one other node. `formations`: how often the lead has asked to form anew, as it says."""
 
-    def __init__(self, node_rank: int, address: Address | None, now: float, generation: int = 0) -> None:
-        self.node_rank, self.address, self.generation = node_rank, address, generation
+    def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
+        self.node_rank, self.address = node_rank, address
         self.began = now
         self.heard_at: float | None = None
         self.last_counter = self.sent_counter = 0
-        self.phase, self.reason, self.culprit = "up", "", NOBODY
+        self.phase, self.reason, self.culprit, self.formations = "up", "", NOBODY, 0
         self.state = ""  # "", joined, silent or lost: as last told
         self.acknowledged = 0  # the highest counter of ours that it has echoed
         self.cleared_by = 0  # the counter with which we said clear first
@@ -64,10 +65,10 @@ class Peer:
 
     def hear(self, one: Datagram, address: Address) -> bool:
         """Take its word, unless it is a replay; return whether it was taken."""
-        if one.generation != self.generation or one.counter <= self.last_counter or one.echo > self.sent_counter:
+        if one.counter <= self.last_counter or one.echo > self.sent_counter:
             return False
         self.last_counter, self.address = one.counter, address
-        self.phase, self.reason, self.culprit = one.phase, one.reason, one.culprit
+        self.phase, self.reason, self.culprit, self.formations = one.phase, one.reason, one.culprit, one.formations
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, at in self._sent:
             if counter == one.echo:  # it was alive when it heard this, or later
@@ -97,6 +98,16 @@ class Gang:
         return any(peer.state == "joined" for peer in self.peers.values())
 
     @property
+    def alive(self) -> int:
+        """How many nodes, this one among them, are heard and have not ended."""
+        return 1 + sum(peer.state == "joined" and peer.phase == "up" for peer in self.peers.values())
+
+    @property
+    def formations(self) -> int:
+        """How often the lead has asked the nodes to form anew."""
+        return self.peers[0].formations if self.node_rank else self.own.formations
+
+    @property
     def may_leave(self) -> bool:
         """Whether all who were heard and aren't lost know that nothing is left here; the lead waits for their end too."""
         there = [peer for peer in self.peers.values() if peer.state == "joined"]
@@ -112,15 +123,22 @@ class Gang:
     def hear(self, data: bytes, address: Address, now: float) -> None:
         """Take a datagram; whatever is not of this gang, or old, is dropped."""
         one = unseal(self.secret, data)
-        if one is None or one.node_rank not in self.peers:
+        if one is None or one.to != self.node_rank:
+            return
+        if self.node_rank == 0 and one.node_rank not in self.peers:
+            self._welcome(one.node_rank, now)
+        if one.node_rank not in self.peers:
             return
         peer = self.peers[one.node_rank]
-        if self.node_rank == 0 and one.generation > peer.generation:  # it was started again
-            peer = self.peers[one.node_rank] = Peer(one.node_rank, None, now, one.generation)
         if not peer.hear(one, address):
             return
         if self.node_rank == 0:  # the lead answers at once: so a member's word is known to be heard
             self._send(peer, now)
+
+    def _welcome(self, node_rank: int, now: float) -> None:
+        """Make room for a node that joins an elastic job later: it knows the secret."""
+        if 0 < node_rank < MOST_NODES:
+            self.peers[node_rank] = Peer(node_rank, None, now)
 
     def poll(self, now: float) -> list[News]:
         """Send what is due, and return what is new."""
@@ -137,8 +155,8 @@ class Gang:
         if self.own.phase == "clear" and not peer.cleared_by:
             peer.cleared_by = counter
         one = Datagram(
-            node_rank=self.node_rank, generation=peer.generation, counter=counter, echo=peer.last_counter,
-            phase=self.own.phase, reason=self.own.reason, culprit=self.own.culprit, restart=self.own.restart,
+            node_rank=self.node_rank, to=peer.node_rank, counter=counter, echo=peer.last_counter, phase=self.own.phase,
+            reason=self.own.reason, culprit=self.own.culprit, formations=self.own.formations,
         )  # fmt: skip
         self.outbox.append((peer.address, seal(self.secret, one)))
 
@@ -167,9 +185,7 @@ def lead(secret: bytes, nodes: int, lost_after_s: float, now: float) -> Gang:
     return Gang(node_rank=0, secret=secret, lost_after_s=lost_after_s, peers=peers)
 
 
-def member(
-    secret: bytes, node_rank: int, lead_address: Address, lost_after_s: float, now: float, generation: int = 0
-) -> Gang:
+def member(secret: bytes, node_rank: int, lead_address: Address, lost_after_s: float, now: float) -> Gang:
     """Return a member's part: it hears the lead only."""
-    peers = {0: Peer(0, lead_address, now, generation)}
+    peers = {0: Peer(0, lead_address, now)}
     return Gang(node_rank=node_rank, secret=secret, lost_after_s=lost_after_s, peers=peers)

@@ -27,6 +27,7 @@ class GangChannel:
     def __init__(self, node_rank: int, membership: protocol.Membership, journal: Journal, now: float) -> None:
         self._membership, self._journal = membership, journal
         self._is_lead = node_rank == 0
+        self._asked = 0  # how often this node, as the lead, has asked the others to form anew
         self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
         self._gang = _gang(node_rank, membership, now)
 
@@ -44,7 +45,12 @@ class GangChannel:
         """Whether nobody needs this agent any more."""
         return self._gang.may_leave
 
-    def poll(self, now: float, cause: Cause | None, *, is_clear: bool, restart: int) -> Cause | None:
+    @property
+    def formations(self) -> int:
+        """How often the lead has asked the nodes to form anew, because one of them was lost."""
+        return self._gang.formations
+
+    def poll(self, now: float, cause: Cause | None, *, is_clear: bool) -> Cause | None:
         """Take and send what is due; return why this node must stop, if another one's end or loss asks for that.
 
         `cause` is why this node stops itself, `is_clear` whether all of its processes are gone.
@@ -53,7 +59,8 @@ class GangChannel:
             self._gang.hear(data, address, now)
         phase = "clear" if is_clear else "stopping" if cause else "up"
         culprit = cause.culprit if cause and cause.culprit >= 0 else NOBODY
-        self._gang.say(Own(phase=phase, reason=cause.reason if cause else "", culprit=culprit, restart=restart), now)
+        reason = cause.reason if cause else ""
+        self._gang.say(Own(phase=phase, reason=reason, culprit=culprit, formations=self._asked), now)
         found = [self._judge(news) for news in self._gang.poll(now)]
         self._udp.send(self._gang.outbox)
         return next((one for one in found if one is not None), None)
@@ -63,14 +70,15 @@ class GangChannel:
             self._journal.add(protocol.Member(node_rank=news.node_rank, state=news.what))
         if news.what == "lost" and not self._can_go_on():
             return Cause("lost", news.node_rank)
+        if news.what == "lost":
+            self._asked += 1
         if news.what == "stops" and not (self._is_lead and news.reason == "lost"):  # it has lost us: then so have we
             return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
         return None
 
     def _can_go_on(self) -> bool:
         """Whether an elastic job is large enough without the lost ones. Without the lead there is no job."""
-        lost = sum(peer.state == "lost" for peer in self._gang.peers.values())
-        return self._is_lead and self._membership.nodes - lost >= self._membership.min_nodes
+        return self._is_lead and self._gang.alive >= self._membership.min_nodes
 
     def close(self) -> None:
         """Stop listening."""
@@ -83,4 +91,4 @@ def _gang(node_rank: int, membership: protocol.Membership, now: float) -> Gang:
     if node_rank == 0:
         return gang.lead(secret, membership.nodes, lost_after_s, now)
     lead_address = resolve(membership.lead_address, membership.port)[4]
-    return gang.member(secret, node_rank, lead_address, lost_after_s, now, membership.generation)
+    return gang.member(secret, node_rank, lead_address, lost_after_s, now)

@@ -51,7 +51,7 @@ class Exit:
 class Membership:
     """A node's place in the gang channel of its job: `secret` in hex, its own address, the lead's address and port.
 
-    `min_nodes`: how many nodes the job can go on with. `generation` counts how often this node was started in the job.
+    `min_nodes`: how many nodes the job can go on with.
     """
 
     secret: str = field(repr=False)
@@ -61,7 +61,6 @@ class Membership:
     nodes: int
     min_nodes: int
     lost_after_s: float
-    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

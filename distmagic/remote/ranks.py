@@ -22,7 +22,7 @@ class Rank:
     """
 
     def __init__(self, conn: socket.socket, hello: protocol.Worker, fds: list[int], folder: Path, now: float) -> None:
-        self.conn = conn
+        self.conn, self.began = conn, now
         self.hello = hello
         self.streams = tuple(Stream(fd, folder, hello.rank, name, now) for fd, name in zip(fds, STREAMS, strict=True))
         self.process = processes.read(hello.pid)

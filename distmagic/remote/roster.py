@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from distmagic.remote import memory, peers, protocol
+from distmagic.remote import memory, peers, processes, protocol
 from distmagic.remote.journal import Journal
 from distmagic.remote.ranks import Rank, first_packet
 from distmagic.remote.streams import Stream
@@ -191,6 +191,12 @@ class Roster:
         if self.failed_at is None and word.code != 0:
             self.failed_at = self.clock()
         self._unwatch(rank.pidfd)
+
+    def end_older(self, before: float) -> None:
+        """Kill the ranks that were there before that time; younger ones are of a world without the lost node."""
+        for rank in self.ranks:
+            if rank.began < before and not rank.is_over and rank.process is not None:
+                processes.send(rank.process, signal.SIGKILL)
 
     def notice_lingering(self, now: float) -> None:
         """Say once that a rank has returned and its process goes on: without this the run just seems to hang."""

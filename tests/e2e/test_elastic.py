@@ -1,0 +1,108 @@
+"""Elastic jobs: a host that is lost shrinks the world, one that comes back grows it, and training goes on from its snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distmagic.errors import NodeLost
+from distmagic.state import RunState
+from tests.e2e import runner
+from tests.e2e.test_runs import as_value
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+LOST_S = 3.0
+
+
+def train(steps: int) -> dict[str, Any]:
+    """Count together, a step a tenth of a second, from the last snapshot on; return who was there at which step."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    import distmagic
+    from distmagic import checkpoint
+
+    dist.init_process_group("gloo")
+    state = checkpoint.load("snapshot.pt") or {"step": 0, "worlds": [], "sum": torch.zeros(1)}
+    worlds = [*state["worlds"], [state["step"], dist.get_world_size()]]
+    total = state["sum"]
+    for step in range(state["step"], steps):
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        total = total + one / dist.get_world_size()
+        distmagic.report(step=step + 1, total=steps, world=dist.get_world_size())
+        checkpoint.save({"step": step + 1, "worlds": worlds, "sum": total}, "snapshot.pt", step=step + 1)
+        time.sleep(0.1)
+    dist.destroy_process_group()
+    return {"worlds": worlds, "sum": float(total)}
+
+
+class Fault(runner.Watch):
+    """Breaks dm3 once all three train, and lets it come back once two have gone on without it."""
+
+    def __init__(self, lab: Lab, kind: str, *, comes_back: bool) -> None:
+        super().__init__()
+        self.lab, self.kind, self.comes_back = lab, kind, comes_back
+        self.at = "whole"
+        self.broken_at_step = 0.0
+        self.shrunk_s = self.grown_s = 0.0
+
+    def show(self, state: RunState) -> None:
+        """Do what is due."""
+        super().show(state)
+        host = self.lab.hosts[2]
+        step = max((worker.step or 0 for worker in state.workers.values()), default=0)
+        if self.at == "whole" and state.world_size == 3 and step > 5:
+            self.at, self.broken_at_step, self.shrunk_s = "broken", step, -state.at_s
+            host.cut() if self.kind == "cut" else host.kill()
+        elif self.at == "broken" and state.world_size == 2 and step > self.broken_at_step + 5:
+            self.at, self.grown_s = "shrunk", -state.at_s
+            self.shrunk_s += state.at_s
+            if self.comes_back:
+                host.heal() if self.kind == "cut" else host.start()
+        elif self.at == "shrunk" and state.world_size == 3:
+            self.at = "grown"
+            self.grown_s += state.at_s
+
+
+@pytest.mark.parametrize("kind", ["cut", "power off"])
+def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab, kind: str) -> None:
+    seen = Fault(lab, kind, comes_back=True)
+    way = runner.access(lab, connect_timeout_s=2.0)
+    run = runner.run(
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 200, screen=seen, access=way, nnodes=(2, 3), max_restarts=3,
+        node_lost_after_s=LOST_S,
+    )  # fmt: skip
+    assert seen.at == "grown"
+    assert run.state.phase == "done"
+    assert len(run.results) == 3
+    worlds = run.results[0]["worlds"]
+    assert [size for _, size in worlds] == [3, 2, 3]
+    assert all(begun > 0 for begun, _ in worlds[1:]), "from the snapshot on"
+    assert run.results[0]["sum"] == 200.0, "every step was made once"
+    assert [node.host for node in run.state.nodes] == ["dm1", "dm2", "dm3", "dm3"]
+
+
+def test_too_few_hosts_end_an_elastic_job(lab: Lab) -> None:
+    error = runner.failure(
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 600, screen=Both(lab), nnodes=(2, 3), max_restarts=3,
+        node_lost_after_s=LOST_S,
+    )  # fmt: skip
+    assert isinstance(error, NodeLost)
+
+
+class Both(runner.Watch):
+    """Cuts dm2 and dm3 once all three train."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lambda state: any((w.step or 0) > 3 for w in state.workers.values()), lambda: _cut(lab))
+
+
+def _cut(lab: Lab) -> None:
+    for host in lab.hosts[1:3]:
+        host.cut()

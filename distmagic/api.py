@@ -33,7 +33,7 @@ from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
-from distmagic.remote.protocol import Route
+from distmagic.remote.protocol import Route, Template
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec, from_options
 from distmagic.state import Event, Planned, RunState, Swept, Warned
@@ -44,16 +44,27 @@ B = TypeVar("B")
 
 
 class Session:
-    """What a kernel keeps between runs: its open connections."""
+    """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
 
     def __init__(self) -> None:
         self._connections = Connections(connect)
+        self.kernel = secrets.token_hex(6)
 
-    def reach(self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker) -> Reaching:
-        """Begin to reach hosts, in the background; no host means this machine."""
+    def reach(
+        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
+    ) -> Reaching:
+        """Begin to reach hosts, in the background; no host means this machine. For a run, `spec` is what is to come."""
         hosts = hosts or (LOCALHOST,)
         pythons = tuple(python_of(host, access) for host in hosts)
-        return Reaching(hosts, access, asker, self._connections, pythons, build)
+
+        def open_link(host: Host, python: str) -> Link:
+            link = self._connections.rested(host, access, asker, python, build())
+            warm = planning.warming(spec, access, host, link.facts, self.kernel) if spec else None
+            if warm is not None:
+                link.keep_warm(warm)
+            return link
+
+        return Reaching(hosts, access, asker, self._connections, pythons, open_link)
 
     def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
         """Return the commands that a run would start on every host, having started nothing."""
@@ -62,7 +73,7 @@ class Session:
             plan, _ = prepare(links, spec, _new_job())
             return planning.commands(plan, [link.facts.executable for link in links])
         finally:
-            _in_parallel(Link.finish, links)
+            _rest(reaching, links)
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
@@ -107,7 +118,9 @@ class Session:
         return plan
 
     def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float, began: float) -> Launch:
-        return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), began, owner())
+        launch = Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), began, owner())
+        launch.rest = reaching.rest
+        return launch
 
     # ---- jobs that were started before, also by other kernels
 
@@ -117,7 +130,7 @@ class Session:
         try:
             return found_jobs(_in_parallel(Link.jobs, links))
         finally:
-            _in_parallel(Link.finish, links)
+            _rest(reaching, links)
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
@@ -143,7 +156,7 @@ class Session:
         try:
             _in_parallel(lambda node: links[node].stop(job.name, node), job.running)
         finally:
-            _in_parallel(Link.finish, links)
+            _rest(reaching, links)
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
         """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts."""
@@ -151,7 +164,7 @@ class Session:
         try:
             return "".join(_in_parallel(lambda node: links[node].logs(job.name, node, rank), range(len(links))))
         finally:
-            _in_parallel(Link.finish, links)
+            _rest(reaching, links)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts; return the bytes."""
@@ -160,7 +173,15 @@ class Session:
             names = {job.name for job in jobs}
             return sum(_in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
         finally:
-            _in_parallel(Link.finish, links)
+            _rest(reaching, links)
+
+    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
+        """Return what each host keeps loaded for this kernel."""
+        links = reaching.wait()
+        try:
+            return tuple(_in_parallel(lambda link: link.templates(self.kernel), links))
+        finally:
+            _rest(reaching, links)
 
     # ---- the end of a run
 
@@ -230,7 +251,7 @@ class Session:
         return [event for one in swept if one.done() and not one.cancelled() for event in one.result()]
 
     def close(self) -> None:
-        """Close all connections."""
+        """End what hosts keep loaded for this kernel, and close all connections."""
         self._connections.close()
 
 
@@ -312,13 +333,17 @@ def run(
     text = hosts if hosts is not None else os.environ.get("DISTMAGIC_HOSTS", "")
     chosen = (parse_hosts(text) if text else ()) if isinstance(text, str) else tuple(text)
     with closing(asker_of(_shell())) as asker:
-        reaching = session().reach(chosen, way, asker)
+        reaching = session().reach(chosen, way, asker, job)
         try:
             payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
         except BaseException:
             reaching.cancel()
             raise
         return session().launch(reaching, job, payload, screen or screen_for(_shell()))
+
+
+def _rest(reaching: Reaching, links: Sequence[Link]) -> None:
+    _in_parallel(lambda node: reaching.rest(node, links[node]), range(len(links)))
 
 
 def _shell() -> Any:

@@ -34,7 +34,8 @@ M = TypeVar("M")
 class Link:
     """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is.
 
-    `agent_error` is what an agent that broke down said last, after `events` have come to their end.
+    `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what the
+    host was asked to keep loaded; such a conversation is kept open after a run, to renew that and to serve the next one.
     """
 
     def __init__(self, host: Host, process: Process) -> None:
@@ -47,6 +48,7 @@ class Link:
         self._last = 0
         self.agent_error = ""
         self.facts: protocol.Facts
+        self.warm: protocol.Warm | None = None
         self.warnings: tuple[str, ...] = ()
 
     # ---- opening
@@ -166,10 +168,39 @@ class Link:
             self._expect(protocol.Want)
         return total
 
+    def keep_warm(self, request: protocol.Warm) -> None:
+        """Have the host load torch meanwhile. No answer: where that can't be, jobs start without it."""
+        self.warm = request
+        self.send(request)
+
+    # ---- kept open between runs
+
+    def begin_anew(self) -> None:
+        """Gather the facts once more. Raises what `open` raises, if nobody is there any more."""
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(protocol.Describe())
+            self.facts = self._expect(protocol.Facts)
+
+    def renew(self) -> None:
+        """Renew the lease of what the host keeps loaded for this notebook."""
+        self.send(protocol.Renew())
+
+    def templates(self, owner: str) -> tuple[protocol.Template, ...]:
+        """Return what the host keeps loaded for a notebook."""
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(protocol.Look(owner=owner))
+            return self._expect(protocol.Templates).templates
+
+    def cool(self, owner: str) -> None:
+        """Have the host end what it keeps loaded for a notebook; `finish` waits for it. Starts no thread."""
+        self.send(protocol.Cool(owner=owner))
+        self._process.close_stdin()
+
     # ---- a job
 
     def start(self, request: protocol.Start) -> None:
         """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't."""
+        self._last, self.agent_error = 0, ""
         with self._bounded(BOOT_TIMEOUT_S):
             self.send(request)
             self._hello = self._expect_numbered(protocol.Hello)
@@ -177,7 +208,7 @@ class Link:
     def attach(self, request: protocol.Attach) -> None:
         """Go on with a job's events after number `request.after`, over this new conversation."""
         self.send(request)
-        self._last = request.after
+        self._last, self._hello, self.agent_error = request.after, None, ""
 
     def events(self) -> Iterator[tuple[int, protocol.Message]]:
         """Yield (number, event) until the agent is gone: from hello on, or from where `attach` said.

@@ -43,7 +43,7 @@ def probe() -> dict[str, Any]:
     seen: dict[str, Any] = {"main": (main.__name__, sorted(vars(main)), os.path.basename(main.__file__))}  # noqa: PTH119
     fds = [(fd, f"/proc/self/fd/{fd}") for fd in sorted(os.listdir("/proc/self/fd"), key=int)]
     seen["fds"] = [(fd, os.readlink(path).partition(":")[0]) for fd, path in fds if os.path.exists(path) or fd < "3"]  # noqa: PTH110
-    import numpy
+    import numpy as np
     import torch
 
     status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines())  # noqa: SIM115
@@ -76,7 +76,7 @@ def probe() -> dict[str, Any]:
     seen["process"] = (multiprocessing.current_process().name, multiprocessing.parent_process())
     seen["torch"] = (torch.cuda._is_in_bad_fork(), torch.get_default_dtype(), torch.is_grad_enabled())
     seen["drawn"] = (
-        torch.initial_seed(), torch.rand(1).item(), random.random(), float(numpy.random.rand()), os.urandom(4),
+        torch.initial_seed(), torch.rand(1).item(), random.random(), int(np.random.randint(1 << 60)), os.urandom(4),  # noqa: NPY002
     )  # fmt: skip
     atexit.register(print, "at exit")
     sys.stdout.write("no newline at the end")
@@ -138,7 +138,7 @@ def ends(kind: str) -> object:
             os.write(2, b"let go\n")
 
     globals()["last"] = Last()
-    globals()["file"] = open("left-open", "w")  # noqa: PTH123, SIM115
+    globals()["file"] = open(f"left-by-{os.environ['DISTMAGIC_JOB']}", "w")  # noqa: SIM115
     globals()["file"].write("written at the end")
     atexit.register(os.write, 1, b"at exit\n")
     print("words")
@@ -184,8 +184,15 @@ def told(lab: Lab, end: Run | RunError) -> list[object]:
     worker = run.state.workers[0]
     ended = worker.ended
     assert ended is not None
-    left = lab.hosts[0].home / "left-open"
-    file = left.read_text() if left.exists() else None
-    left.unlink(missing_ok=True)
+    left = lab.hosts[0].home / f"left-by-{run.job}"
     texts = [re.sub(r"\d{4}-\d{6}-[0-9a-f]{8}|pid:? \d+", "...", word) for word in words]
-    return [*texts, worker.phase, ended.outcome, ended.code, ended.meaning, run.logs(0), dict(run.results), file]
+    return [
+        *texts,
+        worker.phase,
+        ended.outcome,
+        ended.code,
+        ended.meaning,
+        run.logs(0),
+        dict(run.results),
+        left.read_text(),
+    ]

@@ -33,7 +33,7 @@ from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
-from distmagic.remote.protocol import Route, Template
+from distmagic.remote.protocol import Look, Route, Template, Templates
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec, from_options
 from distmagic.state import Event, Planned, RunState, Swept, Warned
@@ -53,15 +53,16 @@ class Session:
     def reach(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
     ) -> Reaching:
-        """Begin to reach hosts, in the background; no host means this machine. For a run, `spec` is what is to come."""
+        """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come."""
         hosts = hosts or (LOCALHOST,)
         pythons = tuple(python_of(host, access) for host in hosts)
 
         def open_link(host: Host, python: str) -> Link:
             link = self._connections.rested(host, access, asker, python, build())
-            warm = planning.warming(spec, access, host, link.facts, self.kernel) if spec else None
-            if warm is not None:
-                link.keep_warm(warm)
+            link.warm = planning.warming(spec, access, host, link.facts, self.kernel) if spec else None
+            if link.warm is not None:
+                link.kept = link.warm
+                link.send(link.warm)  # no answer: where that can't be, the job starts without it
             return link
 
         return Reaching(hosts, access, asker, self._connections, pythons, open_link)
@@ -179,7 +180,7 @@ class Session:
         """Return what each host keeps loaded for this kernel."""
         links = reaching.wait()
         try:
-            return tuple(_in_parallel(lambda link: link.templates(self.kernel), links))
+            return tuple(_in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links))
         finally:
             _rest(reaching, links)
 

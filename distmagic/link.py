@@ -34,8 +34,8 @@ M = TypeVar("M")
 class Link:
     """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is.
 
-    `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what the
-    host was asked to keep loaded; such a conversation is kept open after a run, to renew that and to serve the next one.
+    `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what this
+    run starts from, None for exec; `kept` what the host keeps loaded: such a conversation rests between runs.
     """
 
     def __init__(self, host: Host, process: Process) -> None:
@@ -49,6 +49,7 @@ class Link:
         self.agent_error = ""
         self.facts: protocol.Facts
         self.warm: protocol.Warm | None = None
+        self.kept: protocol.Warm | None = None
         self.warnings: tuple[str, ...] = ()
 
     # ---- opening
@@ -143,9 +144,7 @@ class Link:
 
     def ask(self, peer: str) -> protocol.Route:
         """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.Ask(peer=peer))
-            return self._expect(protocol.Route)
+        return self.query(protocol.Ask(peer=peer), protocol.Route)
 
     def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], None] | None = None) -> int:
         """Bring the host those of the files that it lacks; return the number of bytes sent.
@@ -168,33 +167,11 @@ class Link:
             self._expect(protocol.Want)
         return total
 
-    def keep_warm(self, request: protocol.Warm) -> None:
-        """Have the host load torch meanwhile. No answer: where that can't be, jobs start without it."""
-        self.warm = request
-        self.send(request)
-
-    # ---- kept open between runs
-
-    def begin_anew(self) -> None:
-        """Gather the facts once more. Raises what `open` raises, if nobody is there any more."""
+    def query(self, request: protocol.Message, kind: type[M]) -> M:
+        """Ask something that is answered at once by one line of this kind. Raises what `open` raises."""
         with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.Describe())
-            self.facts = self._expect(protocol.Facts)
-
-    def renew(self) -> None:
-        """Renew the lease of what the host keeps loaded for this notebook."""
-        self.send(protocol.Renew())
-
-    def templates(self, owner: str) -> tuple[protocol.Template, ...]:
-        """Return what the host keeps loaded for a notebook."""
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.Look(owner=owner))
-            return self._expect(protocol.Templates).templates
-
-    def cool(self, owner: str) -> None:
-        """Have the host end what it keeps loaded for a notebook; `finish` waits for it. Starts no thread."""
-        self.send(protocol.Cool(owner=owner))
-        self._process.close_stdin()
+            self.send(request)
+            return self._expect(kind)
 
     # ---- a job
 
@@ -258,14 +235,11 @@ class Link:
 
     def jobs(self) -> tuple[protocol.Listed, ...]:
         """Return the jobs of which the host has something, the oldest first."""
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.List())
-            return self._expect(protocol.Jobs).jobs
+        return self.query(protocol.List(), protocol.Jobs).jobs
 
     def remove(self, job: str) -> int:
         """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
-        self.send(protocol.Remove(job=job))
-        return self._expect(protocol.Removed).size_bytes
+        return self.query(protocol.Remove(job=job), protocol.Removed).size_bytes
 
     def stop(self, job: str, node_rank: int) -> None:
         """End a job on this node, which runs; returns when nothing of it is left."""
@@ -288,9 +262,7 @@ class Link:
 
     def sweep(self, job: str) -> protocol.Final:
         """End what a dead agent of this job left running there; return what could not be ended."""
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.Sweep(job=job))
-            return self._expect(protocol.Final)
+        return self.query(protocol.Sweep(job=job), protocol.Final)
 
     def close(self) -> None:
         """Hang up. The agent, if there is one, goes on under its lease."""

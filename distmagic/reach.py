@@ -15,7 +15,7 @@ from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostErro
 from distmagic.hosts import Host
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
-from distmagic.remote import places
+from distmagic.remote import places, protocol
 from distmagic.resting import Resting
 from distmagic.spec import Access
 from distmagic.transports import Transport
@@ -53,7 +53,7 @@ class Connections:
         link = self._resting.take((*_key(host, access), python))
         if link is not None:
             try:
-                link.begin_anew()
+                link.facts = link.query(protocol.Describe(), protocol.Facts)
             except (ConnectionLost, HostError):
                 link.close()
             else:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from distmagic.errors import DistmagicError
 from distmagic.link import Link
+from distmagic.remote import protocol
 
 
 class Resting:
@@ -28,9 +29,9 @@ class Resting:
             return self._links.pop(key, None)
 
     def give(self, key: Hashable, link: Link) -> None:
-        """Let a conversation rest, of which nothing more is to come; one too many, or without a template, is ended."""
+        """Let a conversation rest, of which nothing more is to come; one too many, or whose host keeps nothing, is ended."""
         with self._lock:
-            is_kept = link.warm is not None and key not in self._links
+            is_kept = link.kept is not None and key not in self._links
             if is_kept:
                 self._links[key] = link
                 self._renew_from_now_on()
@@ -52,13 +53,13 @@ class Resting:
                     return
             for key, link in links:
                 try:
-                    link.renew()
+                    link.send(protocol.Renew())
                 except DistmagicError:
                     self._forget(key, link)
 
     def _pause_s(self) -> float:
         with self._lock:
-            return min((link.warm.lease_s / 4 for link in self._links.values() if link.warm), default=1.0)
+            return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
 
     def _forget(self, key: Hashable, link: Link) -> None:
         with self._lock:
@@ -75,6 +76,6 @@ class Resting:
             self._wake = threading.Event()
         for link in links:  # no threads: this is also called when Python ends
             with suppress(DistmagicError):  # out of reach: the lease ends it
-                link.cool(link.warm.owner if link.warm else "")
+                link.send(protocol.Cool(owner=link.kept.owner if link.kept else ""))
         for link in links:
             link.finish()

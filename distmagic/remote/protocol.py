@@ -49,9 +49,9 @@ from distmagic.remote.parts import (
 from distmagic.remote.requests import (
     Ask,
     Attach,
-    Detach,
     Cool,
     Describe,
+    Detach,
     Fetch,
     Fork,
     List,

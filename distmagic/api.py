@@ -74,7 +74,7 @@ class Session:
             plan, _ = prepare(links, spec, _new_job())
             return planning.commands(plan, [link.facts.executable for link in links])
         finally:
-            _rest(reaching, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
@@ -131,7 +131,7 @@ class Session:
         try:
             return found_jobs(_in_parallel(Link.jobs, links))
         finally:
-            _rest(reaching, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
@@ -157,7 +157,7 @@ class Session:
         try:
             _in_parallel(lambda node: links[node].stop(job.name, node), job.running)
         finally:
-            _rest(reaching, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
         """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts."""
@@ -165,7 +165,7 @@ class Session:
         try:
             return "".join(_in_parallel(lambda node: links[node].logs(job.name, node, rank), range(len(links))))
         finally:
-            _rest(reaching, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts; return the bytes."""
@@ -174,7 +174,7 @@ class Session:
             names = {job.name for job in jobs}
             return sum(_in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
         finally:
-            _rest(reaching, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
         """Return what each host keeps loaded for this kernel."""
@@ -182,7 +182,7 @@ class Session:
         try:
             return tuple(_in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links))
         finally:
-            _rest(reaching, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     # ---- the end of a run
 
@@ -305,11 +305,11 @@ def _new_job() -> str:
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
 
 
-def _in_parallel(act: Callable[[A], B], things: Sequence[A]) -> list[B]:
+def _in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
     if not things:
         return []
     with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
-        return list(pool.map(act, things))
+        return list(pool.map(act, things, *more))
 
 
 def run(
@@ -341,10 +341,6 @@ def run(
             reaching.cancel()
             raise
         return session().launch(reaching, job, payload, screen or screen_for(_shell()))
-
-
-def _rest(reaching: Reaching, links: Sequence[Link]) -> None:
-    _in_parallel(lambda node: reaching.rest(node, links[node]), range(len(links)))
 
 
 def _shell() -> Any:

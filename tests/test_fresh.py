@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 import textwrap
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from distmagic.remote import fresh, nursery, warmth
+from distmagic.remote import warmth
 from distmagic.remote.protocol import Warm
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="hosts run Linux")
@@ -106,33 +105,6 @@ def test_an_exception_is_shown_as_ever() -> None:
     done = forked("1 / 0")
     assert done.returncode == 1
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
-
-
-def test_a_child_is_waited_for_as_popen_does() -> None:
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    child = nursery.Child(("python",), sleeper.pid)
-    assert child.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        child.wait(0.01)
-    child.terminate()
-    assert child.wait(10) == child.poll() == -15
-    child.kill()  # it has ended: nobody is hit
-    sleeper.returncode = -15
-
-
-def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh, "_loaded", {"torch", "torch.nn", "filelock"})
-
-    def needs_exec(*names: str) -> bool:
-        path = tmp_path / "code"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name in names:
-                archive.writestr(name, "")
-        return nursery._needs_exec({"DISTMAGIC_WORKER": json.dumps({"code": str(path)})})
-
-    assert not needs_exec("sources.json", "modules/mine.py", "modules/lab/filelock.py")
-    assert needs_exec("modules/filelock.py")
-    assert needs_exec("modules/torch/__init__.py")
 
 
 def test_what_a_template_is_named_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

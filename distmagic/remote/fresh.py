@@ -132,6 +132,8 @@ def leave(act: Callable[[], None]) -> NoReturn:
     code = 0
     try:
         act()
+    except Turn:
+        raise  # a child, forked in the middle of it
     except SystemExit as stop:
         code = _code_of(stop)
     except BaseException:  # noqa: BLE001 - as at the top of any program

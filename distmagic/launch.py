@@ -195,6 +195,9 @@ class Launch:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 link = self._reopen(node_rank)
+                link.kept = self.links[node_rank].kept
+                if link.kept is not None:
+                    link.send(link.kept)
                 link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=last))
                 if node_rank in self._stops:
                     link.send(self._stops[node_rank])  # it may have been lost with the connection

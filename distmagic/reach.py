@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 
 from distmagic.blobs import LocalBlob
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostError, HostErrors
@@ -145,16 +146,20 @@ class Reaching:
             self.asker.serve(0.02)
 
     def cancel(self) -> None:
-        """Give up: nothing is kept but the connections."""
+        """Give up: nothing is kept but the connections, and what hosts keep loaded."""
         self.asker.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for link in self._links:
-            link.add_done_callback(_close_link)
+        for node_rank, link in enumerate(self._links):
+            link.add_done_callback(partial(self._give_back, node_rank))
 
-
-def _close_link(future: Future[Link]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
+    def _give_back(self, node_rank: int, future: Future[Link]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        link = future.result()
+        if link.kept is None:
+            link.close()
+        else:
+            self.rest(node_rank, link)
 
 
 def join_errors(errors: list[BaseException]) -> BaseException:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from distmagic.remote import fresh, nursery, peers, places, processes, protocol
 
+_LOOK_S = 0.02  # at the ranks
 _ENDPOINT_S, _ANSWER_S, _PAUSE_S = 3.0, 0.5, 0.005  # for the lead to listen; one attempt; between two
 _ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
              "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
@@ -52,6 +53,8 @@ def main(argv: list[str]) -> None:
     args = parse_args(argv)
     args.log_dir = os.path.join(os.path.dirname(_told("socket")), "torchrun")  # else a directory in /tmp that stays
     os.mkdir(args.log_dir, 0o700)
+    if args.rdzv_backend == "static":  # c10d asks its store at each look
+        args.monitor_interval = min(args.monitor_interval, _LOOK_S)
     _await(_told("endpoint"), _ENDPOINT_S)
     try:
         run(args)

@@ -31,7 +31,8 @@ roster.py gather what the ranks say into a journal, and ends every process when 
 runs out, or when gang_channel.py finds that another host failed or fell silent (gang.py decides, datagrams.py seals);
 peers.py lets only this user's processes speak to it, memory.py knows whom the kernel killed for want of memory;
 worker.py is one rank and calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the
-wire, JSON lines, the same file on both ends.
+wire, JSON lines, the same file on both ends. Between runs template.py keeps torch loaded (warmth.py finds it, resting.py
+keeps its lease); agents are forked from it, torchrun from them, ranks from nursery.py, made fresh by fresh.py.
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
 what is asked for.

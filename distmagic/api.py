@@ -34,7 +34,7 @@ from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
-from distmagic.remote.protocol import Route, Start
+from distmagic.remote.protocol import Look, Route, Start, Template, Templates
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec, from_options
 from distmagic.state import Event, Planned, RunState, Swept, Warned
@@ -45,16 +45,28 @@ B = TypeVar("B")
 
 
 class Session:
-    """What a kernel keeps between runs: its open connections."""
+    """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
 
     def __init__(self) -> None:
         self._connections = Connections(connect)
+        self.kernel = secrets.token_hex(6)
 
-    def reach(self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker) -> Reaching:
-        """Begin to reach hosts, in the background; no host means this machine."""
+    def reach(
+        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
+    ) -> Reaching:
+        """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come."""
         hosts = hosts or (LOCALHOST,)
         pythons = tuple(python_of(host, access) for host in hosts)
-        return Reaching(hosts, access, asker, self._connections, pythons, build)
+
+        def open_link(host: Host, python: str) -> Link:
+            link = self._connections.rested(host, access, asker, python, build())
+            link.warm = planning.warming(spec, access, host, link.facts, self.kernel) if spec else None
+            if link.warm is not None:
+                link.kept = link.warm
+                link.send(link.warm)  # no answer: where that can't be, the job starts without it
+            return link
+
+        return Reaching(hosts, access, asker, self._connections, pythons, open_link)
 
     def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
         """Return the commands that a run would start on every host, having started nothing."""
@@ -63,7 +75,7 @@ class Session:
             plan, _ = prepare(links, spec, _new_job())
             return planning.commands(plan, [link.facts.executable for link in links])
         finally:
-            _in_parallel(Link.finish, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
@@ -110,7 +122,9 @@ class Session:
         return plan
 
     def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float, began: float) -> Launch:
-        return Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), began, owner())
+        launch = Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), began, owner())
+        launch.rest = reaching.rest
+        return launch
 
     # ---- jobs that were started before, also by other kernels
 
@@ -120,7 +134,7 @@ class Session:
         try:
             return found_jobs(_in_parallel(Link.jobs, links))
         finally:
-            _in_parallel(Link.finish, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
@@ -146,7 +160,7 @@ class Session:
         try:
             _in_parallel(lambda node: links[node].stop(job.name, node), job.running)
         finally:
-            _in_parallel(Link.finish, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
         """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts."""
@@ -154,7 +168,7 @@ class Session:
         try:
             return "".join(_in_parallel(lambda node: links[node].logs(job.name, node, rank), range(len(links))))
         finally:
-            _in_parallel(Link.finish, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts; return the bytes."""
@@ -163,7 +177,15 @@ class Session:
             names = {job.name for job in jobs}
             return sum(_in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
         finally:
-            _in_parallel(Link.finish, links)
+            _in_parallel(reaching.rest, range(len(links)), links)
+
+    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
+        """Return what each host keeps loaded for this kernel."""
+        links = reaching.wait()
+        try:
+            return tuple(_in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links))
+        finally:
+            _in_parallel(reaching.rest, range(len(links)), links)
 
     # ---- the end of a run
 
@@ -235,7 +257,7 @@ class Session:
         return [event for one in swept if one.done() and not one.cancelled() for event in one.result()]
 
     def close(self) -> None:
-        """Close all connections."""
+        """End what hosts keep loaded for this kernel, and close all connections."""
         self._connections.close()
 
 
@@ -298,11 +320,11 @@ def _new_job() -> str:
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
 
 
-def _in_parallel(act: Callable[[A], B], things: Sequence[A]) -> list[B]:
+def _in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
     if not things:
         return []
     with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
-        return list(pool.map(act, things))
+        return list(pool.map(act, things, *more))
 
 
 def run(
@@ -327,7 +349,7 @@ def run(
     text = hosts if hosts is not None else os.environ.get("DISTMAGIC_HOSTS", "")
     chosen = (parse_hosts(text) if text else ()) if isinstance(text, str) else tuple(text)
     with closing(asker_of(_shell())) as asker:
-        reaching = session().reach(chosen, way, asker)
+        reaching = session().reach(chosen, way, asker, job)
         try:
             payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
         except BaseException:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from distmagic.found import Job
 from distmagic.hosts import Host
 from distmagic.notebook_prompts import NotebookAsker
+from distmagic.remote.protocol import Template
 from distmagic.spec import Access, JobSpec
 
 
@@ -26,8 +27,10 @@ class Reaching(Protocol):
 class Session(Protocol):
     """The connections of this kernel."""
 
-    def reach(self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker) -> Reaching:
-        """Begin to reach `hosts` in the background, and return at once."""
+    def reach(
+        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
+    ) -> Reaching:
+        """Begin to reach `hosts` in the background, and return at once. `spec` is the run that is to come, if any."""
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: object, screen: object) -> object:
         """Run to the end and return the `Run`. Raises a `RunError` that carries it, or what kept it from starting."""
@@ -50,8 +53,11 @@ class Session(Protocol):
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove what ended jobs have left; return the bytes."""
 
+    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
+        """Return what each host keeps loaded for this kernel."""
+
     def close(self) -> None:
-        """End all connections."""
+        """End what hosts keep loaded, and all connections."""
 
 
 class Playground(Protocol):

@@ -1,6 +1,6 @@
 """The bundle: one zip with all that a host needs besides Python and torch.
 
-    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine or worker
+    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker or template
     distmagic/             the package's __init__ and the half that travels, remote/
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
@@ -26,7 +26,7 @@ _MAIN = b'''"""Starts one of the roles: python BUNDLE ROLE ARGUMENTS..."""
 import importlib
 import sys
 
-ROLES = ("contact", "agent", "engine", "worker")
+ROLES = ("contact", "agent", "engine", "worker", "template")
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in ROLES:

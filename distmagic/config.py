@@ -30,6 +30,7 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
     nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.").tag(config=True)
     payload_limit = Unicode("256M", help="Largest captured data.").tag(config=True)
     lease_s = Float(60.0, help="Seconds that ranks outlive a lost notebook.").tag(config=True)
+    warm_idle_s = Float(900.0, help="Seconds that hosts keep torch loaded after a run; 0: not at all.").tag(config=True)
     connect_timeout_s = Float(15.0, help="Longest time to connect to a host, in seconds.").tag(config=True)
 
     def defaults(self, environ: Mapping[str, str]) -> Defaults:
@@ -45,6 +46,7 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
                 pythons=tuple(pythons.items()),
                 connect_timeout_s=self.connect_timeout_s,
                 lease_s=self.lease_s,
+                warm_idle_s=self.warm_idle_s,
             ),
             nproc_per_node=parse_slots(nproc, "Distmagic.nproc_per_node") if nproc else None,
             payload_limit_bytes=parse_size(self.payload_limit, "Distmagic.payload_limit"),

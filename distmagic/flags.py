@@ -164,6 +164,8 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
         "ssh_command": args.ssh_command,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
+        "warm_idle_s": args.warm_idle,
+        "cold": args.cold or None,
     }
     return replace(base, pythons=pythons, **{name: value for name, value in said.items() if value is not None})
 
@@ -227,6 +229,10 @@ def _number(flag: str) -> Callable[[str], int]:
     return read
 
 
+def _idle(text: str) -> float:
+    return 0.0 if text.strip() == "0" else parse_duration(text, "--warm-idle")
+
+
 def _nnodes(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(-?\d+)(?::(-?\d+))?", text)
     if found is None:
@@ -282,6 +288,8 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ("on-disconnect", ("WHAT", _on_disconnect), "without the notebook for that long: stop (usual) or keep going"),
     ("node-lost-after", ("TIME", lambda t: parse_duration(t, "--node-lost-after")), "a silent host is lost (10s)"),
     ("detach", None, "return as soon as the job runs; it needs no notebook then"),
+    ("warm-idle", ("TIME", _idle), "how long hosts keep torch loaded for the next run (15m; 0: not at all)"),
+    ("cold", None, "start every process anew: nothing is kept loaded, and nothing that is gets used"),
     ("payload-limit", ("SIZE", lambda t: parse_size(t, "--payload-limit")), "largest captured data (256M)"),
     ("whole", None, "run nothing here: the whole cell is every rank's program"),
     ("dry-run", None, "print what every host would run; the cell is not executed"),

@@ -1,4 +1,4 @@
-"""`%distributed jobs | attach | stop | logs | clean`: jobs as they are found on the hosts, from any kernel."""
+"""`%distributed jobs | attach | stop | logs | clean | status`: what is found on the hosts, from any kernel."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from distmagic.backend import Backend, Reaching
     from distmagic.line_magic import Notebook
+    from distmagic.remote.protocol import Template
 
 
 class JobCommands:
@@ -31,6 +32,7 @@ class JobCommands:
         self._asker: NotebookAsker
         self.table: dict[str, Callable[[list[str]], object]] = {
             "jobs": self._list, "attach": self._attach, "stop": self._stop, "logs": self._logs, "clean": self._clean,
+            "status": self._status,
         }  # fmt: skip
 
     def line(self, words: list[str]) -> object:
@@ -83,6 +85,11 @@ class JobCommands:
         elif ended:
             print("Remove them with %distributed clean all, or one with %distributed clean ID.")
 
+    def _status(self, words: list[str]) -> None:
+        _expect(words, 0, 0, "%distributed status takes nothing after it.")
+        hosts = self._hosts()
+        print(kept_table(hosts, self._notebook.session().templates(self._reach(hosts))))
+
     # ---- where
 
     def _hosts(self) -> tuple[Host, ...]:
@@ -115,6 +122,25 @@ def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
         ago = f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
         told = (job.name, job.phase, ", ".join(job.hosts), ago, f"{job.size_bytes / 1e6:,.1f} MB")
         rows.append([harmless.lines(text) for text in told])
+    return _aligned(rows)
+
+
+def kept_table(hosts: tuple[Host, ...], kept: tuple[tuple[Template, ...], ...]) -> str:
+    """Return the table of what hosts keep loaded; a host that keeps nothing has a line as well."""
+    rows = [["host", "torch loaded", "memory", "last used"]]
+    for host, templates in zip(hosts, kept, strict=True):
+        rows += [
+            [host.name, f"{_minutes(one.age_s)} ago", f"{one.size_bytes / 1e6:,.0f} MB", f"{_minutes(one.idle_s)} ago"]
+            for one in templates
+        ] or [[host.name, "no", "", ""]]
+    return _aligned(rows)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _aligned(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows

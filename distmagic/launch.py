@@ -53,8 +53,10 @@ class Launch:
         self._owner, self._secret = owner, secrets.token_hex(32)
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
         self._clock, self._began, self._reopen = clock, clock() if began is None else began, reopen
+        self.rest: Callable[[int, Link], None] = lambda _, link: link.finish()  # where a conversation goes afterwards
         self._stops: dict[int, protocol.Stop] = {}
         self._missed: set[int] = set()  # nodes that ended because they, or the way to them, were lost
+        self._resting: list[Link] = []  # they are no longer ours
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = [threading.BoundedSemaphore(_AHEAD) for _ in links]
         self._host_of = list(range(len(links)))  # by node rank: a host that comes back to an elastic job is a new node
@@ -135,7 +137,7 @@ class Launch:
             endpoint=plan.endpoint, hosts=(*(one.host.name for one in plan.nodes), *later), lead=node.node_rank == 0,
             lease_s=self.lease_s, max_restarts=plan.max_restarts, membership=self._membership(plan, node),
             keep=plan.keep, owner=self._owner, timeout_s=plan.timeout_s,
-            stays=plan.stays,
+            stays=plan.stays, warm=None if later else self.links[node.node_rank].warm,
         )  # fmt: skip
 
     def _membership(self, plan: Plan, node: NodePlan) -> protocol.Membership | None:
@@ -235,7 +237,8 @@ class Launch:
             self._put(node_rank, Lost(why=_agent_gone(link.agent_error)))
             return
         self._fetch_small(node_rank, link, heard.small)
-        link.finish()
+        self._resting.append(link)
+        self.rest(self._host_of[node_rank], link)
         self._put(node_rank, Gone())
 
     def _mend(self, node_rank: int, last: int, why: str) -> Link:
@@ -246,6 +249,9 @@ class Launch:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 link = self._reopen(self._host_of[node_rank])
+                link.kept = self.links[node_rank].kept
+                if link.kept is not None:
+                    link.send(link.kept)
                 link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=last))
                 if node_rank in self._stops:
                     link.send(self._stops[node_rank])  # it may have been lost with the connection
@@ -312,7 +318,8 @@ class Launch:
         """Hang up everywhere. Agents that still run end with their lease."""
         self._over.set()
         for link in self.links:
-            link.close()
+            if link not in self._resting:
+                link.close()
         self._pool.shutdown(wait=False)
 
 

@@ -28,7 +28,8 @@ _USAGE = """\
 %distributed stop ID                 end a job
 %distributed logs ID RANK            show all that a rank has written
 %distributed clean [ID|all]          show what ended jobs keep on the hosts; remove it
-%distributed down                    end the connections to all hosts
+%distributed status                  show what hosts keep loaded for the next run, and its memory
+%distributed down                    end that, and the connections to all hosts
 %distributed --help                  the flags of a %%distributed cell, too"""
 
 
@@ -117,7 +118,10 @@ class Notebook:
 
     def _down(self, words: list[str]) -> None:
         if words:
-            raise SpecError("%distributed down takes nothing after it.", "It ends the connections to all hosts.")
+            raise SpecError(
+                "%distributed down takes nothing after it.",
+                "It ends the connections to all hosts.",
+            )
         session, self._session = self._session, None
         if session is not None:
             session.close()

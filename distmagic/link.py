@@ -34,7 +34,8 @@ M = TypeVar("M")
 class Link:
     """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is.
 
-    `agent_error` is what an agent that broke down said last, after `events` have come to their end.
+    `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what this
+    run starts from, None for exec; `kept` what the host keeps loaded: such a conversation rests between runs.
     """
 
     def __init__(self, host: Host, process: Process) -> None:
@@ -47,6 +48,8 @@ class Link:
         self._last = 0
         self.agent_error = ""
         self.facts: protocol.Facts
+        self.warm: protocol.Warm | None = None
+        self.kept: protocol.Warm | None = None
         self.warnings: tuple[str, ...] = ()
 
     # ---- opening
@@ -141,9 +144,7 @@ class Link:
 
     def ask(self, peer: str) -> protocol.Route:
         """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.Ask(peer=peer))
-            return self._expect(protocol.Route)
+        return self.query(protocol.Ask(peer=peer), protocol.Route)
 
     def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], None] | None = None) -> int:
         """Bring the host those of the files that it lacks; return the number of bytes sent.
@@ -166,10 +167,17 @@ class Link:
             self._expect(protocol.Want)
         return total
 
+    def query(self, request: protocol.Message, kind: type[M]) -> M:
+        """Ask something that is answered at once by one line of this kind. Raises what `open` raises."""
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(request)
+            return self._expect(kind)
+
     # ---- a job
 
     def start(self, request: protocol.Start) -> None:
         """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't."""
+        self._last, self.agent_error = 0, ""
         with self._bounded(BOOT_TIMEOUT_S):
             self.send(request)
             self._hello = self._expect_numbered(protocol.Hello)
@@ -177,7 +185,7 @@ class Link:
     def attach(self, request: protocol.Attach) -> None:
         """Go on with a job's events after number `request.after`, over this new conversation."""
         self.send(request)
-        self._last = request.after
+        self._last, self._hello, self.agent_error = request.after, None, ""
 
     def events(self) -> Iterator[tuple[int, protocol.Message]]:
         """Yield (number, event) until the agent is gone: from hello on, or from where `attach` said.
@@ -229,14 +237,11 @@ class Link:
 
     def jobs(self) -> tuple[protocol.Listed, ...]:
         """Return the jobs of which the host has something, the oldest first."""
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.List())
-            return self._expect(protocol.Jobs).jobs
+        return self.query(protocol.List(), protocol.Jobs).jobs
 
     def remove(self, job: str) -> int:
         """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
-        self.send(protocol.Remove(job=job))
-        return self._expect(protocol.Removed).size_bytes
+        return self.query(protocol.Remove(job=job), protocol.Removed).size_bytes
 
     def stop(self, job: str, node_rank: int) -> None:
         """End a job on this node, which runs; returns when nothing of it is left."""
@@ -259,9 +264,7 @@ class Link:
 
     def sweep(self, job: str) -> protocol.Final:
         """End what a dead agent of this job left running there; return what could not be ended."""
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(protocol.Sweep(job=job))
-            return self._expect(protocol.Final)
+        return self.query(protocol.Sweep(job=job), protocol.Final)
 
     def close(self) -> None:
         """Hang up. The agent, if there is one, goes on under its lease."""

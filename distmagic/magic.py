@@ -81,7 +81,7 @@ class Magics:
         access = self.notebook.access(request, hosts)
         plan, filename = self._read(cell, whole=request.whole)
         with closing(asker_of(self.shell)) as asker:
-            reaching = self.notebook.session().reach(hosts, access, asker)
+            reaching = self.notebook.session().reach(hosts, access, asker, None if request.dry_run else request.spec)
             try:
                 if request.dry_run:
                     self._dry_run(request, reaching)

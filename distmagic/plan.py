@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from distmagic import torchrun
 from distmagic.errors import PreflightError, SpecError
 from distmagic.hosts import Host, Slots
-from distmagic.remote.protocol import Facts, Route
-from distmagic.spec import JobSpec, split_endpoint
+from distmagic.remote.protocol import Facts, Route, Warm
+from distmagic.spec import Access, JobSpec, split_endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,24 @@ def _defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
     """Bind the collectives to the interface that the other nodes dial, and spare users torchrun's thread warning."""
     name = one.route.interface
     binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}")) if name else ()
-    return (*binding, *((("OMP_NUM_THREADS", "1"),) if nproc > 1 else ()))
+    return (*binding, *_threads(nproc).items())
+
+
+def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str) -> Warm | None:
+    """Return what a host has to load for its ranks of this job; None where all is to be started by exec."""
+    if access.cold or not access.warm_idle_s:
+        return None
+    try:
+        nproc = count_ranks(host.slots or spec.nproc_per_node, facts, host.name)
+    except PreflightError:
+        return None  # there will be no run
+    return Warm(
+        owner=owner, idle_s=access.warm_idle_s, lease_s=access.lease_s, env=dict(spec.env), defaults=_threads(nproc)
+    )
+
+
+def _threads(nproc: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1"} if nproc > 1 else {}
 
 
 def _elastic(rdzv: torchrun.Rendezvous) -> tuple[tuple[str, str], ...]:

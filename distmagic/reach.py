@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 
 from distmagic.blobs import LocalBlob
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostError, HostErrors
 from distmagic.hosts import Host
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
-from distmagic.remote import places
+from distmagic.remote import places, protocol
+from distmagic.resting import Resting
 from distmagic.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.prompts import Asker
@@ -28,12 +30,13 @@ class Connections:
 
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
+        self._resting = Resting()
         self._open: dict[tuple[Host, Access], Transport] = {}
         self._lock = threading.Lock()
 
     def link(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
         """Return a new conversation with a host, over the open connection if there is one that still works."""
-        key = (replace(host, slots=None), access)
+        key = _key(host, access)
         with self._lock:
             known = self._open.get(key)
         if known is not None:
@@ -46,19 +49,41 @@ class Connections:
             self._open[key] = transport
         return Link.open(host, transport, python, bundle)
 
+    def rested(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
+        """Return the conversation that was kept open for a host, else a new one."""
+        link = self._resting.take((*_key(host, access), python))
+        if link is not None:
+            try:
+                link.facts = link.query(protocol.Describe(), protocol.Facts)
+            except (ConnectionLost, HostError):
+                link.close()
+            else:
+                return link
+        return self.link(host, access, asker, python, bundle)
+
+    def rest(self, access: Access, python: str, link: Link) -> None:
+        """Keep a conversation open for the next run, if its host keeps something loaded; else end it."""
+        self._resting.give((*_key(link.host, access), python), link)
+
     def drop(self, host: Host, access: Access) -> None:
         """Close a host's connection."""
         with self._lock:
-            transport = self._open.pop((replace(host, slots=None), access), None)
+            transport = self._open.pop(_key(host, access), None)
         if transport is not None:
             transport.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """End what hosts keep loaded, and close all connections."""
+        self._resting.close()
         with self._lock:
             transports, self._open = list(self._open.values()), {}
         for transport in transports:
             transport.close()
+
+
+def _key(host: Host, access: Access) -> tuple[Host, Access]:
+    """Return what two runs must have in common to share a connection."""
+    return replace(host, slots=None), replace(access, cold=False, warm_idle_s=0.0)
 
 
 def connect(host: Host, access: Access, asker: Asker) -> Transport:
@@ -81,16 +106,17 @@ class Reaching:
 
     def __init__(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, connections: Connections,
-        pythons: tuple[str, ...], bundle: Callable[[], LocalBlob],
+        pythons: tuple[str, ...], open_link: Callable[[Host, str], Link],
     ) -> None:  # fmt: skip
         self.hosts, self.access, self.pythons = hosts, access, pythons
-        self.asker = asker
+        self.asker, self._connections = asker, connections
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
-        self._links = [
-            self._pool.submit(lambda h=host, p=python: connections.link(h, access, asker, p, bundle()))  # type: ignore[misc]
-            for host, python in zip(hosts, pythons, strict=True)
-        ]
+        self._links = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=True)]
         self._pool.submit(places.expire)  # this machine keeps payloads too
+
+    def rest(self, node_rank: int, link: Link) -> None:
+        """Give back a conversation of which nothing more is to come."""
+        self._connections.rest(self.access, self.pythons[node_rank], link)
 
     def wait(self, watch: Callable[[Sequence[Future[Link]]], None] | None = None) -> tuple[Link, ...]:
         """Return one open `Link` a host, in order. Raises `HostErrors`, or the one error; then all links are closed.
@@ -120,16 +146,20 @@ class Reaching:
             self.asker.serve(0.02)
 
     def cancel(self) -> None:
-        """Give up: nothing is kept but the connections."""
+        """Give up: nothing is kept but the connections, and what hosts keep loaded."""
         self.asker.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for link in self._links:
-            link.add_done_callback(_close_link)
+        for node_rank, link in enumerate(self._links):
+            link.add_done_callback(partial(self._give_back, node_rank))
 
-
-def _close_link(future: Future[Link]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
+    def _give_back(self, node_rank: int, future: Future[Link]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        link = future.result()
+        if link.kept is None:
+            link.close()
+        else:
+            self.rest(node_rank, link)
 
 
 def join_errors(errors: list[BaseException]) -> BaseException:

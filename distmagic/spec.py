@@ -113,7 +113,8 @@ class Access:
 
     `ssh_command` names the system's client to use instead of paramiko. `connect_timeout_s` bounds one connection,
     from the name's look-up to the end of authentication (waiting for an answer typed by the user not counted).
-    `lease_s`: how long ranks outlive a notebook that is gone. Raises `SpecError`.
+    `lease_s`: how long ranks outlive a notebook that is gone. `warm_idle_s`: how long a host keeps torch loaded after a
+    run (0: not at all). `cold`: start this run as if nothing were loaded. Raises `SpecError`.
     """
 
     ssh_config: str | None = None
@@ -121,12 +122,16 @@ class Access:
     pythons: tuple[tuple[str, str], ...] = ()
     connect_timeout_s: float = 15.0
     lease_s: float = 60.0
+    warm_idle_s: float = 900.0
+    cold: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.connect_timeout_s <= _DAY_S:
             raise SpecError(f"--connect-timeout {self.connect_timeout_s:g} is not a time.", "Use seconds, up to a day.")
         if not 1 <= self.lease_s <= _DAY_S:
             raise SpecError(f"--lease {self.lease_s:g} is not a lease.", "Use 1 second to a day.")
+        if not 0 <= self.warm_idle_s <= _DAY_S:
+            raise SpecError(f"--warm-idle {self.warm_idle_s:g} is not a time.", "Use 0 (never) to a day.")
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""

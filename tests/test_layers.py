@@ -23,7 +23,7 @@ LAYERS = (
     ),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),
-    ("a conversation with a host", "limits link notebook_prompts reach"),
+    ("a conversation with a host", "limits link notebook_prompts resting reach"),
     ("a run, from its start to its end", "launch opening drive outcome"),
     ("what is seen of it", "screen"),
     ("the whole, from Python", "api playground playground_command playground_server"),
@@ -37,8 +37,12 @@ REMOTE_LAYERS = (
     ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines logs journal listing facts logout streams readers"),
-    ("parts of the agent and of a rank", "endpoint ending gang_channel ranks roster report bars checkpoint engine"),
-    ("what is started as a process", "contact agent worker"),
+    (
+        "parts of the agent and of a rank",
+        "endpoint ending gang_channel ranks roster report bars checkpoint fresh marks",
+    ),
+    ("a rank, and torchrun that starts it", "worker nursery engine starting"),
+    ("what else is started as a process", "agent warmth template contact"),
 )
 TRANSPORT_LAYERS = (
     ("words", "troubles quoting prompts deadline config_lines"),

@@ -22,6 +22,11 @@ LISTED = p.Listed(
     job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
     reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2,
 )  # fmt: skip
+WARM = p.Warm(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
+START = p.Start(
+    job="j-1", node_rank=1, torchrun=("--nnodes=2",), env={}, defaults={}, cwd="/", call=SHA, code=SHA, endpoint="",
+    hosts=("gpu-a",), lead=True, lease_s=60.0,
+)  # fmt: skip
 MESSAGES = (
     (1, p.Hello(protocol=1, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),
@@ -112,6 +117,7 @@ MESSAGES = (
             owner="laptop:nb.ipynb",
             timeout_s=90.0,
             stays=True,
+            warm=WARM,
         ),
     ),
     (0, p.Attach(job="j-1", node_rank=1, after=7)),
@@ -127,6 +133,13 @@ MESSAGES = (
     (12, p.Stopping(reason="lost", culprit=1)),
     (13, p.Detached(why="asked")),
     (0, p.Detach()),
+    (0, WARM),
+    (0, p.Describe()),
+    (0, p.Look(owner="ab12")),
+    (0, p.Cool(owner="ab12")),
+    (0, p.Templates(templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),))),
+    (0, p.Fork(start=START, env={"A": "1"})),
+    (0, p.Forked(pid=71)),
 )
 
 

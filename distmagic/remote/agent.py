@@ -11,12 +11,11 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-from distmagic.remote import engine, exits, listing, peers, places, processes, protocol
+from distmagic.remote import engine, exits, listing, peers, places, processes, protocol, starting
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
 from distmagic.remote.gang_channel import Cause, GangChannel
@@ -72,19 +71,10 @@ class Agent:
             )
         )  # fmt: skip
         self._join_gang()
-        child = subprocess.Popen(
-            [sys.executable, "-u", sys.path[0], "engine", *self.start.torchrun, sys.path[0], "worker"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.start.cwd,
-            env=engine.environment(self.start, dict(os.environ), self.folder, self.run_dir), start_new_session=True,
-            umask=self.umask,
-        )  # fmt: skip
-        assert child.stdout is not None
-        assert child.stderr is not None
-        for pipe, name in ((child.stdout, "stdout"), (child.stderr, "stderr")):
-            self.roster.add_stream(Stream(os.dup(pipe.fileno()), self.folder, -1, name, self.clock()))
-            pipe.close()
-        self.engine_pid = child.pid
-        child.returncode = 0  # `reap` collects it; Popen must not try
+        env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
+        self.engine_pid, *pipes = starting.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
+        for fd, name in zip(pipes, ("stdout", "stderr"), strict=True):
+            self.roster.add_stream(Stream(fd, self.folder, -1, name, self.clock()))
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
@@ -233,10 +223,14 @@ def main(argv: list[str]) -> None:
     """Read a `Start` line from stdin and be its agent."""
     start = protocol.decode(sys.stdin.buffer.readline())[1]
     assert isinstance(start, protocol.Start)
+    serve(start, socket.socket(fileno=int(argv[0])))
+
+
+def serve(start: protocol.Start, listener: socket.socket) -> None:
+    """Be the agent of one node, from beginning to end; its readers come to `listener`."""
     os.environ.pop("DISTMAGIC_WORKER", None)
     processes.become_subreaper()
-    listener = socket.socket(fileno=int(argv[0]))
-    agent = Agent(start, listener, time.monotonic)
+    agent, pid = Agent(start, listener, time.monotonic), os.getpid()
     signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "is_asked_to_end", True))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
     signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
@@ -244,7 +238,8 @@ def main(argv: list[str]) -> None:
         agent.begin()
         agent.run()
     finally:
-        shutil.rmtree(agent.run_dir, ignore_errors=True)
+        if os.getpid() == pid:  # not the engine, forked in the middle of it
+            shutil.rmtree(agent.run_dir, ignore_errors=True)
     os._exit(0)
 
 

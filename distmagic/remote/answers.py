@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.parts import Listed
+from distmagic.remote.parts import Listed, Template
 from distmagic.remote.wire import message
 
 
@@ -89,3 +89,19 @@ class Refused:
 
     what: str
     error: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """What a notebook keeps warm on this host; a template itself greets with the one that it is."""
+
+    templates: tuple[Template, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """A template has forked an agent with this process id."""
+
+    pid: int

@@ -14,16 +14,18 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from distmagic.remote import facts, journal, listing, logout, logs, peers, places, processes, protocol
+from distmagic.remote import facts, journal, listing, logout, logs, peers, places, processes, protocol, warmth
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
 _AGENT_LOG = "agent.log"
+_GONE_S = 10.0  # its socket is closed already
 
 
 class Contact:
@@ -34,6 +36,7 @@ class Contact:
         self._out = os.dup(1)
         os.dup2(2, 1)
         self._lines = Lines()
+        self._owner = ""
 
     def run(self) -> None:
         """Tell the facts, then answer until end of file."""
@@ -140,14 +143,26 @@ class Contact:
             listener.bind(str(run_dir / "readers"))
             (run_dir / "readers").chmod(0o600)
             listener.listen(16)
-            child = _spawn(request, listener, folder, cwd, prefix, self._umask)
+            wait = self._spawn(replace(request, cwd=cwd), listener, folder, prefix)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
         self._relay(run_dir / "readers", protocol.Attach(job=request.job, node_rank=request.node_rank))
-        child.wait()
+        wait()
         self._say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
+
+    def _spawn(
+        self, request: protocol.Start, listener: socket.socket, folder: Path, prefix: tuple[str, ...]
+    ) -> Callable[[], object]:
+        """Start the agent, by fork or by exec; return a function that waits for its end."""
+        with (folder / _AGENT_LOG).open("wb") as log:
+            if request.warm is not None and not prefix:
+                self._owner = request.warm.owner
+                agent = warmth.fork_agent(request, listener, log.fileno(), self._umask)
+                if agent is not None:
+                    return partial(processes.wait_gone, agent, _GONE_S)
+            return _exec(request, listener, log, prefix, self._umask)
 
     def attach(self, request: protocol.Attach) -> None:
         """Carry bytes to and from an agent that runs."""
@@ -184,6 +199,7 @@ class Contact:
                     if not data:
                         sys.exit(0)  # the channel is gone; the agent waits for its lease
                     conn.sendall(data)
+                    self.renew()
 
     def fetch(self, request: protocol.Fetch) -> None:
         """Send a file of a job."""
@@ -212,6 +228,34 @@ class Contact:
         """Remove what a job that has ended left here."""
         self._say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
+    # ---- templates
+
+    def describe(self, _: protocol.Describe) -> None:
+        """Tell the facts once more: a port that was free need not be so any more."""
+        self._say(replace(facts.gather(), running=listing.running()))
+
+    def warm(self, request: protocol.Warm) -> None:
+        """Have a template. No answer: where there can be none, jobs are started by exec."""
+        self._owner = request.owner
+        with contextlib.suppress(OSError, ValueError):
+            warmth.ensure(request, self._umask)
+
+    def renew(self, _: protocol.Renew | None = None) -> None:
+        """Renew the lease of the templates of whoever this is."""
+        if self._owner:
+            warmth.renew(self._owner)
+
+    def look(self, request: protocol.Look) -> None:
+        """Tell what is kept warm for a notebook."""
+        self._say(protocol.Templates(templates=warmth.templates(request.owner)))
+
+    def cool(self, request: protocol.Cool) -> None:
+        """End what is kept warm for a notebook."""
+        warmth.end_all(request.owner)
+        self._say(protocol.Templates())
+
+    # ---- the dead
+
     def sweep(self, request: protocol.Sweep) -> None:
         """End what a dead agent left running."""
         left = processes.sweep(request.job)
@@ -227,6 +271,8 @@ def _sweep_dead() -> None:
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
+    for folder in places.dead_templates():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_whole(blob: protocol.Blob) -> bool:
@@ -259,21 +305,19 @@ def _receive(conn: socket.socket) -> bytes:
         return b""
 
 
-def _spawn(
-    request: protocol.Start, listener: socket.socket, folder: Path, cwd: str, prefix: tuple[str, ...], umask: int
-) -> subprocess.Popen[bytes]:
+def _exec(
+    request: protocol.Start, listener: socket.socket, log: IO[bytes], prefix: tuple[str, ...], umask: int
+) -> Callable[[], object]:
     """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
-    line = protocol.encode(replace(request, cwd=cwd))
     env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: str(places.log_limit_bytes(request.env))}
-    with (folder / _AGENT_LOG).open("wb") as log:
-        child = subprocess.Popen(
-            [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
-            stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True, umask=umask,
-        )  # fmt: skip
+    child = subprocess.Popen(
+        [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
+        stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True, umask=umask,
+    )  # fmt: skip
     assert child.stdin is not None
-    child.stdin.write(line)
+    child.stdin.write(protocol.encode(request))
     child.stdin.close()
-    return child
+    return child.wait
 
 
 _HANDLERS = {
@@ -285,6 +329,11 @@ _HANDLERS = {
     protocol.Sweep: Contact.sweep,
     protocol.List: Contact.list,
     protocol.Remove: Contact.remove,
+    protocol.Describe: Contact.describe,
+    protocol.Warm: Contact.warm,
+    protocol.Renew: Contact.renew,
+    protocol.Look: Contact.look,
+    protocol.Cool: Contact.cool,
 }
 
 

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
-from distmagic.remote import peers, places, processes, protocol
+from distmagic.remote import fresh, nursery, peers, places, processes, protocol
 
+_LOOK_S = 0.02  # at the ranks
+_ENDPOINT_S, _ANSWER_S, _PAUSE_S = 3.0, 0.5, 0.005  # for the lead to listen; one attempt; between two
 _ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
              "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
@@ -27,21 +31,31 @@ def environment(start: protocol.Start, host: dict[str, str], folder: Path, run_d
             "folder": str(folder),
             "call": str(places.blob(start.call)),
             "code": str(places.blob(start.code)),
+            "endpoint": "" if start.lead else start.endpoint,
         }
     )
     return env
 
 
 def main(argv: list[str]) -> None:
-    """Run `torchrun` with these arguments; exit 1 after ranks have failed, as torchrun does."""
+    """Run `torchrun` with these arguments; exit 1 after ranks have failed, as torchrun does.
+
+    In a process forked from a template ranks are forked too, where torch is as we know it, else started by exec.
+    """
     processes.die_with_parent()
+    ranks = nursery.Nursery() if fresh.inherited.is_warm else None
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    if ranks is not None:
+        _fork_ranks(ranks)
     args = parse_args(argv)
-    args.log_dir = os.path.join(os.path.dirname(_socket()), "torchrun")  # else a directory in /tmp that stays
+    args.log_dir = os.path.join(os.path.dirname(_told("socket")), "torchrun")  # else a directory in /tmp that stays
     os.mkdir(args.log_dir, 0o700)
+    if args.rdzv_backend == "static":  # c10d asks its store at each look
+        args.monitor_interval = min(args.monitor_interval, _LOOK_S)
+    _await(_told("endpoint"), _ENDPOINT_S)
     try:
         run(args)
     except ChildFailedError as error:
@@ -55,12 +69,37 @@ def main(argv: list[str]) -> None:
         sys.exit(128 + stopped.sigval)  # the agent's own doing: no traceback
 
 
+def _fork_ranks(ranks: nursery.Nursery) -> None:
+    """Take the ranks from the nursery if this torch starts them as those do that we know."""
+    try:
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        known = list(inspect.signature(subprocess_handler.SubprocessHandler._popen).parameters)  # noqa: SLF001
+    except (ImportError, AttributeError):
+        return
+    if known == ["self", "args", "env"]:
+        ranks.replace_popen(subprocess_handler.SubprocessHandler)
+
+
+def _await(endpoint: str, patience_s: float) -> None:
+    """Wait until the lead listens: torch's store would find out with growing pauses, the first of half a second."""
+    address, _, port = endpoint.partition(" ")
+    end = time.monotonic() + patience_s
+    while port and time.monotonic() < end:
+        try:
+            socket.create_connection((address, int(port)), timeout=_ANSWER_S).close()
+        except OSError:
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
 def _tell(report: protocol.Engineended) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.connect(_socket())
+        conn.connect(_told("socket"))
         peers.check(conn)
         conn.send(protocol.encode(report))
 
 
-def _socket() -> str:
-    return str(json.loads(os.environ["DISTMAGIC_WORKER"])["socket"])
+def _told(what: str) -> str:
+    return str(json.loads(os.environ["DISTMAGIC_WORKER"])[what])

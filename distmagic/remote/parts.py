@@ -93,3 +93,13 @@ class Listed:
     owner: str = ""
     is_detached: bool = False
     min_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part)."""
+
+    pid: int
+    age_s: float
+    idle_s: float
+    size_bytes: int = 0

@@ -6,6 +6,7 @@
                           each log within `log_limit_bytes` while the job runs (logs.py)
 
 `/tmp/distmagic-UID-JOB-NODE/`, gone with the job: sockets (they fail on NFS and beyond 107 bytes).
+`/tmp/distmagic-UID-warm.OWNER.KEY.TOKEN/`, gone with a template: its socket and its log.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import socket
 import stat
@@ -108,6 +110,29 @@ def make_run_dir(job: str, node_rank: int) -> Path:
     return path
 
 
+TEMPLATE = "template"  # the socket in a template's directory
+
+
+def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
+    """Return the directories of this user's templates that are there: of one notebook, of one kind."""
+    found = Path("/tmp").glob(f"distmagic-{os.getuid()}-warm.{owner}.{key}.*")
+    return tuple(path for path in found if _is_ours(path))
+
+
+def make_warm_dir(owner: str, key: str) -> Path:
+    """Make the directory of a new template, 0700. Raises OSError, and ValueError for an owner that can't be one."""
+    if not (owner + key).isalnum():
+        raise ValueError(f"{owner[:80]!r} is no owner of a template")
+    path = Path(f"/tmp/distmagic-{os.getuid()}-warm.{owner}.{key}.{secrets.token_hex(4)}")
+    path.mkdir(mode=0o700)
+    return path
+
+
+def dead_templates() -> list[Path]:
+    """Return the directories of templates of this user that were killed."""
+    return [path for path in warm_dirs() if _is_deserted(path, TEMPLATE)]
+
+
 def check_run_dir(path: Path) -> None:
     """Raise PermissionError unless `path` is a directory of ours that nobody else may enter, and no link."""
     found = path.lstat()
@@ -144,7 +169,7 @@ def live_runs() -> list[tuple[str, int]]:
     return [(job, int(node)) for job, _, node in (name.rpartition("-") for name in names) if node.isdecimal()]
 
 
-def _is_deserted(path: Path) -> bool:
+def _is_deserted(path: Path, listener: str = "readers") -> bool:
     try:
         if time.time() - path.lstat().st_mtime < _SETTLED_S:
             return False  # its agent may be about to listen, or about to go
@@ -152,7 +177,7 @@ def _is_deserted(path: Path) -> bool:
         return False  # gone just now
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
-        return probe.connect_ex(str(path / "readers")) in (errno.ECONNREFUSED, errno.ENOENT)
+        return probe.connect_ex(str(path / listener)) in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def touch(paths: Iterable[str | Path]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import time
 from collections.abc import Iterable
@@ -33,9 +34,9 @@ class Process:
     exit_status: int
 
 
-def become_subreaper() -> None:
-    """Make this process the parent of every orphan among its descendants (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def become_subreaper(*, yes: bool = True) -> None:
+    """Make this process the parent of every orphan among its descendants (prctl(2), PR_SET_CHILD_SUBREAPER), or not."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def die_with_parent() -> None:
@@ -94,6 +95,30 @@ def send(process: Process, number: int) -> None:
             os.kill(process.pid, number)
         except (ProcessLookupError, PermissionError):
             return  # gone, or it has become somebody else's (setuid)
+
+
+def wait_gone(process: Process, timeout_s: float) -> bool:
+    """Return as soon as this process has ended, whoever's child it is; False if it has not within the time."""
+    end = time.monotonic() + timeout_s
+    pidfd = open_pidfd(process.pid)
+    try:
+        while (now := read(process.pid)) is not None and now.started == process.started and now.state not in "ZX":
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            select.select([pidfd] if pidfd >= 0 else [], [], [], left if pidfd >= 0 else 0.02)
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+    return True
+
+
+def open_pidfd(pid: int) -> int:
+    """Return a descriptor that becomes readable when this process ends; -1 where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):  # gone; or a kernel, or a Python, from before 5.3: the clock notices the end then
+        return -1
 
 
 def reap() -> dict[int, int]:

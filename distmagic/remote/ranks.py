@@ -27,7 +27,7 @@ class Rank:
         self.streams = tuple(Stream(fd, folder, hello.rank, name, now) for fd, name in zip(fds, STREAMS, strict=True))
         self.process = processes.read(hello.pid)
         self.cgroup = memory.Cgroup(hello.pid)
-        self.pidfd = _open_pidfd(hello.pid)
+        self.pidfd = processes.open_pidfd(hello.pid)
         self.ended: protocol.Ended | None = None
         self.is_over = False
         self.over_at = math.inf
@@ -130,13 +130,6 @@ class Rank:
 
 
 STREAMS = ("stdout", "stderr")
-
-
-def _open_pidfd(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):  # gone; or a kernel, or a Python, from before 5.3: the clock notices the end then
-        return -1
 
 
 def explained(word: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:

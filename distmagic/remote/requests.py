@@ -26,13 +26,29 @@ class Offer:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    """Have torch loaded by the time that a job with these variables comes, and keep it for the next ones.
+
+    `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used one for `idle_s`.
+    `env` and `defaults` are those of `Start` as far as they are known.
+    """
+
+    owner: str
+    idle_s: float
+    lease_s: float
+    env: dict[str, str]
+    defaults: dict[str, str]
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Start the agent of one node. `torchrun` are torchrun's flags, `call` and `code` the payload's blobs.
 
     `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
     "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
     runs out the job goes on. `owner` names the notebook. The lead ends the job after `timeout_s`.
-    `stays`: it must survive the end of the SSH session.
+    `stays`: it must survive the end of the SSH session. Without `warm` all is started by exec.
     """
 
     job: str
@@ -53,6 +69,7 @@ class Start:
     owner: str = ""
     timeout_s: float | None = None
     stays: bool = False
+    warm: Warm | None = None
 
 
 @message
@@ -68,7 +85,7 @@ class Attach:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renew:
-    """Renew the job's lease."""
+    """Renew the lease: of the job while there is one, else of the templates."""
 
 
 @message
@@ -117,3 +134,34 @@ class Remove:
     """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows."""
 
     job: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """Ask for `Facts` once more: a conversation that was kept open begins anew."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Ask for the `Templates` of a notebook."""
+
+    owner: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cool:
+    """End the templates of a notebook; `Templates` follows, with none. Their jobs go on."""
+
+    owner: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Ask a template, on its host, for an agent with these variables; `Forked` follows."""
+
+    start: Start
+    env: dict[str, str]

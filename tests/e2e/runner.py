@@ -37,8 +37,8 @@ class Watch:
 
 
 def access(lab: Lab, **more: Any) -> Access:
-    """Return the way to the hosts of a lab."""
-    return dataclasses.replace(Access(ssh_config=str(lab.ssh_config)), **more)
+    """Return the way to the hosts of a lab; they keep nothing loaded unless `warm_idle_s` says so."""
+    return dataclasses.replace(Access(ssh_config=str(lab.ssh_config), warm_idle_s=0.0), **more)
 
 
 def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, screen: Watch | None = None, **spec: Any) -> Run:

@@ -29,7 +29,7 @@ from distmagic.spec import Access
 from tests.e2e import runner
 from tests.e2e.test_reconnect import count
 from tests.e2e.test_runs import as_value
-distmagic.run(as_value(count), {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}), screen=runner.Watch())
+distmagic.run(as_value(count), {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}, warm_idle_s=0.0), screen=runner.Watch())
 """
 
 

@@ -17,7 +17,7 @@ from tests.notebooks.kernel import live_notebook
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
 
 LONG = """\
-%%distributed --hosts dm1:2,dm2:1 --lease 3
+%%distributed --hosts dm1:2,dm2:1 --lease 3 --warm-idle 0
 import signal
 import subprocess
 import time
@@ -61,7 +61,7 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path:
         assert children(lab) == 0
         lab.assert_clean()
         assert notebook.run("_run.state.phase") == "'stopped'"
-        assert notebook.run("%%distributed --hosts dm1:1\nprint('again')").endswith("[rank 0 dm1] again")
+        assert notebook.run("%%distributed --hosts dm1:1 --warm-idle 0\nprint('again')").endswith("[rank 0 dm1] again")
 
 
 def test_a_killed_kernel_leaves_nothing_after_its_lease(lab: Lab, tmp_path: Path):

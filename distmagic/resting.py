@@ -1,0 +1,81 @@
+"""Conversations that are kept open between runs: they renew what hosts keep loaded, and begin the next run at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from contextlib import suppress
+
+from distmagic.errors import DistmagicError
+from distmagic.link import Link
+from distmagic.remote import protocol
+
+
+class Resting:
+    """At most one conversation for each host, way and interpreter. Safe to use from threads.
+
+    As long as one rests here a thread renews, four times a lease, what its host keeps loaded.
+    """
+
+    def __init__(self) -> None:
+        self._links: dict[Hashable, Link] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self, key: Hashable) -> Link | None:
+        """Return the conversation that rests under this key, which nobody else gets then; None if there is none."""
+        with self._lock:
+            return self._links.pop(key, None)
+
+    def give(self, key: Hashable, link: Link) -> None:
+        """Let a conversation rest, of which nothing more is to come; one too many, or whose host keeps nothing, is ended."""
+        with self._lock:
+            is_kept = link.kept is not None and key not in self._links
+            if is_kept:
+                self._links[key] = link
+                self._renew_from_now_on()
+        if not is_kept:
+            link.finish()
+
+    def _renew_from_now_on(self) -> None:
+        if self._thread is None:
+            self._wake.clear()
+            self._thread = threading.Thread(target=self._keep_renewing, name="distmagic-warm", daemon=True)
+            self._thread.start()
+
+    def _keep_renewing(self) -> None:
+        while not self._wake.wait(self._pause_s()):
+            with self._lock:
+                links = list(self._links.items())
+                if not links:
+                    self._thread = None
+                    return
+            for key, link in links:
+                try:
+                    link.send(protocol.Renew())
+                except DistmagicError:
+                    self._forget(key, link)
+
+    def _pause_s(self) -> float:
+        with self._lock:
+            return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
+
+    def _forget(self, key: Hashable, link: Link) -> None:
+        with self._lock:
+            if self._links.get(key) is link:
+                del self._links[key]
+        link.close()
+
+    def close(self) -> None:
+        """End what the hosts keep loaded, and the conversations."""
+        with self._lock:
+            links, self._links = list(self._links.values()), {}
+            self._thread = None
+            self._wake.set()
+            self._wake = threading.Event()
+        for link in links:  # no threads: this is also called when Python ends
+            with suppress(DistmagicError):  # out of reach: the lease ends it
+                link.send(protocol.Cool(owner=link.kept.owner if link.kept else ""))
+        for link in links:
+            link.finish()

@@ -1,0 +1,210 @@
+"""Warm hosts: what is kept loaded serves the next runs, ends with its notebook, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distmagic
+from distmagic.api import session
+from distmagic.errors import Cancelled, WorkerFailed
+from distmagic.hosts import parse_hosts
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.outcome import Run
+from distmagic.remote.protocol import Template
+from tests.e2e import runner
+from tests.e2e.test_endings import at_work, by_value, stubborn
+from tests.lab import Lab
+from tests.lab.processes import HostProcess
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def warm(lab: Lab) -> Iterator[Lab]:
+    """The lab, in which nothing is kept loaded any more after the test."""
+    yield lab
+    session().close()
+    lab.assert_clean()
+
+
+def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **more: Any) -> Run:
+    way = runner.access(lab, warm_idle_s=more.pop("warm_idle_s", 900.0), lease_s=more.pop("lease_s", 60.0))
+    screen = more.pop("screen", None) or runner.Watch()
+    return distmagic.run(by_value(fn), *args, hosts=hosts, access=way, screen=screen, **more)
+
+
+def who() -> list[int]:
+    """Return the pids of this rank, its parent, and so on."""
+    import os
+
+    pids = [os.getpid()]
+    while pids[-1] > 1:
+        with open(f"/proc/{pids[-1]}/stat") as file:
+            pids.append(int(file.read().rpartition(")")[2].split()[1]))
+    return pids
+
+
+def templates(lab: Lab, host: int = 0) -> list[HostProcess]:
+    return [one for one in lab.hosts[host].processes() if one.cmdline[-1:] == ("template",)]
+
+
+def kept(lab: Lab, hosts: str) -> tuple[tuple[Template, ...], ...]:
+    access = runner.access(lab, warm_idle_s=900.0)
+    return session().templates(session().reach(parse_hosts(hosts), access, NotebookAsker(can_ask=False)))
+
+
+def test_one_template_serves_the_first_run_and_the_next(warm: Lab) -> None:
+    for _ in range(2):
+        found = run(warm, "dm1:2,dm2:2", runner.all_reduce).results
+        assert [float(found[rank]["total"]) for rank in found] == [6.0] * 4
+        assert [len(templates(warm, host)) for host in (0, 1, 2)] == [1, 1, 0]
+    (template,) = templates(warm)
+    found = [run(warm, "dm1:2", who).results[rank] for rank in (0, 1)]
+    assert [pids.index(template.pid) for pids in found] == [3, 3]  # rank, torchrun, agent, template
+    assert len({pids[0] for pids in found}) == 2, "fresh processes"
+    assert template.pid not in run(warm, "dm1:2", who, cold=True).results[0]
+    assert [one.pid for one in templates(warm)] == [template.pid]
+
+
+def test_its_memory_and_age_are_told_and_down_ends_it(warm: Lab) -> None:
+    run(warm, "dm1:2", who)
+    ((told,), ()) = kept(warm, "dm1:2,dm2:2")
+    assert [one.pid for one in templates(warm)] == [told.pid]
+    assert 20e6 < told.size_bytes < 2e9
+    assert 0 <= told.idle_s < told.age_s < 240
+    session().close()
+    assert templates(warm) == []
+    warm.assert_clean(within_s=0)
+
+
+def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> None:
+    def colour() -> tuple[str | None, str | None]:
+        import os
+        import subprocess
+
+        child = subprocess.run(["printenv", "COLOUR"], capture_output=True, text=True, check=False)
+        return os.environ.get("COLOUR"), child.stdout.strip() or None
+
+    assert run(warm, "dm1:2", colour).results[1] == (None, None)
+    (first,) = templates(warm)
+    assert run(warm, "dm1:2", colour, env={"COLOUR": "red"}).results[1] == ("red", "red")
+    assert len(templates(warm)) == 2
+    assert run(warm, "dm1:2", colour).results[1] == (None, None)
+    assert first.pid in [one.pid for one in templates(warm)]
+    run(warm, "dm1:2", colour, env={"COLOUR": "blue"})
+    assert len(templates(warm)) == 2  # the one unused for longest made room
+    before = {one.pid for one in templates(warm)}
+    assert run(warm, "dm1:2", colour, cold=True).results[1] == (None, None)
+    assert {one.pid for one in templates(warm)} == before
+
+
+def test_a_failing_rank_fails_the_same_warm(warm: Lab) -> None:
+    run(warm, "dm1:2,dm2:1", who)
+    with pytest.raises(WorkerFailed) as caught:
+        run(warm, "dm1:2,dm2:1", stubborn, env={"FAILS": "2"})
+    assert caught.value.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
+    assert 'raise ValueError("enough")' in caught.value.remote_traceback
+    assert [one for host in warm.hosts for one in host.processes() if one.name == "sleep"] == []
+
+
+def test_an_interrupt_ends_all_but_the_template(warm: Lab) -> None:
+    run(warm, "dm1:2,dm2:1", who)
+    before = [one.pid for one in templates(warm)]
+    screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Cancelled):
+        run(warm, "dm1:2,dm2:1", stubborn, screen=screen)
+    assert [one.pid for one in templates(warm)] == before
+    wait_until(lambda: [one.cmdline[-1] for one in warm.hosts[0].processes() if one.is_of_distmagic] == ["template"],
+               "nothing but the template")  # fmt: skip
+    assert float(run(warm, "dm1:2,dm2:1", runner.all_reduce).results[0]["total"]) == 3.0
+
+
+def test_killing_the_template_leaves_the_run_alone(warm: Lab) -> None:
+    def work() -> int:
+        import os
+        import time
+
+        import distmagic
+
+        distmagic.report(step=1)
+        while "go" not in os.listdir("/home/node"):
+            time.sleep(0.01)
+        return 7
+
+    def kill() -> None:
+        for one in templates(warm):
+            os.kill(one.outer_pid, signal.SIGKILL)
+        (warm.hosts[0].home / "go").touch()
+
+    assert dict(run(warm, "dm1:2", work, screen=runner.Watch(at_work(2), kill)).results) == {0: 7, 1: 7}
+    assert templates(warm) == []
+    assert dict(run(warm, "dm1:2", work).results) == {0: 7, 1: 7}  # a new one
+    assert len(templates(warm)) == 1
+
+
+def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:
+    run(warm, "dm1:2,dm2:2", who)
+    before = [one.pid for one in templates(warm)]
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(run, warm, "dm1:2,dm2:2", runner.all_reduce) for _ in range(2)]
+        assert [[float(one["total"]) for one in job.result().results.values()] for job in jobs] == [[6.0] * 4] * 2
+    assert [one.pid for one in templates(warm)] == before
+
+
+def test_restarts_by_c10d_are_forked_too(warm: Lab) -> None:
+    def fail_once() -> tuple[int, str]:
+        import os
+
+        restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        if restart == "0" and os.environ["RANK"] == "1":
+            raise ValueError("not yet")
+        with open(f"/proc/{os.getppid()}/cmdline") as file:
+            return int(restart), file.read().split("\0")[3]
+
+    found = run(warm, "dm1:2,dm2:1", fail_once, max_restarts=1).results
+    assert dict(found) == dict.fromkeys(range(3), (1, "engine"))
+
+
+@pytest.mark.parametrize("end", ["exit", "SIGKILL"])
+def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
+    program = textwrap.dedent(f"""
+        import sys, os, signal
+        sys.path.insert(0, {str(Path.cwd())!r})
+        import distmagic
+        from distmagic.spec import Access
+        from tests.e2e.runner import Watch
+        if __name__ == "__main__":
+            way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=2.0)
+            for _ in range(2):
+                distmagic.run(os.getpid, hosts="dm1:2,dm2:1", access=way, screen=Watch())
+            print("done", flush=True)
+            sys.stdin.readline()
+            if {end!r} == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    kernel = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert kernel.stdin is not None
+    assert kernel.stdout is not None
+    with kernel.stdin, kernel.stdout:
+        assert kernel.stdout.readline() == "done\n"
+        assert len(templates(lab)) == len(templates(lab, 1)) == 1
+        kernel.stdin.write("\n")
+    kernel.wait()
+    lab.assert_clean(within_s=0 if end == "exit" else 10)
+
+
+def test_idle_time_ends_it(lab: Lab) -> None:
+    run(lab, "dm1:2", who, warm_idle_s=1.0)
+    lab.assert_clean(within_s=10)
+    session().close()

@@ -11,6 +11,7 @@ from distmagic.state import Line, NodeState, RunState, WorkerState
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
+_WISHES = ("interrupted", "timeout", "rendezvous", "gang", "abandoned")  # of this notebook
 _KNOWN = ("", "done", "failed", "lost")  # reasons of an agent that the rest of the state explains
 
 
@@ -34,7 +35,7 @@ def _verdict(state: RunState) -> RunError | None:
     if state.first_failure is not None and not could_restart:
         worker = state.workers[state.first_failure]
         node = state.nodes[worker.node_rank]
-        if worker.ended is not None and worker.ended.outcome == "signalled" and _was_ended_by_its_agent(state, node):
+        if worker.ended is not None and worker.ended.outcome == "signalled" and _was_ended_by_its_agent(node):
             return _engine_failed(state, node)
         return _worker_failed(state, worker)
     return _stopped(state) or (_node_lost(state) if state.is_lost else _broken(state))
@@ -65,7 +66,7 @@ def _broken(state: RunState) -> RunError | None:
         return _engine_failed(state, state.nodes[state.failed_node])
     broken = [node for node in state.essential if node.code not in (0, None) or node.reason not in _KNOWN]
     if broken:
-        return _engine_failed(state, broken[0])
+        return _engine_failed(state, min(broken, key=lambda node: node.node_rank != state.culprit))
     return None if state.phase == "done" else _unexplained(state)
 
 
@@ -158,15 +159,15 @@ def _lost_hint(state: RunState) -> str:
     return f"What still runs on {names} ends by itself {when}."
 
 
-def _was_ended_by_its_agent(state: RunState, node: NodeState) -> bool:
+def _was_ended_by_its_agent(node: NodeState) -> bool:
     """Whether the agent ended its ranks for a reason of its own: the lease ran out, or somebody asked it to end."""
-    return (node.reason not in _KNOWN and node.reason != state.stopping) or node.reason == "lease"
+    return node.reason not in (*_KNOWN, *_WISHES)
 
 
 def _engine_failed(state: RunState, node: NodeState) -> RunError:
     if node.reason == "lease":
         return RunError(f"{node.host} ended its ranks: it had not heard of this notebook for the length of its lease.")
-    if _was_ended_by_its_agent(state, node):
+    if _was_ended_by_its_agent(node):
         return RunError(f"{node.host} ended its ranks: {node.reason}.")
     lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
     if any(word in line for line in lines for word in _TAKEN):

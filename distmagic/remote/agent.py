@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from distmagic.remote import engine, exits, listing, peers, places, processes, protocol, starting
+from distmagic.remote.datagrams import ASKED
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
 from distmagic.remote.gang_channel import Cause, GangChannel
@@ -126,7 +127,7 @@ class Agent:
 
     def _stop_if_due(self, now: float) -> None:
         if self.is_asked_to_end:
-            self.stop(now, _GRACE_S, Cause("the agent was asked to end"))
+            self.stop(now, _GRACE_S, Cause(ASKED, self.start.node_rank))
         if self.channel is not None:
             cause = self.channel.poll(now, self.cause, is_clear=self.is_final)
             if cause is not None:

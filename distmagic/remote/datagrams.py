@@ -14,8 +14,9 @@ import hmac
 import struct
 from dataclasses import dataclass
 
+ASKED = "the agent was asked to end"
 PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
-REASONS = ("", "failed", "lost", "lease", "interrupted", "timeout", "rendezvous", "hung", "stopped")
+REASONS = ("", "failed", "lost", "lease", "interrupted", "timeout", "rendezvous", "hung", "stopped", ASKED)
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"

@@ -110,7 +110,7 @@ class Gang:
     @property
     def may_leave(self) -> bool:
         """Whether all who were heard and aren't lost know that nothing is left here; the lead waits for their end too."""
-        there = [peer for peer in self.peers.values() if peer.state == "joined"]
+        there = [peer for peer in self.peers.values() if peer.last_counter and peer.state in ("", "joined")]
         if self.node_rank == 0:
             return all(peer.phase == "clear" for peer in there)
         return all(peer.knows_clear() for peer in there)
@@ -134,6 +134,8 @@ class Gang:
             return
         if self.node_rank == 0:  # the lead answers at once: so a member's word is known to be heard
             self._send(peer, now)
+        elif peer.last_counter and not peer.state:
+            self.send_at = now  # the first answer: now the lead is to know that it was heard
 
     def _welcome(self, node_rank: int, now: float) -> None:
         """Make room for a node that joins an elastic job later: it knows the secret."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -49,7 +50,9 @@ class Journal:
         self._first = 1  # the number of _recent[0]
         self.last = 0
         with contextlib.suppress(OSError):
-            (folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
+            fd = os.open(folder / _RESERVE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(bytes(_RESERVE_BYTES))
 
     @property
     def error(self) -> str:

@@ -13,6 +13,9 @@ from distmagic.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
+PAYLOAD_LIMIT_BYTES = 256 << 20  # where nobody says another; so are the two below
+CONNECT_TIMEOUT_S = 15.0
+LEASE_S = 60.0
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
 
@@ -119,8 +122,8 @@ class Access:
     ssh_config: str | None = None
     ssh_command: str | None = None
     pythons: tuple[tuple[str, str], ...] = ()
-    connect_timeout_s: float = 15.0
-    lease_s: float = 60.0
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    lease_s: float = LEASE_S
 
     def __post_init__(self) -> None:
         if not 0 < self.connect_timeout_s <= _DAY_S:

@@ -36,7 +36,7 @@ from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote import facts
 from distmagic.remote.protocol import Look, Route, Start, Template, Templates
 from distmagic.screen import screen_for
-from distmagic.spec import Access, JobSpec, from_options
+from distmagic.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec, from_options
 from distmagic.state import Event, Planned, RunState, Swept, Warned
 from distmagic.verdict import verdict
 
@@ -330,7 +330,7 @@ def _in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any
 def run(
     fn: Callable[..., Any], *args: Any, hosts: str | Sequence[Host] | None = None,
     kwargs: Mapping[str, Any] | None = None, access: Access | None = None, screen: Screen | None = None,
-    payload_limit_bytes: int = 256 << 20, **options: Any,
+    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES, **options: Any,
 ) -> Run | Detached:  # fmt: skip
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
 

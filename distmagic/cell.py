@@ -67,11 +67,11 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     if whole:
         return _whole(text, tree, filename)
     body = _without_guard(tree.body)
-    found = _final_call(body[-1])
+    found = _final_call(text, body[-1])
     if found is not None:
         return _call_plan(text, body[:-1], *found, filename)
     functions = {node.name: node for node in body if isinstance(node, Function)}
-    _reject_last(body[-1], functions)
+    _reject_last(text, body[-1], functions)
     if not functions:
         return _whole(text, tree, filename)
     return _call_plan(text, body, _call_of_only(list(functions.values())), (), filename)
@@ -96,6 +96,11 @@ def _ipython_only(lineno: int, line: str) -> SpecError:
 def _short(source: str) -> str:
     source = " ".join(source.split())
     return f"`{source if len(source) <= _SHORT_CHARS else source[: _SHORT_CHARS - 3] + '...'}`"
+
+
+def _written(text: str, node: ast.AST) -> str:
+    """Return a statement or an expression as the cell has it; `ast.unparse` writes it as it likes."""
+    return _short(ast.get_source_segment(text, node) or ast.unparse(node))
 
 
 def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
@@ -125,7 +130,7 @@ def _without_guard(body: list[ast.stmt]) -> list[ast.stmt]:
 _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 
 
-def _final_call(last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
+def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
     """Return the expression and the names it is assigned to, or None where the cell does not end with a call."""
     if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
         return None
@@ -138,7 +143,7 @@ def _final_call(last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
     targets = last.targets if isinstance(last, ast.Assign) else [last.target]
     if isinstance(last, ast.AugAssign) or not all(isinstance(target, ast.Name) for target in targets):
         raise SpecError(
-            f"line {last.lineno}: {_short(ast.unparse(last))} can't use the value: every rank has one of its own.",
+            f"line {last.lineno}: {_written(text, last)} can't use the value: every rank has one of its own.",
             f"Write run = {ast.unparse(value)} and look at run.results[0].",
         )
     return value, tuple(target.id for target in targets if isinstance(target, ast.Name))
@@ -169,13 +174,13 @@ def _awaits(statement: ast.stmt, filename: str) -> bool:
     return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
-def _reject_last(last: ast.stmt, functions: dict[str, Function]) -> None:
+def _reject_last(text: str, last: ast.stmt, functions: dict[str, Function]) -> None:
     """Refuse a last statement that is neither a call nor a reason to guess one."""
     call = f"{next(reversed(functions), 'train')}()"
     hint = _LAST_HINT.format(call=call)
     if isinstance(last, ast.Expr):
         _reject_ipython(last)
-        raise SpecError(f"line {last.lineno}: {_short(ast.unparse(last.value))} calls nothing.", hint)
+        raise SpecError(f"line {last.lineno}: {_written(text, last.value)} calls nothing.", hint)
     block = _BLOCKS.get(type(last).__name__)
     if functions and block:
         raise SpecError(

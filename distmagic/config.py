@@ -13,7 +13,7 @@ from traitlets.config import Configurable
 from distmagic.errors import SpecError
 from distmagic.flags import Defaults, Request, parse_size
 from distmagic.hosts import LOCALHOST, Host, parse_hostfile, parse_hosts, parse_slots
-from distmagic.spec import Access
+from distmagic.spec import CONNECT_TIMEOUT_S, LEASE_S, PAYLOAD_LIMIT_BYTES, WARM_IDLE_S, Access
 
 
 class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets' base may be untyped
@@ -28,10 +28,12 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
         value_trait=Unicode(), key_trait=Unicode(), help="Interpreters of single hosts, by the host's name."
     ).tag(config=True)
     nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.").tag(config=True)
-    payload_limit = Unicode("256M", help="Largest captured data.").tag(config=True)
-    lease_s = Float(60.0, help="Seconds that ranks outlive a lost notebook.").tag(config=True)
-    warm_idle_s = Float(900.0, help="Seconds that hosts keep torch loaded after a run; 0: not at all.").tag(config=True)
-    connect_timeout_s = Float(15.0, help="Longest time to connect to a host, in seconds.").tag(config=True)
+    payload_limit = Unicode(f"{PAYLOAD_LIMIT_BYTES >> 20}M", help="Largest captured data.").tag(config=True)
+    lease_s = Float(LEASE_S, help="Seconds that ranks outlive a lost notebook.").tag(config=True)
+    warm_idle_s = Float(WARM_IDLE_S, help="Seconds that hosts keep torch loaded after a run; 0: not at all.").tag(
+        config=True
+    )
+    connect_timeout_s = Float(CONNECT_TIMEOUT_S, help="Longest time to connect to a host, in seconds.").tag(config=True)
 
     def defaults(self, environ: Mapping[str, str]) -> Defaults:
         """Return these settings as the magic's defaults. Raises `SpecError` naming the setting."""

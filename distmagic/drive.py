@@ -32,7 +32,7 @@ class Screen(Protocol):
         """Show a state; called on the main thread, at most 10 times a second."""
 
     def finish(self, state: RunState) -> None:
-        """Show the last state for good."""
+        """Show the last state for good: nothing of the live view is left."""
 
 
 def decide(state: RunState, timeout_s: float | None, *, detach: bool = False) -> str:

@@ -17,10 +17,9 @@ from typing import NoReturn
 
 from distmagic.errors import SpecError
 from distmagic.hosts import Host, Slots, parse_hosts, parse_slots
-from distmagic.spec import BACKENDS, ON_DISCONNECT, Access, JobSpec
+from distmagic.spec import BACKENDS, CONNECT_TIMEOUT_S, LEASE_S, ON_DISCONNECT, PAYLOAD_LIMIT_BYTES, Access, JobSpec
 
 _USUAL = JobSpec()
-PAYLOAD_LIMIT_BYTES = 256 * 1024**2
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -271,7 +270,11 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ("hostfile", ("FILE", str), "a file with a host a line: gpu-a slots=4"),
     ("ssh-config", ("FILE", str), "OpenSSH configuration instead of ~/.ssh/config"),
     ("ssh-command", ("PROGRAM", str), "reach hosts with the system's ssh program, such as ssh"),
-    ("connect-timeout", ("TIME", lambda t: parse_duration(t, "--connect-timeout")), "longest time to connect (15s)"),
+    (
+        "connect-timeout",
+        ("TIME", lambda t: parse_duration(t, "--connect-timeout")),
+        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
+    ),
     ("python", ("[HOST=]PATH", _python), "interpreter of all hosts, or of one; may be repeated"),
     ("nproc-per-node", ("N", lambda t: parse_slots(t, "--nproc-per-node")), "ranks a host: N, gpu, cpu or auto"),
     ("nnodes", ("MIN[:MAX]", _nnodes), "number of nodes, or the range of an elastic job"),
@@ -284,13 +287,21 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ("env", ("NAME[=VALUE]", str), "variable of every rank, NAME alone: as here; may be repeated"),
     ("cwd", ("DIR", str), "working directory on the hosts"),
     ("timeout", ("TIME", lambda t: parse_duration(t, "--timeout")), "end the run after 90s, 10m or 2h"),
-    ("lease", ("TIME", lambda t: parse_duration(t, "--lease")), "how long ranks outlive a lost notebook (60s)"),
+    (
+        "lease",
+        ("TIME", lambda t: parse_duration(t, "--lease")),
+        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
+    ),
     ("on-disconnect", ("WHAT", _on_disconnect), "without the notebook for that long: stop (usual) or keep going"),
     ("node-lost-after", ("TIME", lambda t: parse_duration(t, "--node-lost-after")), "a silent host is lost (10s)"),
     ("detach", None, "return as soon as the job runs; it needs no notebook then"),
     ("warm-idle", ("TIME", _idle), "how long hosts keep torch loaded for the next run (15m; 0: not at all)"),
     ("cold", None, "start every process anew: nothing is kept loaded, and nothing that is gets used"),
-    ("payload-limit", ("SIZE", lambda t: parse_size(t, "--payload-limit")), "largest captured data (256M)"),
+    (
+        "payload-limit",
+        ("SIZE", lambda t: parse_size(t, "--payload-limit")),
+        f"largest captured data ({PAYLOAD_LIMIT_BYTES >> 20}M)",
+    ),
     ("whole", None, "run nothing here: the whole cell is every rank's program"),
     ("dry-run", None, "print what every host would run; the cell is not executed"),
     ("output", ("NAME", _name), "variable that gets the run, also when it fails; _run has the last one"),

@@ -143,18 +143,27 @@ _CURES = {
 
 def _cannot_travel(culprit: culprits.Culprit, thunk: Callable[[], object]) -> PayloadError:
     part = culprit.part
-    owner = "The call" if not part.owner or part.owner == getattr(thunk, "__qualname__", "") else part.owner
+    owner = _user(part, thunk)
     cure = _CURES.get(culprit.what, _INSIDE)
     name = f" uses `{part.path}`," if part.path != "the call" else " is"
     return PayloadError(
-        f"{owner}{name} {culprit.what}, which can't be pickled{culprit.detail}.",
+        f"{'The call' if owner == 'the call' else owner}{name} {culprit.what}, which can't be pickled{culprit.detail}.",
         f"{cure}; or write %%distributed --whole, and every rank runs the whole cell by itself.",
     )
 
 
+def _user(part: culprits.Part, thunk: Callable[[], object]) -> str:
+    """Return who uses a part: a function or class by its name, or the call itself, whose function has no name."""
+    return "the call" if part.owner in ("", getattr(thunk, "__qualname__", "")) else part.owner
+
+
 def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
     sizes = sorted(((_measure(part.value), part) for part in _variables(thunk)), key=lambda pair: -pair[0])
-    large = [f"`{part.path}` ({_size(size)}, used by {part.owner})" for size, part in sizes if size > limit_bytes / 50]
+    large = [
+        f"`{part.path}` ({_size(size)}, used by {_user(part, thunk)})"
+        for size, part in sizes
+        if size > limit_bytes / 50
+    ]
     total = max(size_bytes, sum(size for size, _ in sizes))
     named = f" The largest: {', '.join(large[:_NAMED_AT_MOST])}." if large else ""
     allowed = next(g for g in (1, 2, 4, 8, 16, 32, 64, 1 << 40) if g << 30 >= 1.1 * total)

@@ -12,9 +12,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from distmagic import render
+from distmagic.drive import Screen
 from distmagic.state import Line, RunState
 
 _SHARES = {"table": (0.1, 50_000), "curves": (1.0, 20_000), "output": (0.25, 30_000)}  # (seconds, bytes a second)
@@ -27,19 +28,6 @@ _VIEW = "application/vnd.jupyter.widget-view+json"
 _WHILE_RUNNING = "This was saved while the run was going on; what came of it is not known here."
 _ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})  # for terminals that know no more
 _LABELS = (94, 33, 32, 35, 36, 91, 34, 95)  # colours of a terminal, by rank
-
-
-class Screen(Protocol):
-    """Where a run is shown."""
-
-    def show(self, state: RunState) -> None:
-        """Show a state; called on the main thread, at most 10 times a second."""
-
-    def finish(self, state: RunState) -> None:
-        """Show the last state for good: nothing of the live view is left."""
-
-    def note(self, text: str) -> None:
-        """Say one line that stays."""
 
 
 def screen_for(shell: object = None) -> Screen:
@@ -71,10 +59,6 @@ class SteadyScreen:
         self._try(self._inner.finish, state)
         if self._broken:
             _write(sys.stderr, f"{render.text(state)}\n")
-
-    def note(self, text: str) -> None:
-        """Say one line."""
-        self._try(self._inner.note, text)
 
     def _try(self, act: Callable[..., None], *args: object) -> None:
         try:
@@ -169,10 +153,6 @@ class NotebookScreen:
             self._board.close()
             self._board = None
 
-    def note(self, text: str) -> None:
-        """Say one line, above the view or below."""
-        _write(sys.stdout, f"{render.plain(text)}\n")
-
     def _open(self, state: RunState) -> None:
         try:
             self._board = self._make_board()
@@ -221,10 +201,6 @@ class TerminalScreen:
         _write(self._stream, self._erased() + "".join(f"{line}\n" for line in lines))
         self._block = ()
 
-    def note(self, text: str) -> None:
-        """Print one line above the status."""
-        _write(self._stream, f"{self._erased()}{render.plain(text)}\n" + "\n".join(self._block))
-
     def _erased(self) -> str:
         """Return what takes the status away, also where the window has become narrower since."""
         if not self._block:
@@ -262,10 +238,6 @@ class LogScreen:
         """Print the last lines and the final table."""
         lines, self._seen = new_lines(state, self._seen)
         self._print([*map(_for_log, lines), render.text(state, lines=0)])
-
-    def note(self, text: str) -> None:
-        """Print one line."""
-        self._print([render.plain(text)])
 
     def _print(self, lines: list[str]) -> None:
         if lines:

@@ -13,6 +13,10 @@ from distmagic.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
+PAYLOAD_LIMIT_BYTES = 256 << 20  # where nobody says another; so are those below
+CONNECT_TIMEOUT_S = 15.0
+LEASE_S = 60.0
+WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
 
@@ -120,9 +124,9 @@ class Access:
     ssh_config: str | None = None
     ssh_command: str | None = None
     pythons: tuple[tuple[str, str], ...] = ()
-    connect_timeout_s: float = 15.0
-    lease_s: float = 60.0
-    warm_idle_s: float = 900.0
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    lease_s: float = LEASE_S
+    warm_idle_s: float = WARM_IDLE_S
     cold: bool = False
 
     def __post_init__(self) -> None:

@@ -42,17 +42,17 @@ def test_a_mask_ends_at_its_first_invalid_device(mask, count):
 
 
 def test_gpus_of_nvidia_amd_and_none(monkeypatch):
-    monkeypatch.setattr(facts, "_count_nvidia", lambda: (8, "NVIDIA H200"))
+    monkeypatch.setattr(facts, "_count_nvidia", lambda: 8)
     monkeypatch.setattr(facts, "_count_amd", lambda: 4)
-    assert facts.count_gpus() == (8, "NVIDIA H200")
+    assert facts.count_gpus() == 8
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    assert facts.count_gpus() == (2, "NVIDIA H200")
-    monkeypatch.setattr(facts, "_count_nvidia", lambda: (0, ""))
-    assert facts.count_gpus() == (2, "AMD GPU")
+    assert facts.count_gpus() == 2
+    monkeypatch.setattr(facts, "_count_nvidia", lambda: 0)
+    assert facts.count_gpus() == 2
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    assert facts.count_gpus() == (1, "AMD GPU")
+    assert facts.count_gpus() == 1
     monkeypatch.setattr(facts, "_count_amd", lambda: 0)
-    assert facts.count_gpus() == (0, "")
+    assert facts.count_gpus() == 0
 
 
 def test_amd_nodes_that_may_not_be_read_are_not_counted(monkeypatch, tmp_path):
@@ -98,9 +98,7 @@ def test_facts_are_gathered_without_importing_torch(tmp_path):
     root = Path(facts.__file__).parents[2]
     line = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True).stdout
     _, found = protocol.decode(line)
-    assert found.hostname == socket.gethostname()
-    assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert (found.system, found.executable, found.state_dir) == (sys.platform, sys.executable, str(tmp_path))
+    assert (found.executable, found.state_dir) == (sys.executable, str(tmp_path))
     assert (found.address, found.interface) == ("127.0.0.1", "lo")
     assert found.torch is not None
     assert found.cpus >= 1

@@ -406,6 +406,11 @@ def test_large_text_and_bytes_are_named_too():
     assert "`text` (3.0 MB, used by train)" in refused(thunk, 1_000_000).message
 
 
+def test_what_stands_in_the_call_itself_is_used_by_the_call():
+    thunk = cell("def train(text):\n    return len(text)\ntrain(text)", text="x" * 3_000_000)
+    assert "`text` (3.0 MB, used by the call)" in refused(thunk, 1_000_000).message
+
+
 def test_a_small_view_of_large_data_is_within_the_limit():
     assert packed(cell("def train():\n    return part\ntrain()", part=torch.zeros(10_000_000)[:10]), 100_000)
 

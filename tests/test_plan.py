@@ -14,8 +14,8 @@ from distmagic.remote.protocol import Facts, Route
 from distmagic.spec import JobSpec
 
 FACTS = Facts(
-    hostname="host", system="linux", python="3.11.2", executable="/usr/bin/python3", torch="2.13.0", gpus=0, gpu_name="",
-    cpus=16, address="10.0.0.1", interface="eth0", free_port=40001, free_bytes=1 << 40, tqdm=True,
+    executable="/usr/bin/python3", torch="2.13.0", gpus=0,
+    cpus=16, address="10.0.0.1", interface="eth0", free_port=40001, free_bytes=1 << 40,
     state_dir="/home/me/.distmagic",
 )  # fmt: skip
 

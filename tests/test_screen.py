@@ -95,16 +95,6 @@ def test_lines_that_were_not_kept_are_counted():
     assert sum(row.startswith("[rank") for row in stream.look()) == 410
 
 
-def test_a_note_stays_above_the_status():
-    shown, stream = terminal_screen()
-    shown.show(grown(running(), 0))
-    shown.note("a word\x1b[2J")
-    shown.show(grown(running(), 0, at_s=31.0))
-    rows = stream.look()
-    assert rows[0] == "a word"
-    assert rows[1].startswith("running")
-
-
 @pytest.mark.parametrize(("columns", "rows"), [(24, 5), (40, 3), (200, 60)])
 def test_the_status_fits_any_window(columns, rows):
     shown, stream = terminal_screen(columns, rows)
@@ -180,7 +170,6 @@ class Broken:
         raise RuntimeError("no picture")
 
     finish = show
-    note = show
 
 
 def test_a_broken_screen_does_not_end_the_run(capsys):

@@ -13,19 +13,14 @@ from distmagic.remote.wire import message
 class Facts:
     """What a host is like, gathered in a moment without importing torch; `running` are the jobs on it."""
 
-    hostname: str
-    system: str
-    python: str
     executable: str
     torch: str | None
     gpus: int
-    gpu_name: str
     cpus: int
     address: str
     interface: str
     free_port: int
     free_bytes: int
-    tqdm: bool
     state_dir: str
     running: tuple[Listed, ...] = ()
 

@@ -20,12 +20,9 @@ _TRIES = 10
 def gather() -> protocol.Facts:
     """Return the facts of this host."""
     address, interface = route("")
-    gpus, gpu_name = count_gpus()
     return protocol.Facts(
-        hostname=socket.gethostname(), system=sys.platform, python=".".join(map(str, sys.version_info[:3])),
-        executable=sys.executable, torch=torch_version(), gpus=gpus, gpu_name=gpu_name, cpus=_cpus(),
-        address=address, interface=interface, free_port=_free_port(address),
-        free_bytes=shutil.disk_usage(places.home()).free, tqdm=importlib.util.find_spec("tqdm") is not None,
+        executable=sys.executable, torch=torch_version(), gpus=count_gpus(), cpus=_cpus(), address=address,
+        interface=interface, free_port=_free_port(address), free_bytes=shutil.disk_usage(places.home()).free,
         state_dir=str(places.home()),
     )  # fmt: skip
 
@@ -47,14 +44,14 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def count_gpus() -> tuple[int, str]:
-    """Return how many GPUs a rank could use here, and their name: NVIDIA by NVML, AMD by the kernel's topology."""
-    found, name = _count_nvidia()
+def count_gpus() -> int:
+    """Return how many GPUs a rank could use here: NVIDIA's by NVML, AMD's by the kernel's topology."""
+    found = _count_nvidia()
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not found:
-        found, name = _count_amd(), "AMD GPU"
+        found = _count_amd()
         mask = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", mask))
-    return (visible(found, mask), name) if found else (0, "")
+    return visible(found, mask)
 
 
 def visible(found: int, mask: str | None) -> int:
@@ -70,19 +67,17 @@ def visible(found: int, mask: str | None) -> int:
     return count
 
 
-def _count_nvidia() -> tuple[int, str]:
+def _count_nvidia() -> int:
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return 0, ""
+        return 0
     if nvml.nvmlInit_v2() != 0:
-        return 0, ""
-    count, handle, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        return 0
+    count = ctypes.c_uint()
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    if count.value and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0:
-        nvml.nvmlDeviceGetName(handle, name, 96)
     nvml.nvmlShutdown()
-    return count.value, name.value.decode(errors="replace")
+    return count.value
 
 
 def _count_amd() -> int:

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,7 @@ def main(_: list[str]) -> None:
     sys.path[:0] = [bundle, f"{rank.code}/modules"]
     sys.argv[:] = ["distmagic"]
     labels = _load_sources(rank.code)
+    _label_warnings(labels)
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         main = _fresh_main(rank)
@@ -124,6 +126,20 @@ def _load_sources(code: Path) -> dict[str, str]:
     for name, text in sources["texts"].items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     return dict(sources["labels"])
+
+
+def _label_warnings(labels: dict[str, str]) -> None:
+    """Have warnings of a cell's line name the cell as the notebook and tracebacks do, not a file that isn't there."""
+    plain = warnings.formatwarning
+
+    def formatwarning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        text, label = plain(message, category, filename, lineno, line), labels.get(filename)
+        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1) if label else text
+
+    if labels:
+        warnings.formatwarning = formatwarning
 
 
 def _fresh_main(rank: Rank) -> types.ModuleType:

@@ -16,11 +16,13 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
+DISK_BYTES = 32 << 20
 NOT_KEPT = "dm1: can't write to /home/node/.distmagic/jobs/{job}/0-dm1 (No space left on device): the run goes on, but "
 
 
-def fill_the_disk() -> None:
+def fill_the_disk(disk_bytes: int) -> object:
     """Print and report on a full disk, make room, print, and return more than there is room for."""
+    import contextlib
     import os
     import time
     from pathlib import Path
@@ -35,12 +37,9 @@ def fill_the_disk() -> None:
 
     filler = Path("~/filler").expanduser()
     say("there is room")
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        for _ in range(disk_bytes // 4096):  # a host with another disk than the test's is not filled
+            file.write(bytes(4096))
     for i in range(20):  # the log's last page takes some of it
         print(f"{i:03d}" * 400)
         distmagic.report(step=i + 1, total=20, loss=1.0)
@@ -51,8 +50,8 @@ def fill_the_disk() -> None:
 
 
 def test_a_disk_that_becomes_full_stops_no_run(lab: Lab) -> None:
-    lab.hosts[0].limit_home(32 << 20)
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(fill_the_disk), env={"X": "1"})
+    lab.hosts[0].limit_home(DISK_BYTES)
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(fill_the_disk), DISK_BYTES)
     assert run.state.phase == "done"
     words = [line.text for line in run.state.lines if line.rank == 0]
     for text in ("there is room", *(f"{i:03d}" * 400 for i in range(20)), "the disk is full", "there is room again"):
@@ -82,18 +81,18 @@ def test_a_disk_that_becomes_full_stops_no_run(lab: Lab) -> None:
     assert run.results[1].numel() == 40 << 18
 
 
-def end_on_a_full_disk() -> None:
+def end_on_a_full_disk(disk_bytes: int) -> None:
     """Fail because the disk is full, and leave it so."""
     from pathlib import Path
 
     with Path("~/filler").expanduser().open("wb", buffering=0) as file:
-        while True:
+        for _ in range(disk_bytes // 4096):
             file.write(bytes(4096))
 
 
 def test_a_job_that_died_of_a_full_disk_still_says_so_later(lab: Lab) -> None:
-    lab.hosts[0].limit_home(32 << 20)
-    error = runner.failure(lab, "dm1:1", as_value(end_on_a_full_disk))
+    lab.hosts[0].limit_home(DISK_BYTES)
+    error = runner.failure(lab, "dm1:1", as_value(end_on_a_full_disk), DISK_BYTES)
     assert "No space left on device" in str(error)
     [job] = session().jobs(reach(lab, parse_hosts("dm1")))
     assert job.phase == "failed"

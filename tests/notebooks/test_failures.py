@@ -77,7 +77,7 @@ LOCK = """\
 PayloadError: f uses `lock`, a lock, which can't be pickled.
 Create it inside the function; or write %%distributed --whole, and every rank runs the whole cell by itself."""
 LARGE = """\
-PayloadTooLarge: The call takes 3.0 MB to send to every host; at most 1.0 MB are allowed. The largest: `data` (3.0 MB, used by cell).
+PayloadTooLarge: The call takes 3.0 MB to send to every host; at most 1.0 MB are allowed. The largest: `data` (3.0 MB, used by the call).
 Load it inside the function, from the hosts' own disks; or allow it with --payload-limit 1G."""
 TWO = f"""\
 SpecError: The cell defines train (line 2) and test (line 4), and calls neither.

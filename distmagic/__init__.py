@@ -12,6 +12,7 @@ nothing flows back.
     all of these      --plan.make_plan-->      Plan: what every host starts. torchrun.py alone spells torchrun's flags
     Plan              --launch.Launch-->       Event, Event, ... : one thread a host listens, and connects again
     Events            --fold.fold-->           RunState (state.py): all that changes what a user sees is in fold.py
+    the way there     --opening.Opening-->     the same RunState, from the first moment: hosts reached, sent to, started
     RunState          --drive.decide-->        go on, or stop and why; drive.py is the loop around it
     RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
     the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left

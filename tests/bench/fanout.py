@@ -40,6 +40,7 @@ class Crowd:
 
     config: Path
     names: tuple[str, ...]
+    addresses: tuple[str, ...]
 
     @property
     def access(self) -> Access:
@@ -107,7 +108,7 @@ def _crowd(lab: Lab, folder: Path) -> Crowd:
     aliases = "".join(f"Host {n}\n  HostName {a}\n" for n, a in zip(names, addresses, strict=True))
     rest = lab.ssh_config.read_text().replace(str(lab.known_hosts), str(known)).partition("Host dm*")
     config.write_text(aliases + rest[1] + rest[2])
-    return Crowd(config=config, names=names)
+    return Crowd(config=config, names=names, addresses=tuple(addresses))
 
 
 def _start(crowd: Crowd, count: int) -> Took:
@@ -121,11 +122,11 @@ def _start(crowd: Crowd, count: int) -> Took:
         reaching = session.reach(hosts, crowd.access, asker)
         links = reaching.wait()
         reached = [
-            plan.Reached(host=link.host, facts=link.facts, route=Route(address="127.0.0.1", interface="lo"))
-            for link in links
+            plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
+            for link, address in zip(links, crowd.addresses, strict=False)
         ]
         made = plan.make_plan(spec, reached, job=job, local_cwd="/")
-        launch = Launch(job, links, 60.0, time.monotonic, lambda node: links[node])
+        launch = session._launch(job, links, reaching, 60.0, time.monotonic())
         with contextlib.closing(launch):
             launch.start(made, (payload.call, payload.code))
             took = clock.took()
@@ -136,11 +137,12 @@ def _start(crowd: Crowd, count: int) -> Took:
 def _stop(launch: Launch, count: int) -> None:
     """End all agents, and wait until each is gone."""
     launch.stop(range(count), 0.0, "measured")
-    over: set[int] = set()
+    last: dict[int, object] = {}
     end = time.monotonic() + 60
-    while len(over) < count:
-        assert time.monotonic() < end, f"{count - len(over)} agents don't end"
-        over |= {event.node_rank for event in launch.batch(0.1) if isinstance(event.what, Gone | Lost)}
+    while sum(isinstance(what, Gone | Lost) for what in last.values()) < count:
+        late = {node: last.get(node) for node in range(count) if not isinstance(last.get(node), Gone | Lost)}
+        assert time.monotonic() < end, f"{len(late)} agents don't end; their last words: {late}"
+        last |= {event.node_rank: event.what for event in launch.batch(0.1)}
 
 
 def _answer(crowd: Crowd, count: int) -> Took:

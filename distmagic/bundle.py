@@ -15,6 +15,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import marshal
+import os
 from pathlib import Path
 from types import CodeType
 
@@ -35,9 +36,19 @@ if __name__ == "__main__":
 '''
 
 
-@functools.cache
 def build() -> blobs.LocalBlob:
-    """Return the bundle, written among this machine's blobs. The same bytes for the same installed files."""
+    """Return the bundle, which lies among this machine's blobs. The same bytes for the same installed files."""
+    bundle = _built()
+    try:
+        os.utime(bundle.path)  # young again: nobody expires it while a kernel lives from it
+    except FileNotFoundError:
+        _built.cache_clear()
+        bundle = _built()
+    return bundle
+
+
+@functools.cache
+def _built() -> blobs.LocalBlob:
     here = Path(__file__).parent
     files = {"__main__.py": _MAIN, "distmagic/__init__.py": (here / "__init__.py").read_bytes()}
     files |= {f"distmagic/remote/{file.name}": file.read_bytes() for file in (here / "remote").glob("*.py")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -17,9 +18,9 @@ from distmagic.errors import DistmagicError
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
-    bundle.build.cache_clear()
+    bundle._built.cache_clear()
     yield
-    bundle.build.cache_clear()
+    bundle._built.cache_clear()
 
 
 def bare(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -30,11 +31,24 @@ def bare(*argv: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_same_files_give_the_same_bundle():
     first = bundle.build()
-    bundle.build.cache_clear()
+    bundle._built.cache_clear()
     assert bundle.build() == first
     data = first.path.read_bytes()
     assert (hashlib.sha256(data).hexdigest(), len(data)) == (first.blob.sha256, first.blob.size_bytes)
     assert first.blob.size_bytes < 450_000
+
+
+def test_a_bundle_that_was_removed_meanwhile_is_made_again():
+    first = bundle.build()
+    first.path.unlink()
+    assert bundle.build() == first
+    assert hashlib.sha256(first.path.read_bytes()).hexdigest() == first.blob.sha256
+
+
+def test_a_bundle_in_use_does_not_grow_old():
+    path = bundle.build().path
+    os.utime(path, (0, 0))
+    assert bundle.build().path.stat().st_mtime > 0
 
 
 def test_all_that_travels_is_in_it():

@@ -161,6 +161,7 @@ def test_packets_stay_small_enough_for_the_socket(agent, capfd):
     assert len(agent.rows) == 100
     assert max(map(len, agent.packets)) < 1 << 16
     report.report(**{f"m{i}": 0.5 for i in range(10_000)})
+    assert report.flush() is True
     assert "10000 metrics in one call" in capfd.readouterr().err
 
 

@@ -27,6 +27,7 @@ KEPT_BARS = 100  # bars kept meanwhile; beyond, short-lived ones that are closed
 _PACKET_BYTES = 48_000  # a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
 _BURST, _REFILL = 50.0, 100.0  # packets at once, packets a second
 _TRACK_EVERY_S = 0.05
+_TOGETHER = 64  # calls that wait as they are
 _FLUSH_S = 2.0
 _JUNK = (TypeError, ValueError, OverflowError, AttributeError, RuntimeError)  # what float(x) or x.item() may raise
 
@@ -100,6 +101,8 @@ def _number(name: str, value: Any) -> float | None:
     if value is None or type(value) is float:
         return value
     try:
+        if type(value) is int:
+            return float(value)
         if getattr(value, "ndim", 0):
             raise ValueError("its shape is not ()")
         item = getattr(value, "item", None)
@@ -183,12 +186,19 @@ class _Link:
         return self._clock() - self._began
 
     def pump(self) -> None:
-        """Take in what is new and send it, unless another thread, or this one further down, is at it."""
+        """Take in what is new and send it, unless another thread, or this one further down, is at it.
+
+        What can't be sent yet waits as it is: many rows are made into text faster at once than one by one.
+        """
         while self.inbox and self._busy.acquire(blocking=False):
             try:
-                self._take()
                 if self._may_send():
+                    self._take()
                     self._send_all()
+                elif len(self.inbox) < _TOGETHER:
+                    return
+                else:
+                    self._take()
             finally:
                 self._busy.release()
 

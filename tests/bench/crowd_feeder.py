@@ -1,7 +1,7 @@
 """Plays the agents of a large job, in the words of the wire: `python -m tests.bench.crowd_feeder SOCKET NODES SECONDS`.
 
 Each node has 8 ranks; each rank reports ten times a second, and each node sends what its ranks said as an agent does,
-every tenth of a second. Nodes are not in step with each other.
+in the rhythm of the real one. Nodes are not in step with each other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from distmagic.remote import protocol
 from distmagic.remote.lines import Lines
+from distmagic.remote.roster import pace_s
 
 RANKS_A_NODE = 8
 HZ = 10
@@ -38,17 +39,21 @@ def closing(node: int) -> Iterator[protocol.Message]:
     yield protocol.Final(reason="done")
 
 
-def reports(node: int, beat: int) -> Iterator[protocol.Progress]:
-    """Yield what the ranks of a node report in one tenth of a second."""
-    at_s = beat / HZ
+def beats_a_line(nodes: int) -> int:
+    """Return how many reports of a rank an agent sends together, in a job of so many nodes."""
+    return max(1, round(pace_s(nodes * RANKS_A_NODE) * HZ))
+
+
+def reports(node: int, beats: range) -> Iterator[protocol.Progress]:
+    """Yield what the ranks of a node report in these tenths of a second."""
     for local_rank in range(RANKS_A_NODE):
-        rank = node * RANKS_A_NODE + local_rank
-        metrics = {
-            "loss": 2.3 * math.exp(-beat / 400) + 0.01 * math.sin(rank + beat),
-            "accuracy": 1 - math.exp(-beat / 300),
-        }
-        row = protocol.Row(at_s=at_s, step=float(beat), metrics=metrics)
-        yield protocol.Progress(rank=rank, restart=0, at_s=at_s, step=float(beat), total=36000.0, rows=(row,))
+        rank, last = node * RANKS_A_NODE + local_rank, beats[-1]
+        rows = tuple(protocol.Row(at_s=beat / HZ, step=float(beat), metrics=_metrics(rank, beat)) for beat in beats)
+        yield protocol.Progress(rank=rank, restart=0, at_s=last / HZ, step=float(last), total=36000.0, rows=rows)
+
+
+def _metrics(rank: int, beat: int) -> dict[str, float]:
+    return {"loss": 2.3 * math.exp(-beat / 400) + 0.01 * math.sin(rank + beat), "accuracy": 1 - math.exp(-beat / 300)}
 
 
 class Node:
@@ -82,11 +87,12 @@ def main() -> None:
     for node in served:
         node.say(opening(node.number, nodes))
     began, late_s = time.monotonic(), 0.0
-    for beat in range(int(seconds * HZ)):
+    step = beats_a_line(nodes)
+    for beat in range(0, int(seconds * HZ), step):
         for i, node in enumerate(served):
-            due = began + (beat + i / nodes) / HZ
+            due = began + (beat + step * (1 + i / nodes)) / HZ
             late_s = max(late_s, -_wait_until(due))
-            node.say(reports(node.number, beat))
+            node.say(reports(node.number, range(beat, beat + step)))
     for node in served:
         node.end()
     print(f"{late_s:.3f}")

@@ -78,7 +78,7 @@ def memory_of_an_hour(nodes: int) -> list[float]:
     for beat in range(3600 * crowd_feeder.HZ):
         events: list[Event] = []
         for node in range(nodes):
-            messages = crowd_feeder.reports(node, beat) if beat else crowd_feeder.opening(node, nodes)
+            messages = crowd_feeder.reports(node, range(beat, beat + 1)) if beat else crowd_feeder.opening(node, nodes)
             for message in messages:
                 numbers[node] += 1
                 lines[node].feed(protocol.encode(message, numbers[node]))

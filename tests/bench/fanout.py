@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import secrets
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +40,20 @@ class Crowd:
 
     config: Path
     names: tuple[str, ...]
+    addresses: tuple[str, ...]
 
     @property
     def access(self) -> Access:
         """The way there."""
         return Access(ssh_config=str(self.config), connect_timeout_s=60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """Seconds that all hosts took together, and CPU seconds of the notebook's side alone."""
+
+    seconds: float
+    cpu_s: float
 
 
 def measure(bench: Bench) -> tuple[Row, ...]:
@@ -52,24 +63,32 @@ def measure(bench: Bench) -> tuple[Row, ...]:
         crowd = _crowd(lab, folder)
         _start(crowd, 2)  # bundle and payload are there now, and compiled
         for count in _COUNTS:
-            started, answered, theirs = [], [], []
-            for number in range(bench.rounds_dear):
-                started.append(_start(crowd, count))
-                theirs.append(_openssh(crowd, count))
-                answered.append(_answer(crowd, count))
-                bench.say(
-                    f"fanout: {count} hosts, round {number + 1}: agents {started[-1]:.2f} s, `true` {answered[-1]:.2f} s, "
-                    f"OpenSSH `true` {theirs[-1]:.2f} s"
-                )
-            target = Target(limit=1.0) if count == _COUNTS[-1] else None
-            for what, ours in (("connect and start the agent", started), ("connect and run `true`", answered)):
-                rows.append(
-                    Row(
-                        what=f"{count} hosts, {what}", unit="s", ours=tuple(ours), against="OpenSSH's client running `true`",
-                        theirs=tuple(theirs), target=target if ours is started else None, note=_ABOUT,
-                    )
-                )  # fmt: skip
+            rows += _to(bench, crowd, count)
     return tuple(rows)
+
+
+def _to(bench: Bench, crowd: Crowd, count: int) -> tuple[Row, ...]:
+    found: dict[str, list[Took]] = {"agents": [], "true": [], "OpenSSH": []}
+    for number in range(bench.rounds_dear):
+        for name, act in (("agents", _start), ("OpenSSH", _openssh), ("true", _answer)):
+            found[name].append(act(crowd, count))
+        shown = ", ".join(
+            f"{name} {took[-1].seconds:.2f} s ({took[-1].cpu_s:.2f} s CPU)" for name, took in found.items()
+        )
+        bench.say(f"fanout: {count} hosts, round {number + 1}: {shown}")
+    hosts = f"{count} host{'s' if count > 1 else ''}"
+    is_most = count == _COUNTS[-1]
+
+    def row(what: str, ours: str, figure: Callable[[Took], float], target: Target | None = None) -> Row:
+        mine, theirs = (tuple(map(figure, found[name])) for name in (ours, "OpenSSH"))
+        return Row(what=f"{hosts}, {what}", unit="s", ours=mine, against="OpenSSH's client running `true`",
+                   theirs=theirs, target=target, note=_ABOUT)  # fmt: skip
+
+    return (
+        row("connect and start the agent", "agents", lambda took: took.seconds, Target(limit=1.0) if is_most else None),
+        row("connect and run `true`", "true", lambda took: took.seconds),
+        *([row("CPU of the notebook's side, agents", "agents", lambda took: took.cpu_s)] if is_most else []),
+    )
 
 
 def _bare() -> HostSetup:
@@ -89,44 +108,45 @@ def _crowd(lab: Lab, folder: Path) -> Crowd:
     aliases = "".join(f"Host {n}\n  HostName {a}\n" for n, a in zip(names, addresses, strict=True))
     rest = lab.ssh_config.read_text().replace(str(lab.known_hosts), str(known)).partition("Host dm*")
     config.write_text(aliases + rest[1] + rest[2])
-    return Crowd(config=config, names=names)
+    return Crowd(config=config, names=names, addresses=tuple(addresses))
 
 
-def _start(crowd: Crowd, count: int) -> float:
-    """Return the seconds until every host's agent has said hello, from nothing. They are ended again after that."""
+def _start(crowd: Crowd, count: int) -> Took:
+    """Return what it takes until every host's agent has said hello, from nothing. They are ended again after that."""
     session, hosts = api.Session(), parse_hosts(",".join(crowd.names[:count]))
     job = secrets.token_hex(6)
     spec = JobSpec(nproc_per_node=1, master_port=29000)
     with contextlib.closing(asker_of(None)) as asker, contextlib.closing(session):
         payload = pack_call(int, limit_bytes=1 << 20, labels={})
-        began = time.monotonic()
+        clock = _Clock()
         reaching = session.reach(hosts, crowd.access, asker)
         links = reaching.wait()
         reached = [
-            plan.Reached(host=link.host, facts=link.facts, route=Route(address="127.0.0.1", interface="lo"))
-            for link in links
+            plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
+            for link, address in zip(links, crowd.addresses, strict=False)
         ]
         made = plan.make_plan(spec, reached, job=job, local_cwd="/")
-        launch = Launch(job, links, 60.0, time.monotonic, lambda node: links[node])
+        launch = session._launch(job, links, reaching, 60.0, time.monotonic())
         with contextlib.closing(launch):
             launch.start(made, (payload.call, payload.code))
-            took_s = time.monotonic() - began
+            took = clock.took()
             _stop(launch, count)
-    return took_s
+    return took
 
 
 def _stop(launch: Launch, count: int) -> None:
     """End all agents, and wait until each is gone."""
     launch.stop(range(count), 0.0, "measured")
-    over: set[int] = set()
+    last: dict[int, object] = {}
     end = time.monotonic() + 60
-    while len(over) < count:
-        assert time.monotonic() < end, f"{count - len(over)} agents don't end"
-        over |= {event.node_rank for event in launch.batch(0.1) if isinstance(event.what, Gone | Lost)}
+    while sum(isinstance(what, Gone | Lost) for what in last.values()) < count:
+        late = {node: last.get(node) for node in range(count) if not isinstance(last.get(node), Gone | Lost)}
+        assert time.monotonic() < end, f"{len(late)} agents don't end; their last words: {late}"
+        last |= {event.node_rank: event.what for event in launch.batch(0.1)}
 
 
-def _answer(crowd: Crowd, count: int) -> float:
-    """Return the seconds until every host has run `true`, over distmagic's own connections."""
+def _answer(crowd: Crowd, count: int) -> Took:
+    """Return what it takes until every host has run `true`, over distmagic's own connections."""
     hosts = parse_hosts(",".join(crowd.names[:count]))
     with (
         contextlib.closing(asker_of(None)) as asker,
@@ -141,16 +161,32 @@ def _answer(crowd: Crowd, count: int) -> float:
             assert process.wait(60) == 0
             process.close()
 
-        began = time.monotonic()
+        clock = _Clock()
         list(pool.map(one, hosts))
-        return time.monotonic() - began
+        return clock.took()
 
 
-def _openssh(crowd: Crowd, count: int) -> float:
+def _openssh(crowd: Crowd, count: int) -> Took:
     def one(name: str) -> None:
         subprocess.run(["ssh", "-F", str(crowd.config), name, "true"], stdin=subprocess.DEVNULL, check=True)
 
     with ThreadPoolExecutor(PARALLEL) as pool:
-        began = time.monotonic()
+        clock = _Clock()
         list(pool.map(one, crowd.names[:count]))
-        return time.monotonic() - began
+        return clock.took()
+
+
+class _Clock:
+    """Time, and the CPU of this process and of the children that have ended, from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._cpu_s = time.monotonic(), _cpu_s()
+
+    def took(self) -> Took:
+        """Return what has gone by."""
+        return Took(seconds=time.monotonic() - self._began, cpu_s=_cpu_s() - self._cpu_s)
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

@@ -15,26 +15,29 @@ def reports(rounds: int, steps: int) -> dict[str, list[float]]:
 
     torch.set_num_threads(1)
     weights = torch.randn(128, 128)
-    found: dict[str, list[float]] = {"percent": [], "us": []}
+    found: dict[str, list[float]] = {"percent": [], "us": [], "cpu_us": []}
     for number in range(rounds + 1):
-        inside, began = 0.0, time.perf_counter()
+        inside, inside_cpu, began = 0.0, 0.0, time.perf_counter()
         for step in range(steps):
             due = began + (step + 1) * STEP_S
             while time.perf_counter() < due:
                 weights = torch.tanh(weights @ weights)
-            before = time.perf_counter()
+            before_cpu, before = time.thread_time(), time.perf_counter()
             distmagic.report(step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps)
             inside += time.perf_counter() - before
+            inside_cpu += time.thread_time() - before_cpu
         if number:  # the first round warms up
             found["percent"].append(100 * inside / (time.perf_counter() - began))
             found["us"].append(1e6 * inside / steps)
+            found["cpu_us"].append(1e6 * inside_cpu / steps)
     return found
 
 
 def bars(rounds: int) -> dict[str, list[float]]:
     """Return, of each round, what one iteration with a bar of tqdm takes in microseconds, in three ways of use."""
-    found: dict[str, list[float]] = {"iterated": [], "updated": [], "postfix": []}
+    found: dict[str, list[float]] = {"paced": [], "iterated": [], "updated": [], "postfix": []}
     for number in range(rounds + 1):
+        found["paced"] += [1e6 * _paced(1500) / 1500] if number else []
         for name, loop, count in (
             ("iterated", _iterated, 2_000_000),
             ("updated", _updated, 300_000),
@@ -45,6 +48,20 @@ def bars(rounds: int) -> dict[str, list[float]]:
             if number:
                 found[name].append(1e6 * (time.perf_counter() - began) / count)
     return found
+
+
+def _paced(count: int) -> float:
+    """Return how long tqdm itself took, in seconds, in a loop of a step a millisecond."""
+    from tqdm import tqdm
+
+    spent, began = 0.0, time.perf_counter()
+    end = began
+    for step in tqdm(range(count)):
+        spent += time.perf_counter() - end
+        while time.perf_counter() < began + (step + 1) * STEP_S:
+            continue
+        end = time.perf_counter()
+    return spent
 
 
 def _iterated(count: int) -> None:

@@ -30,7 +30,7 @@ _OTHERS = {
         f"one host (it knows no other), 4 ranks; {_KEPT}; starting them is not counted",
     ),
 }
-_TARGETS = {"--cold": 1.05, "first cell": 0.60, "warm": 0.08}
+_TARGETS = {"cold": 1.05, "first cell": 0.60, "warm": 0.08}
 
 
 def measure(bench: Bench) -> tuple[Row, ...]:
@@ -87,7 +87,7 @@ def _said(error: Exception) -> str:
 def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
     if "--cold" in flags.flag_names():
         with contestants.distmagic_kernel(place) as run:
-            _one(bench, took, {}, "--cold", lambda: run("--cold"))
+            _one(bench, took, {}, "cold", lambda: run("--cold"))
     with contestants.distmagic_kernel(place) as run:
         for name in ("first cell", "warm"):
             _one(bench, took, {}, name, run)
@@ -98,7 +98,7 @@ def _rows(took: dict[str, list[Took]], reasons: dict[str, str]) -> tuple[Row, ..
     for what, seconds in (("first user line", _first), ("end of the cell", _end)):
         figures = {name: tuple(map(seconds, found)) for name, found in took.items()}
         for mode, limit in _TARGETS.items():
-            note = "" if mode in figures else "this version has no such flag"
+            note = "" if mode in figures else "this version has no cold start of its own"
             rows.append(
                 Row(what=f"{what}, {mode}", unit="s", ours=figures.get(mode, ()), against="ssh + torchrun by hand",
                     theirs=figures["by hand"], target=Target(limit=limit), note=note)

@@ -14,6 +14,7 @@ nothing flows back.
     Events            --fold.fold-->           RunState (state.py): all that changes what a user sees is in fold.py
     the way there     --opening.Opening-->     the same RunState, from the first moment: hosts reached, sent to, started
     RunState          --drive.decide-->        go on, or stop and why; drive.py is the loop around it
+    RunState          --hangs.is_hung-->       whether no rank advances; inquiry.py asks where they are then
     RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
     the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
 
@@ -24,16 +25,18 @@ blobs.py and bundle.py are the files that are sent, local_modules.py finds the u
 
 In between: `transports/` can start one process on a host and hold its pipes, nothing else: on this machine, through
 paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process; limits.py bounds
-what a host may say, harmless.py takes out what a terminal would obey, translate.py says which host could not reach which.
+what a host may say, job_requests.py asks one host about a job, harmless.py takes out what a terminal would obey,
+translate.py says which host could not reach which.
 
 On the host: `remote/`, which travels there and needs Python, and torch where torchrun starts. boot.py comes first and
 unpacks; contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun (engine.py), has
 roster.py gather what the ranks say into a journal, and ends every process when told so or when its lease (lease.py)
 runs out, or when gang_channel.py finds that another host failed or fell silent (gang.py decides, datagrams.py seals);
 peers.py lets only this user's processes speak to it, memory.py knows whom the kernel killed for want of memory;
-worker.py is one rank and calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the
-wire, JSON lines, the same file on both ends. Between runs template.py keeps torch loaded (warmth.py finds it, resting.py
-keeps its lease); agents are forked from it, torchrun from them, ranks from nursery.py, made fresh by fresh.py.
+stacks.py has a rank tell where it is at a signal, roll_call.py asks all ranks of a node; worker.py is one rank and
+calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the wire, JSON lines, the same
+file on both ends. Between runs template.py keeps torch loaded (warmth.py finds it, resting.py keeps its lease); agents
+are forked from it, torchrun from them, ranks from nursery.py, made fresh by fresh.py.
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
 what is asked for.
@@ -63,6 +66,7 @@ _ERRORS = (
     "HostError",
     "HostErrors",
     "HostKeyError",
+    "Hung",
     "NoResult",
     "NodeLost",
     "PayloadError",

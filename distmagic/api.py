@@ -16,14 +16,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distmagic import diagnose, interrupts
+from distmagic import diagnose, interrupts, job_requests
 from distmagic import plan as planning
 from distmagic.blobs import LocalBlob
 from distmagic.bundle import build
-from distmagic.drive import Screen, drive
+from distmagic.drive import Limits, Screen, drive
 from distmagic.errors import Cancelled, DistmagicError
 from distmagic.fold import begin, fold
 from distmagic.found import Job, check_orphans, choose, found_jobs
+from distmagic.hangs import Explanation
 from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.launch import Launch
 from distmagic.link import Link
@@ -101,9 +102,9 @@ class Session:
                     launch.close()
                     raise
             with closing(launch):
-                state = drive(
-                    launch, opening.state, screen, reaching.asker.serve, spec.timeout_s, noted, detach=spec.detach
-                )
+                limits = Limits(timeout_s=spec.timeout_s, hang_timeout_s=spec.hang_timeout_s)
+                serve = reaching.asker.serve
+                state = drive(launch, opening.state, screen, serve, limits, noted, detach=spec.detach)
             return self._finish(state, launch, reaching, screen, noted)
 
     def _prepare(self, opening: Opening, links: Sequence[Link], spec: JobSpec, job: str) -> Plan:
@@ -151,7 +152,7 @@ class Session:
             opening.tell(Planned(addresses=tuple(link.facts.address for link in links), min_nodes=job.min_nodes))
             with closing(self._launch(job.name, links, reaching, job.lease_s, began)) as launch:
                 launch.attach()
-                state = drive(launch, opening.state, screen, reaching.asker.serve, None, noted)
+                state = drive(launch, opening.state, screen, reaching.asker.serve, Limits(), noted)
             return self._finish(state, launch, reaching, screen, noted)
 
     def stop(self, reaching: Reaching, job: Job) -> None:
@@ -166,9 +167,19 @@ class Session:
         """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts."""
         links = reaching.wait()
         try:
-            return "".join(_in_parallel(lambda node: links[node].logs(job.name, node, rank), range(len(links))))
+            return "".join(
+                _in_parallel(lambda node: job_requests.logs(links[node], job.name, node, rank), range(len(links)))
+            )
         finally:
             _in_parallel(reaching.rest, range(len(links)), links)
+
+    def stacks(self, reaching: Reaching, job: Job) -> Explanation:
+        """Ask all ranks of a running job where they are; nothing else is changed. `reaching` as for `attach`."""
+        links = reaching.wait()
+        try:
+            return job_requests.explained(links, job, secrets.token_hex(8))
+        finally:
+            _in_parallel(Link.close, links)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts; return the bytes."""
@@ -338,9 +349,9 @@ def run(
 
     `hosts` is written as after `--hosts`; None means DISTMAGIC_HOSTS, else this machine. `options` are those of the
     magic under the names that `JobSpec` and `Access` have for them: nproc_per_node, nnodes (min, max), max_restarts,
-    rdzv_backend, env (a dict), cwd, timeout_s and so on; ssh_config, ssh_command, lease_s, connect_timeout_s, and python:
-    one interpreter for all hosts, or a dict by host. They change `access`, if one is given. `screen` is where the run
-    is shown; None takes the one that fits: widgets, a terminal, or plain lines.
+    rdzv_backend, env (a dict), cwd, timeout_s, hang_timeout_s and so on; ssh_config, ssh_command, lease_s,
+    connect_timeout_s, and python: one interpreter for all hosts, or a dict by host. They change `access`, if one is
+    given. `screen` is where the run is shown; None takes the one that fits: widgets, a terminal, or plain lines.
 
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`.

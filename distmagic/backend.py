@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from distmagic.found import Job
+from distmagic.hangs import Explanation
 from distmagic.hosts import Host
 from distmagic.notebook_prompts import NotebookAsker
 from distmagic.remote.protocol import Template
@@ -49,6 +50,9 @@ class Session(Protocol):
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
         """Return what a rank has written."""
+
+    def stacks(self, reaching: Reaching, job: Job) -> Explanation:
+        """Return where all ranks of a running job are."""
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove what ended jobs have left; return the bytes."""

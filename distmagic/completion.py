@@ -10,7 +10,7 @@ from distmagic.flags import flag_names
 from distmagic.hosts import SLOT_WORDS
 from distmagic.spec import BACKENDS
 
-SUBCOMMANDS = ("hosts", "playground", "jobs", "attach", "stop", "logs", "clean", "status", "down")
+SUBCOMMANDS = ("hosts", "playground", "jobs", "attach", "stop", "logs", "stacks", "clean", "status", "down")
 _VALUES = {"--nproc-per-node": SLOT_WORDS, "--rdzv-backend": BACKENDS, "--ssh-command": ("ssh",)}
 
 HostNames = Callable[[], Iterable[str]]

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from distmagic.remote import protocol
 from distmagic.series import Series
-from distmagic.state import NODE_PHASES, Line, RunState
+from distmagic.state import NODE_PHASES, Line, Roll, RunState
 
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
+KEPT_ROLLS = 4  # roll calls
 STREAMS = ("stdout", "stderr")
 
 
@@ -39,6 +41,8 @@ class Draft:
         self.unreached = dict(state.unreached)
         self.endpoint_open_at_s = state.endpoint_open_at_s
         self.culprit, self.detached_by, self.min_nodes = state.culprit, state.detached_by, state.min_nodes
+        self.advanced_at_s = state.advanced_at_s
+        self.rolls = {roll.asked: roll for roll in state.rolls}
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
@@ -49,13 +53,35 @@ class Draft:
             first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),
             stopping=self.stopping, abandoned=self.abandoned, started_at_s=self.started_at_s, lost=tuple(self.lost),
             unreached=self.unreached, endpoint_open_at_s=self.endpoint_open_at_s, culprit=self.culprit,
-            detached_by=self.detached_by, min_nodes=self.min_nodes,
+            detached_by=self.detached_by, min_nodes=self.min_nodes, advanced_at_s=self.advanced_at_s,
+            rolls=tuple(self.rolls.values())[-KEPT_ROLLS:],
         )  # fmt: skip
 
     def advance(self, node: int, phase: str, **more: Any) -> None:
         """Bring a node to a phase, unless it is beyond it already."""
         old = self.nodes[node]
         self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
+
+    def note_advance(self) -> None:
+        """Note that a rank has advanced; ranks that end because they are stopped don't count."""
+        if not self.stopping:
+            self.advanced_at_s = self.at_s
+
+    def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
+        """Keep where a rank is, as answer to one roll call."""
+        worker = self.workers.get(what.rank)
+        if worker is not None and worker.node_rank == node_rank:
+            roll = self._roll(what.asked)
+            self.rolls[what.asked] = replace(roll, stacks={**roll.stacks, what.rank: what})
+
+    def take_dumped(self, node_rank: int, what: protocol.Dumped) -> None:
+        """Note that a node has told of all its ranks."""
+        roll = self._roll(what.asked)
+        if node_rank not in roll.nodes:
+            self.rolls[what.asked] = replace(roll, nodes=(*roll.nodes, node_rank))
+
+    def _roll(self, asked: str) -> Roll:
+        return self.rolls.get(asked) or Roll(asked=asked, at_s=self.at_s)
 
     # ---- output
 

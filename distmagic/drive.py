@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from distmagic import interrupts
 from distmagic.fold import fold
+from distmagic.inquiry import Inquiry
 from distmagic.interrupts import Interrupts
 from distmagic.launch import Launch
 from distmagic.state import Event, Lost, RunState, Stopping
@@ -33,6 +35,14 @@ class Screen(Protocol):
 
     def finish(self, state: RunState) -> None:
         """Show the last state for good: nothing of the live view is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run is ended at: its whole time since it was started, and the time in which no rank advances."""
+
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
 
 
 def decide(state: RunState, timeout_s: float | None, *, detach: bool = False) -> str:
@@ -86,7 +96,7 @@ def _closed_port(state: RunState) -> bool:
 
 
 def drive(
-    launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], timeout_s: float | None,
+    launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None], limits: Limits,
     noted: Interrupts | None = None, *, detach: bool = False,
 ) -> RunState:  # fmt: skip
     """Return the last state of a run: every node is gone, or lost.
@@ -96,7 +106,7 @@ def drive(
     this thread. `noted` are the interrupts so far, where the caller notes them already.
     """
     noted = noted or Interrupts()
-    pilot = _Pilot(launch, state, screen, serve, timeout_s, noted, detach=detach)
+    pilot = _Pilot(launch, state, screen, serve, limits, noted, detach=detach)
     try:
         with _heap_left_alone(), interrupts.sent_to(noted):  # raised in the middle, an event could get lost
             while not pilot.is_done:
@@ -126,10 +136,17 @@ def _heap_left_alone() -> Iterator[None]:
 class _Pilot:
     def __init__(
         self, launch: Launch, state: RunState, screen: Screen, serve: Callable[[float], None],
-        timeout_s: float | None, noted: Interrupts, *, detach: bool,
+        limits: Limits, noted: Interrupts, *, detach: bool,
     ) -> None:  # fmt: skip
         self.detach, self.has_left = detach, False
-        self.launch, self.state, self.screen, self.serve, self.timeout_s = launch, state, screen, serve, timeout_s
+        self.launch, self.state, self.screen, self.serve, self.timeout_s = (
+            launch,
+            state,
+            screen,
+            serve,
+            limits.timeout_s,
+        )
+        self.inquiry = Inquiry(launch.ask_stacks, limits.hang_timeout_s)
         self.give_up_at_s: float | None = None
         self.shown_at_s = -1.0
         self.interrupts = noted
@@ -148,7 +165,7 @@ class _Pilot:
         now = self.launch.elapsed_s
         self.state = fold(self.state, [*events, Event(node_rank=0, at_s=now, what=None)])
         self.count_lost(overdue(self.state), f"it could not be reached for {NODE_LOST_S:g} s")
-        reason = decide(self.state, self.timeout_s, detach=self.detach)
+        reason = decide(self.state, self.timeout_s, detach=self.detach) or self.inquiry.poll(self.state)
         if reason and self.give_up_at_s is None:
             self.stop(reason, GRACE_S)
         elif self.detach and can_detach(self.state):
@@ -176,9 +193,14 @@ class _Pilot:
             self.screen.finish(self.state)
 
     def interrupt(self) -> None:
-        """The first asks politely, the second ends at once. A detached job goes on."""
+        """The first asks politely, the second ends at once. A detached job goes on.
+
+        Where a run has stood still, its ranks are asked where they are before.
+        """
         if self.state.detached_by:
             self.has_left = True
+            return
+        if self.inquiry.interrupt(self.state):
             return
         self.stop("interrupted", GRACE_S if self.give_up_at_s is None else 0.0)
 

@@ -3,7 +3,7 @@
 - the user's request: `SpecError` and under it `NoResult`; `PayloadError`
 - the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`
 - the wire: `WireError` and under it `ConnectionLost`, `ProtocolError`
-- the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Cancelled`, `TimedOut`
+- the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Hung`, `Cancelled`, `TimedOut`
 
 A message says what happened and to which host or rank; the hint says what to do now. Exceptions of foreign
 libraries become one of these in the one file that imports the library.
@@ -123,6 +123,23 @@ class RendezvousFailed(RunError):
 
 class NodeLost(RunError):
     """A host's agent or connection ended while its ranks were running."""
+
+
+class Hung(RunError):
+    """No rank had advanced for the time of `--hang-timeout`. The message says where the ranks were.
+
+    `stacks` is the text of their stacks, identical ones once ("" where no host answered).
+    """
+
+    def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
+        super().__init__(message, hint)
+        self.stacks = harmless.lines(stacks)
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (self.stacks, self.message, self.hint) if part)
+
+    def _render_traceback_(self) -> list[str]:
+        return [*self.stacks.splitlines(), *super()._render_traceback_()]
 
 
 class TimedOut(RunError):

@@ -144,6 +144,7 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         node_lost_after_s=args.node_lost_after or _USUAL.node_lost_after_s,
         on_disconnect=args.on_disconnect or _USUAL.on_disconnect,
         detach=args.detach,
+        hang_timeout_s=args.hang_timeout,
     )
 
 
@@ -287,6 +288,11 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ("env", ("NAME[=VALUE]", str), "variable of every rank, NAME alone: as here; may be repeated"),
     ("cwd", ("DIR", str), "working directory on the hosts"),
     ("timeout", ("TIME", lambda t: parse_duration(t, "--timeout")), "end the run after 90s, 10m or 2h"),
+    (
+        "hang-timeout",
+        ("TIME", lambda t: parse_duration(t, "--hang-timeout")),
+        "end the run when no rank advances for 5m",
+    ),
     (
         "lease",
         ("TIME", lambda t: parse_duration(t, "--lease")),

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from distmagic import blame
 from distmagic.draft import STREAMS, Draft
+from distmagic.hangs import has_shown_progress, have_moved
 from distmagic.remote import protocol
 from distmagic.series import Series
 from distmagic.state import (
@@ -187,6 +188,7 @@ def _worker(draft: Draft, node: int, what: protocol.Worker) -> None:
         rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
         restart=what.restart, pid=what.pid,
     )  # fmt: skip
+    draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
         draft.first_failure = None  # torchrun started it again, or goes on without it
 
@@ -197,6 +199,8 @@ def _progress(draft: Draft, node: int, what: protocol.Progress) -> None:
         return
     step = worker.step if what.step is None else what.step
     bars = _merge_bars(worker.bars, what.bars) if what.bars else worker.bars
+    if what.rows or step != worker.step or have_moved(worker.bars, bars):
+        draft.note_advance()
     draft.workers[what.rank] = WorkerState(  # spelled out: `replace` costs three times as much
         rank=worker.rank, local_rank=worker.local_rank, node_rank=node, host=worker.host, phase=worker.phase,
         restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
@@ -254,6 +258,9 @@ def _output(draft: Draft, node: int, what: protocol.Output) -> None:
     draft.write(what.rank, node, what.stream, what.text)
     if len(draft.open_lines) > KEPT_OPEN_LINES:
         draft.close_lines(what.rank, node, (what.stream,))
+    worker = draft.workers.get(what.rank)
+    if worker is not None and worker.node_rank == node and not has_shown_progress(worker):
+        draft.note_advance()  # it has no other way to show that it goes on
 
 
 def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
@@ -261,6 +268,7 @@ def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
     draft.close_lines(what.rank, node)
+    draft.note_advance()
     phase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
     if what.failure is not None and draft.first_failure not in (None, what.rank):
         what = replace(what, failure=replace(what.failure, traceback=what.failure.traceback[-_LATER_CHARS:]))
@@ -339,6 +347,7 @@ def _broken(draft: Draft, node: int, what: Broken) -> None:
 
 def _mended(draft: Draft, node: int, _: Mended) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken="")
+    draft.note_advance()  # it may have, and what it said meanwhile is only coming
 
 
 def _gone(draft: Draft, node: int, _: Gone) -> None:
@@ -371,6 +380,8 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Output: _output,
     protocol.Ended: _ended,
     protocol.Engineended: _engine_ended,
+    protocol.Stacks: Draft.take_stacks,
+    protocol.Dumped: Draft.take_dumped,
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
     protocol.Skipped: _skipped,

@@ -1,4 +1,4 @@
-"""`%distributed jobs | attach | stop | logs | clean | status`: what is found on the hosts, from any kernel."""
+"""`%distributed jobs | attach | stop | logs | stacks | clean | status`: what is found on the hosts, from any kernel."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -31,8 +31,8 @@ class JobCommands:
         self._shell, self._notebook, self._backend = shell, notebook, backend
         self._asker: NotebookAsker
         self.table: dict[str, Callable[[list[str]], object]] = {
-            "jobs": self._list, "attach": self._attach, "stop": self._stop, "logs": self._logs, "clean": self._clean,
-            "status": self._status,
+            "jobs": self._list, "attach": self._attach, "stop": self._stop, "logs": self._logs, "stacks": self._stacks,
+            "clean": self._clean, "status": self._status,
         }  # fmt: skip
 
     def line(self, words: list[str]) -> object:
@@ -73,6 +73,27 @@ class JobCommands:
         text = self._notebook.session().logs(self._reach(hosts), job, int(words[1]))
         text = text or f"rank {words[1]} of {job.name} has written nothing"
         print(harmless.log(text), end="" if text.endswith("\n") else "\n")
+
+    def _stacks(self, words: list[str]) -> None:
+        from distmagic import render
+
+        _expect(words, 0, 1, "%distributed stacks takes the name of one job, or nothing where only one runs.")
+        job, hosts = self._find(words[0]) if words else self._running()
+        if not job.is_running:
+            raise SpecError(f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere.")
+        found = self._notebook.session().stacks(self._reach(hosts), job)
+        page = {"text/plain": render.stacks_text(found, job.name), "text/html": render.stacks_html(found, job.name)}
+        self._shell.display_pub.publish(page)
+
+    def _running(self) -> tuple[Job, tuple[Host, ...]]:
+        running = [job for job in self._jobs() if job.is_running]
+        if len(running) != 1:
+            names = ", ".join(job.name for job in running)
+            raise SpecError(
+                f"{len(running)} jobs run on these hosts: {names}." if running else "No job runs on these hosts.",
+                "Write %distributed stacks ID." if running else "%distributed jobs lists those that have ended.",
+            )
+        return running[0], whereabouts(running[0], self._hosts())
 
     def _clean(self, words: list[str]) -> None:
         _expect(words, 0, 1, "%distributed clean takes the name of one job, or all.")

@@ -308,6 +308,12 @@ class Launch:
         """Have the lead let the job live without this notebook; it tells when that is so."""
         self._say(self.links[:1], protocol.Detach())
 
+    def ask_stacks(self) -> str:
+        """Ask all ranks where they are; return the name by which the events that answer know the request."""
+        asked = secrets.token_hex(8)
+        self._say(self.links, protocol.Dump(asked=asked))
+        return asked
+
     def _say(self, links: Sequence[Link], message: protocol.Message) -> None:
         for link in links:
             self._pool.submit(_send_quietly, link, message)

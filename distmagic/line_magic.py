@@ -27,6 +27,7 @@ _USAGE = """\
 %distributed attach ID [NAME]        follow a running job, or see an ended one; its run goes into the variable NAME
 %distributed stop ID                 end a job
 %distributed logs ID RANK            show all that a rank has written
+%distributed stacks [ID]             say where the ranks of a running job are, and who stands out
 %distributed clean [ID|all]          show what ended jobs keep on the hosts; remove it
 %distributed status                  show what hosts keep loaded for the next run, and its memory
 %distributed down                    end that, and the connections to all hosts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from distmagic import diagnose, limits
 from distmagic.blobs import LocalBlob
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
 from distmagic.hosts import Host
-from distmagic.remote import boot, journal, protocol
+from distmagic.remote import boot, protocol
 from distmagic.remote.lines import Lines
 from distmagic.transports import Process, Transport
 
@@ -25,8 +25,8 @@ BOOT_TIMEOUT_S = 30.0
 STOP_GRACE_S = 3.0
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
-_STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
+_STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
 
 M = TypeVar("M")
 
@@ -250,17 +250,11 @@ class Link:
         for _ in self.events():
             continue
 
-    def logs(self, job: str, node_rank: int, rank: int) -> str:
-        """Return what a rank has written on this node so far, stdout before stderr; "" if it never ran here."""
-        texts = bytearray()
-        for stream in ("stdout", "stderr"):
-            name = journal.log_name(rank, stream)
-            try:
-                request = protocol.Fetch(job=job, node_rank=node_rank, name=name)
-                self.fetch(request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
-            except PreflightError:
-                continue
-        return texts.decode(errors="replace")
+    def messages(self, timeout_s: float) -> Generator[protocol.Message | None, None, None]:
+        """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
+        with self._bounded(timeout_s):
+            while True:
+                yield self._next()[1]
 
     def sweep(self, job: str) -> protocol.Final:
         """End what a dead agent of this job left running there; return what could not be ended."""

@@ -26,10 +26,10 @@ class JobSpec:
     """One job, in torchrun's words. None means: not said, decided by `plan`.
 
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
-    log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run. A host that the others
-    have not heard for `node_lost_after_s` is lost. `on_disconnect` says what a job does that has lost its notebook for
-    the length of its lease: "stop" or "keep" (go on alone). `detach`: it needs no notebook once it has begun. Raises
-    `SpecError`.
+    log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run, `hang_timeout_s` the
+    time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
+    `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
+    alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
     """
 
     nproc_per_node: Slots | None = None
@@ -46,6 +46,7 @@ class JobSpec:
     node_lost_after_s: float = 10.0
     on_disconnect: str = "stop"
     detach: bool = False
+    hang_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -54,6 +55,7 @@ class JobSpec:
             raise SpecError(f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more.")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
+        _check_hang_timeout(self)
         _check_env(self.env)
         if not _SHORTEST_LOSS_S <= self.node_lost_after_s <= _DAY_S:
             raise SpecError(
@@ -73,6 +75,18 @@ def _check_nproc(nproc: Slots | None) -> None:
         raise SpecError(f"--nproc-per-node {nproc!r} is not a number of ranks.", "Use a number, or gpu, cpu or auto.")
     if isinstance(nproc, int) and nproc < 1:
         raise SpecError(f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more.")
+
+
+def _check_hang_timeout(spec: JobSpec) -> None:
+    if spec.hang_timeout_s is None:
+        return
+    if not spec.hang_timeout_s > 0:
+        raise SpecError(f"--hang-timeout {spec.hang_timeout_s:g} is not a time.", "Use a number of seconds above 0.")
+    if spec.detach:
+        raise SpecError(
+            "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
+            "Leave one of them out; %distributed stacks says at any time where the ranks are.",
+        )
 
 
 def _check_env(env: tuple[tuple[str, str], ...]) -> None:

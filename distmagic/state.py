@@ -151,6 +151,16 @@ class Abandoned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """Where the ranks said they are when they were asked, by rank; since `at_s`. `nodes` have told of all their ranks."""
+
+    asked: str
+    at_s: float
+    stacks: Mapping[int, protocol.Stacks] = field(default_factory=dict)
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """Event of the launcher: the connection to a node, or its agent, is gone."""
 
@@ -236,7 +246,8 @@ class RunState:
     the job needs no notebook any more, "asked" or "disconnected", "" where it does. An elastic job goes on with
     `min_nodes` nodes. `abandoned` says why it ended before it had begun, "" if it did not. `started_at_s`: when the first
     node was told to start, None before. `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint,
-    with the endpoint and why.
+    with the endpoint and why. `advanced_at_s`: when a rank advanced last (see `hangs.is_hung`), before any stop;
+    `rolls`: the last few roll calls.
     """
 
     job: str
@@ -262,6 +273,8 @@ class RunState:
     min_nodes: int = 0
     culprit: int | None = None
     detached_by: str = ""
+    advanced_at_s: float = 0.0
+    rolls: tuple[Roll, ...] = ()
 
     @property
     def is_elastic(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from distmagic import blame, harmless, translate
-from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.errors import Cancelled, Hung, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.hangs import explain_last, stacks_text
 from distmagic.remote import exits
 from distmagic.state import Line, NodeState, RunState, WorkerState
 
@@ -31,7 +32,7 @@ def verdict(state: RunState) -> RunError | None:
 def _verdict(state: RunState) -> RunError | None:
     if state.abandoned:
         return (Cancelled if state.stopping else RunError)(state.abandoned)
-    could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout")
+    could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout", "hung")
     if state.first_failure is not None and not could_restart:
         worker = state.workers[state.first_failure]
         node = state.nodes[worker.node_rank]
@@ -43,7 +44,10 @@ def _verdict(state: RunState) -> RunError | None:
 
 def _stopped(state: RunState) -> RunError | None:
     if state.stopping == "interrupted":
-        return Cancelled("The run was interrupted; every rank on every host was stopped.", _lost_hint(state))
+        hint = "\n".join(part for part in (_where_they_were(state), _lost_hint(state)) if part)
+        return Cancelled("The run was interrupted; every rank on every host was stopped.", hint)
+    if state.stopping == "hung":
+        return _hung(state)
     if state.stopping == "timeout":
         return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
     if state.stopping == "gang":
@@ -59,6 +63,22 @@ def _not_joined(state: RunState) -> RunError:
         "the other's end.",
         "Let UDP through between the hosts at the port of the rendezvous (--master-port names one), or run it without --detach.",
     )
+
+
+def _hung(state: RunState) -> Hung:
+    explanation = explain_last(state)
+    stood_s = (state.rolls[-1].at_s if explanation else state.at_s) - state.advanced_at_s
+    what = f"The run was stopped: no rank had advanced for {stood_s:.0f} s (--hang-timeout)."
+    if explanation is None:
+        return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
+    logs = "All that a rank wrote: run.logs(rank). Allow more time with a longer --hang-timeout."
+    hint = "\n".join(part for part in (explanation.advice, logs, _lost_hint(state)) if part)
+    return Hung(f"{what} Where they were: {explanation.sentence}.", hint, stacks_text(explanation))
+
+
+def _where_they_were(state: RunState) -> str:
+    explanation = explain_last(state)
+    return "" if explanation is None else f"No rank had advanced for long. Where they were: {explanation.sentence}."
 
 
 def _broken(state: RunState) -> RunError | None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic import drive as driving
-from distmagic.drive import decide, drive
+from distmagic.drive import Limits, decide, drive
 from distmagic.fold import begin, fold
 from distmagic.remote import protocol as p
 from distmagic.state import Event, Gone, Lost, RunState, Stopping
@@ -51,6 +51,7 @@ class FakeLaunch:
     def __init__(self, *script: list[Event] | type[KeyboardInterrupt], step_s: float = 0.5) -> None:
         self.script, self.step_s = list(script), step_s
         self.elapsed_s = 0.0
+        self.asks = 0
         self.stops: list[tuple[list[int], float, str]] = []
 
     def batch(self, timeout_s: float) -> list[Event]:
@@ -59,6 +60,10 @@ class FakeLaunch:
         if step is KeyboardInterrupt:
             raise KeyboardInterrupt
         return step
+
+    def ask_stacks(self) -> str:
+        self.asks += 1
+        return f"ask{self.asks}"
 
     def stop(self, node_ranks: list[int], grace_s: float, reason: str) -> None:
         self.stops.append((list(node_ranks), grace_s, reason))
@@ -80,7 +85,7 @@ def end_of(node: int, code: int = 0, reason: str = "done") -> list[Event]:
 
 
 def driven(launch: FakeLaunch, timeout_s: float | None = None, restarts: int = 0) -> RunState:
-    return drive(launch, begin("j", HOSTS, restarts), FakeScreen(), lambda longest_s: None, timeout_s)
+    return drive(launch, begin("j", HOSTS, restarts), FakeScreen(), lambda longest_s: None, Limits(timeout_s=timeout_s))
 
 
 def test_a_run_to_its_end():
@@ -140,7 +145,7 @@ def test_a_second_interrupt_shortens_the_wait():
 def test_the_screen_is_shown_at_most_ten_times_a_second():
     screen = FakeScreen()
     launch = FakeLaunch(START, *[[]] * 98, [*end_of(0), *end_of(1)], step_s=0.01)
-    drive(launch, begin("j", HOSTS), screen, lambda longest_s: None, None)
+    drive(launch, begin("j", HOSTS), screen, lambda longest_s: None, Limits())
     assert 9 <= len(screen.shown) <= 11
 
 
@@ -154,7 +159,7 @@ class CountingScreen(FakeScreen):
 
 def test_the_heap_is_left_alone_while_a_run_goes_on_and_only_then():
     screen = CountingScreen()
-    drive(FakeLaunch(START, [*end_of(0), *end_of(1)]), begin("j", HOSTS), screen, lambda longest_s: None, None)
+    drive(FakeLaunch(START, [*end_of(0), *end_of(1)]), begin("j", HOSTS), screen, lambda longest_s: None, Limits())
     assert screen.frozen > 1000
     assert gc.get_freeze_count() == 0
 

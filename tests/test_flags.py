@@ -60,10 +60,10 @@ def test_torchruns_underscores_are_the_same_flags():
 def test_our_own_flags():
     request = parse(
         "--hosts gpu-a:4,me@gpu-b --ssh-config cfg --ssh-command ssh --connect-timeout 5 --lease 2m "
-        "--cwd '/my data' --timeout 1.5h --payload-limit 2G --whole --dry-run -o run"
+        "--cwd '/my data' --timeout 1.5h --hang-timeout 10m --payload-limit 2G --whole --dry-run -o run"
     )
     assert request == Request(
-        spec=JobSpec(cwd="/my data", timeout_s=5400),
+        spec=JobSpec(cwd="/my data", timeout_s=5400, hang_timeout_s=600),
         access=Access(ssh_config="cfg", ssh_command="ssh", connect_timeout_s=5, lease_s=120),
         hosts=parse_hosts("gpu-a:4,me@gpu-b"),
         names_ssh_config=True,

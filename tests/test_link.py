@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distmagic import job_requests
 from distmagic import link as links
 from distmagic.blobs import LocalBlob
 from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, ProtocolError, Unreachable
@@ -421,6 +422,26 @@ def test_a_sweep():
     link, process = talking(lines(final))
     assert link.sweep("j") == final
     assert process.requests == [p.Sweep(job="j")]
+
+
+def test_a_roll_call_takes_only_its_own_answers():
+    mine = p.Stacks(asked="a", rank=0, local_rank=0, silence="x")
+    others = p.Stacks(asked="b", rank=1, local_rank=1)
+    told = (others, p.Dumped(asked="b", ranks=1), mine, p.Notice(text="x"), p.Dumped(asked="a", ranks=1))
+    link, process = talking(lines(*told, p.Notice(text="y"), first=7))
+    assert job_requests.stacks(link, "j", 0, "a") == [mine]
+    assert process.requests == [p.Attach(job="j", node_rank=0, live=True), p.Dump(asked="a")]
+
+
+@pytest.mark.parametrize("answer", [p.Over(), p.Refused(what="attach", error="no such file")])
+def test_a_roll_call_of_an_agent_that_is_gone(answer):
+    assert job_requests.stacks(talking(lines(answer))[0], "j", 0, "a") == []
+
+
+def test_a_roll_call_that_is_cut():
+    link, _ = talking(lines(p.Stacks(asked="a", rank=0, local_rank=0)))
+    with pytest.raises(ConnectionLost):
+        job_requests.stacks(link, "j", 0, "a")
 
 
 def test_hanging_up():

@@ -365,11 +365,11 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, stop, logs, clean, status, down.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, stop, logs, stacks, clean, status, down.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, stop, logs, clean, status, down.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, stop, logs, stacks, clean, status, down.",
         ),
         (
             "--hosts gpu-a",

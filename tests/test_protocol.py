@@ -60,6 +60,17 @@ MESSAGES = (
     (7, p.Engineended(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
     (8, p.Notice(text="the disk is full")),
     (9, p.Skipped(through=9)),
+    (
+        11,
+        p.Stacks(
+            asked="a1",
+            rank=3,
+            local_rank=1,
+            silence="its process is stopped",
+            threads=(p.Thread(frames=(p.Frame(file="Cell In[3]", line=9, function="f", mine=True, text="g()"),)),),
+        ),
+    ),
+    (12, p.Dumped(asked="a1", ranks=2)),
     (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
     (
         0,
@@ -115,8 +126,9 @@ MESSAGES = (
             warm=WARM,
         ),
     ),
-    (0, p.Attach(job="j-1", node_rank=1, after=7)),
+    (0, p.Attach(job="j-1", node_rank=1, after=7, live=True)),
     (0, p.Renew()),
+    (0, p.Dump(asked="a1")),
     (0, p.Stop(grace_s=3.0, reason="failed")),
     (0, p.Fetch(job="j-1", node_rank=1, name="rank3.result", offset=5)),
     (0, p.Sweep(job="j-1")),

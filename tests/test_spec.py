@@ -36,6 +36,12 @@ from distmagic.spec import Access, JobSpec, from_options, split_endpoint
         ({"timeout_s": 0.0}, "--timeout 0 is not a time.", "Use a number of seconds above 0."),
         ({"timeout_s": -2.5}, "--timeout -2.5 is not a time.", "Use a number of seconds above 0."),
         ({"timeout_s": math.nan}, "--timeout nan is not a time.", "Use a number of seconds above 0."),
+        ({"hang_timeout_s": 0.0}, "--hang-timeout 0 is not a time.", "Use a number of seconds above 0."),
+        (
+            {"hang_timeout_s": 9.0, "detach": True},
+            "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
+            "Leave one of them out; %distributed stacks says at any time where the ranks are.",
+        ),
         ({"env": (("2X", "1"),)}, "--env '2X' is not a variable's name.", "Write --env NAME=VALUE."),
         ({"env": (("A", "1"), ("", "1"))}, "--env '' is not a variable's name.", "Write --env NAME=VALUE."),
         ({"env": (("A\n", "1"),)}, "--env 'A\\n' is not a variable's name.", "Write --env NAME=VALUE."),

@@ -23,6 +23,7 @@ from distmagic.remote.gang_channel import Cause, GangChannel
 from distmagic.remote.journal import FILE, Journal
 from distmagic.remote.lease import Lease
 from distmagic.remote.readers import Reader
+from distmagic.remote.roll_call import RollCall
 from distmagic.remote.roster import Roster
 from distmagic.remote.streams import Stream
 
@@ -44,6 +45,7 @@ class Agent:
         self.journal = Journal(self.folder)
         self.selector = selectors.DefaultSelector()
         self.roster = Roster(self.folder, self.journal, self.selector, clock)
+        self.roll_call = RollCall(self.run_dir, places.blob(start.code), sys.path[0], self.journal)
         self.ending = Ending()
         self.readers: list[Reader] = []
         self.engine_pid = 0
@@ -110,6 +112,7 @@ class Agent:
         if self.dialer is not None and (found := self.dialer.poll(now)) is not None:
             self.journal.add(found)
         self.roster.write(now)
+        self.roll_call.step(now, self.roster.ranks)
         self.roster.forget_gone(now)
         if not self.ending.has_begun:
             self.roster.notice_lingering(now)
@@ -186,12 +189,14 @@ class Agent:
 
     def _obey(self, reader: Reader) -> None:
         now = self.clock()
-        for request in reader.receive():
+        for request in reader.receive(self.journal.last):
             self.lease.renew(now)
             if isinstance(request, protocol.Stop):
                 self.stop(now, request.grace_s, Cause(request.reason))
             elif isinstance(request, protocol.Detach):
                 self._detach("asked")
+            elif isinstance(request, protocol.Dump):
+                self.roll_call.ask(request.asked)
         if not reader.is_open:
             self._drop_reader(reader)
 

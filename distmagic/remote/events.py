@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.parts import Bar, Exit, Failure, Row
+from distmagic.remote.parts import Bar, Exit, Failure, Row, Thread
 from distmagic.remote.wire import message
 
 
@@ -120,6 +120,18 @@ class Member:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Where a rank was when the request `asked` came: its main thread first. Without any, `silence` says why."""
+
+    asked: str
+    rank: int
+    local_rank: int
+    threads: tuple[Thread, ...] = ()
+    silence: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """From here on this node ends its ranks: for what reason, and because of which node (-1: of none)."""
 
@@ -144,6 +156,15 @@ class Skipped:
     """
 
     through: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dumped:
+    """The stacks of all `ranks` ranks that run on this node have been told, for the request `asked`."""
+
+    asked: str
+    ranks: int
 
 
 @message

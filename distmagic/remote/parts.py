@@ -64,6 +64,27 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame of a thread. `file` is a cell's label, or a module's path without the part that hosts differ in.
+
+    `mine`: it is the user's own code, of a cell, a script or a module of theirs. `text` is its line, where known.
+    """
+
+    file: str
+    line: int
+    function: str
+    mine: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """One thread's frames, the innermost last."""
+
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
     """A content-addressed file: SHA-256 in hex, and its size."""
 

@@ -22,8 +22,8 @@ class Reader:
         self._cursor: int | None = None
         self.is_open = True
 
-    def receive(self) -> list[protocol.Message]:
-        """Return what it asks for; `is_open` is False after end of file."""
+    def receive(self, last: int) -> list[protocol.Message]:
+        """Return what it asks for; `is_open` is False after end of file. `last`: the number of the latest event."""
         try:
             data = self.conn.recv(65536)
         except BlockingIOError:
@@ -35,17 +35,17 @@ class Reader:
             return []
         self._lines.feed(data)
         try:
-            return self._requests()
+            return self._requests(last)
         except protocol.BadLine:
             self.is_open = False
             return []
 
-    def _requests(self) -> list[protocol.Message]:
+    def _requests(self, last: int) -> list[protocol.Message]:
         found: list[protocol.Message] = []
         while (line := self._lines.line()) is not None:
             _, message = protocol.decode(line)
             if isinstance(message, protocol.Attach):
-                self._cursor = message.after
+                self._cursor = last if message.live else message.after
             found.append(message)
         return found
 

@@ -75,11 +75,12 @@ class Start:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """Send the job's events after number `after`, and go on live."""
+    """Send the job's events after number `after`, and go on live. `live`: only those that come from now on."""
 
     job: str
     node_rank: int
     after: int = 0
+    live: bool = False
 
 
 @message
@@ -101,6 +102,14 @@ class Stop:
 
     grace_s: float
     reason: str = "stopped"
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """Ask every rank of this node where it is; `Stacks` for each follow, and `Dumped`, with the same `asked`."""
+
+    asked: str
 
 
 @message

@@ -24,7 +24,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote import bars, call, parcel, peers, processes, protocol, report
+from distmagic.remote import bars, call, parcel, peers, processes, protocol, report, stacks
 
 _F_SETPIPE_SZ = 1031  # fcntl(2)
 _PIPE_BYTES = 1 << 20
@@ -56,6 +56,7 @@ def main(_: list[str]) -> None:
     """Be one rank."""
     processes.die_with_parent()
     rank = _who_am_i()
+    stacks.answer(Path(rank.socket).parent)
     conn = _say_hello(rank)
     report.begin(lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart)
     bundle = sys.path.pop(0)

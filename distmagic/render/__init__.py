@@ -5,7 +5,7 @@
     Overview  --as_html-->   HTML: head and table; curves.py draws the metrics, output.py the last words
 
 quantities.py writes numbers and times, safe.py makes text of hosts harmless, shown.py leaves
-out what torchrun says without need, style.css is all of the looks.
+out what torchrun says without need, stacks.py shows where ranks are that go nowhere, style.css is all of the looks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from distmagic.render.as_text import headline, label, milestones, status, text
 from distmagic.render.curves import curves
 from distmagic.render.safe import coloured, columns_of, plain
 from distmagic.render.shown import is_shown
+from distmagic.render.stacks import stacks_html, stacks_text
 
 __all__ = [
     "about_and_output", "coloured", "columns_of", "curves", "head_and_table", "headline", "html", "is_shown", "label",
-    "milestones", "plain", "status", "style", "text",
+    "milestones", "plain", "stacks_html", "stacks_text", "status", "style", "text",
 ]  # fmt: skip

@@ -122,7 +122,7 @@ def _failure(state: RunState) -> Iterable[Alert]:
         return
     error = verdict(state)
     if error is not None:
-        detail = getattr(error, "remote_traceback", "")
+        detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
         level = "warning" if isinstance(error, Cancelled) else "error"  # that is no surprise to who asked for it
         yield Alert(level=level, text=one_line(error.message), detail=detail)
 

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from distmagic.drive import drive
+from distmagic.drive import Limits, drive
 from distmagic.fold import begin, fold
 from distmagic.hosts import Host
 from distmagic.launch import Launch
@@ -63,7 +63,7 @@ def follow(path: Path, nodes: int) -> str:
         path.with_name(BEGUN).touch()
         state = begin("crowd", [link.host.name for link in links])
         screen = screen_for(get_ipython())
-        state = drive(launch, state, screen, lambda _: None, None)
+        state = drive(launch, state, screen, lambda _: None, Limits())
         screen.finish(state)
     finally:
         launch.close()

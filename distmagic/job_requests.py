@@ -1,0 +1,64 @@
+"""What one host is asked about a job that it has: what ranks have written, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from distmagic.errors import DistmagicError, PreflightError
+from distmagic.found import Job
+from distmagic.hangs import Explanation, explain
+from distmagic.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
+from distmagic.reach import PARALLEL
+from distmagic.remote import journal, protocol
+
+_MAX_RANKS = 4096  # of one node
+
+
+def logs(link: Link, job: str, node_rank: int, rank: int) -> str:
+    """Return what a rank has written on this node so far, stdout before stderr; "" if it never ran here."""
+    texts = bytearray()
+    for stream in ("stdout", "stderr"):
+        name = journal.log_name(rank, stream)
+        try:
+            request = protocol.Fetch(job=job, node_rank=node_rank, name=name)
+            link.fetch(request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
+        except PreflightError:
+            continue
+    return texts.decode(errors="replace")
+
+
+def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.Stacks]:
+    """Return where each rank of a running job is on this node; `asked` is the request's name, of no other one.
+
+    Raises `ConnectionLost` and `Unreachable` when there is no answer.
+    """
+    link.attach(protocol.Attach(job=job, node_rank=node_rank, live=True))
+    link.send(protocol.Dump(asked=asked))
+    found: list[protocol.Stacks] = []
+    with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
+        for message in messages:
+            if isinstance(message, protocol.Over | protocol.Refused):
+                break  # it has just ended
+            if isinstance(message, protocol.Stacks) and message.asked == asked:
+                found.append(message)
+            is_last = isinstance(message, protocol.Dumped) and message.asked == asked
+            if is_last or len(found) == _MAX_RANKS:
+                break
+    return found
+
+
+def explained(links: Sequence[Link], job: Job, asked: str) -> Explanation:
+    """Return where all ranks of a running job are; `links` are to its hosts, in the order of its nodes."""
+
+    def ask(node: int) -> list[protocol.Stacks] | None:
+        try:
+            return stacks(links[node], job.name, node, asked)
+        except DistmagicError:
+            return None  # its connection broke, or it gave no answer in time
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        found = dict(zip(job.running, pool.map(ask, job.running), strict=True))
+    answers = [(job.hosts[node], one) for node, told in found.items() for one in told or ()]
+    return explain(answers, [job.hosts[node] for node, told in found.items() if told is None])

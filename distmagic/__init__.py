@@ -11,7 +11,7 @@ nothing flows back.
     Facts             --diagnose-->            errors that name the host and the cure
     all of these      --plan.make_plan-->      Plan: what every host starts. torchrun.py alone spells torchrun's flags
     Plan              --launch.Launch-->       Event, Event, ... : one thread a host listens, and connects again
-    Events            --fold.fold-->           RunState (state.py): all that changes what a user sees is in fold.py
+    Events            --fold.fold-->           RunState (state.py): what a user sees changes in fold*.py alone
     the way there     --opening.Opening-->     the same RunState, from the first moment: hosts reached, sent to, started
     RunState          --drive.decide-->        go on, or stop and why; drive.py is the loop around it
     RunState          --hangs.is_hung-->       whether no rank advances; inquiry.py asks where they are then

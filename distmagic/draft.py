@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from distmagic.remote import protocol
 from distmagic.series import Series
-from distmagic.state import NODE_PHASES, Line, Roll, RunState
+from distmagic.state import ALIVE, NODE_PHASES, Line, Roll, RunState
 
+KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
 KEPT_ROLLS = 4  # roll calls
@@ -82,6 +83,28 @@ class Draft:
 
     def _roll(self, asked: str) -> Roll:
         return self.rolls.get(asked) or Roll(asked=asked, at_s=self.at_s)
+
+    # ---- what several events have in common
+
+    def notice(self, text: str) -> None:
+        """Tell something once, unless too much was told already."""
+        if text not in self.notices and len(self.notices) < KEPT_NOTICES:
+            self.notices.append(text)
+
+    def lose(self, node: int, why: str) -> None:
+        """Count a node as lost, with its ranks."""
+        if self.nodes[node].phase == "gone" or any(node == other for other, _ in self.lost):
+            return
+        self.lost.append((node, why))
+        self.end_all_on(node, "lost")
+
+    def end_all_on(self, node: int, phase: str) -> None:
+        """Bring a node's ranks that still run to this phase."""
+        for rank, worker in self.workers.items():
+            if worker.node_rank == node:
+                self.close_lines(rank, node)
+                if worker.phase in ALIVE:
+                    self.workers[rank] = replace(worker, phase=phase)
 
     # ---- output
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmagic import fold as folding
-from distmagic.draft import KEPT_LINE_CHARS, KEPT_LINES
-from distmagic.fold import KEPT_METRICS, KEPT_NOTICES, KEPT_POINTS, begin, fold
+from distmagic import fold_ranks as ranks_fold
+from distmagic.draft import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
+from distmagic.fold import begin, fold
+from distmagic.fold_ranks import KEPT_METRICS, KEPT_POINTS
 from distmagic.remote import protocol as p
 from distmagic.state import (
     NODE_PHASES,
@@ -429,7 +430,7 @@ def test_metrics_are_bounded():
     state = begun(progress(0, rows=(many,)))
     assert len(state.series[0]) == len(state.workers[0].metrics) == KEPT_METRICS
     bars = tuple(p.Bar(id=i) for i in range(1000))
-    assert len(begun(progress(0, bars=bars)).workers[0].bars) == folding.KEPT_BARS
+    assert len(begun(progress(0, bars=bars)).workers[0].bars) == ranks_fold.KEPT_BARS
 
 
 SMALL = st.integers(-1, 5)

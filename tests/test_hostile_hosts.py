@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmagic import fold as folding
+from distmagic import fold_ranks as ranks_fold
 from distmagic import harmless, limits, render
 from distmagic import job_magic as job_lists
 from distmagic.blobs import LocalBlob
@@ -265,8 +265,8 @@ class _Said:
 
 def small(state: RunState) -> None:
     """Assert that a state is bounded, and all that is shown of it."""
-    assert len(state.workers) <= folding.KEPT_RANKS
-    assert len(state.open_lines) <= folding.KEPT_OPEN_LINES
+    assert len(state.workers) <= ranks_fold.KEPT_RANKS
+    assert len(state.open_lines) <= ranks_fold.KEPT_OPEN_LINES
     assert len(render.html(state)) < 300_000
     assert len(render.text(state)) < 100_000
     error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
@@ -274,14 +274,14 @@ def small(state: RunState) -> None:
 
 
 def test_open_lines_are_bounded(monkeypatch):
-    monkeypatch.setattr(folding, "KEPT_OPEN_LINES", 10)
+    monkeypatch.setattr(ranks_fold, "KEPT_OPEN_LINES", 10)
     state = begun(*(output("x", rank) for rank in range(100)))
     assert len(state.open_lines) == 10
     assert len(state.lines) == 90
 
 
 def test_a_world_beyond_all_bounds_is_not_believed():
-    assert begun(worker(5, world=folding.KEPT_RANKS + 1)) == begun()
+    assert begun(worker(5, world=ranks_fold.KEPT_RANKS + 1)) == begun()
 
 
 def test_long_messages_are_cut_and_others_left_alone():

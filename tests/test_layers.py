@@ -19,7 +19,7 @@ LAYERS = (
     ("what the user asks for, pure", "hosts spec cell flags config completion"),
     (
         "what is decided and how it reads, pure",
-        "diagnose plan blame translate series state hangs draft fold found verdict render",
+        "diagnose plan blame translate series state hangs draft fold_ranks fold_launcher fold found verdict render",
     ),
     ("what is packed to travel", "blobs bundle local_modules pack"),
     ("a process on a host", "transports"),

@@ -30,18 +30,18 @@ _SOON_S = 2.0
 _AT_ONCE_S = 0.1
 _PID = "pid"
 
-_AT_RUN_TIME = {
+AT_RUN_TIME = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PWD", "OLDPWD",
     "SHLVL", "_", "TERM", "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME",
 }  # fmt: skip
-_AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
+AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
 
 
 def variables(warm: protocol.Warm) -> dict[str, str]:
     """Return the variables of a template: those of its ranks, but for what is read only while a job runs."""
     env = {**warm.defaults, **os.environ, **warm.env}
-    return {k: v for k, v in env.items() if k not in _AT_RUN_TIME and not k.startswith(_AT_RUN_TIME_TOO)}
+    return {k: v for k, v in env.items() if k not in AT_RUN_TIME and not k.startswith(AT_RUN_TIME_TOO)}
 
 
 def _key(env: dict[str, str], umask: int) -> str:

@@ -130,7 +130,7 @@ class Agent:
         if self.channel is not None:
             restart = max((rank.hello.restart for rank in self.roster.ranks), default=0)
             cause = self.channel.poll(now, self.cause, is_clear=self.is_final, restart=restart)
-            if cause is not None:
+            if cause is not None and not self.is_final:  # who leaves first is not lost
                 self.stop(now, _GRACE_S, cause)
         failed_at = self.roster.failed_at
         if failed_at is not None and not self.start.max_restarts and now - failed_at > _TORCHRUN_TELLS_S:

@@ -61,6 +61,11 @@ def _can_be_warm(env: dict[str, str]) -> bool:
     return sys.platform.startswith("linux") and all(os.path.isabs(part) for part in parts if part)
 
 
+def _mine(owner: str) -> str:
+    """Return a notebook's name on this host: several may share one machine's /tmp, each with a home of its own."""
+    return owner + hashlib.sha256(str(places.home()).encode()).hexdigest()[:6]
+
+
 # ---- finding and starting
 
 
@@ -70,7 +75,7 @@ def ensure(warm: protocol.Warm, umask: int) -> Path | None:
     if not _can_be_warm(env):
         return None
     key = _key(env, umask)
-    for folder in places.warm_dirs(warm.owner, key):
+    for folder in places.warm_dirs(_mine(warm.owner), key):
         if _is_there(folder):
             return folder / places.TEMPLATE
     _make_room(warm.owner)
@@ -88,7 +93,7 @@ def _is_there(folder: Path) -> bool:
 
 
 def _start(warm: protocol.Warm, env: dict[str, str], key: str, umask: int) -> Path:
-    folder = places.make_warm_dir(warm.owner, key)
+    folder = places.make_warm_dir(_mine(warm.owner), key)
     path = folder / places.TEMPLATE
     settings = {SETTINGS: json.dumps({"idle_s": warm.idle_s, "lease_s": warm.lease_s}), processes.MARK: marks.ROOM}
     try:
@@ -167,14 +172,14 @@ def fork_agent(request: protocol.Start, listener: socket.socket, log: int, umask
 
 def renew(owner: str) -> None:
     """Renew the lease of this notebook's templates; one that still imports has not begun to count."""
-    for folder in places.warm_dirs(owner):
+    for folder in places.warm_dirs(_mine(owner)):
         with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _AT_ONCE_S) as (conn, _):
             _tell(conn, protocol.Renew(), [])
 
 
 def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
     found = []
-    for folder in places.warm_dirs(owner):
+    for folder in places.warm_dirs(_mine(owner)):
         with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _SOON_S) as (_, hello):
             found.append((folder / places.TEMPLATE, hello))
     return found
@@ -197,7 +202,7 @@ def _memory_bytes(pid: int) -> int:
 
 def end_all(owner: str) -> None:
     """End this notebook's templates, and return when they are gone. Jobs that they started go on."""
-    for folder in places.warm_dirs(owner):
+    for folder in places.warm_dirs(_mine(owner)):
         _end(folder / places.TEMPLATE)
 
 

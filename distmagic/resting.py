@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Hashable
 from contextlib import suppress
@@ -40,6 +41,8 @@ class Resting:
 
     def _renew_from_now_on(self) -> None:
         if self._thread is None:
+            atexit.unregister(self.close)
+            atexit.register(self.close)  # only now: before paramiko's own, which closes all connections
             self._wake.clear()
             self._thread = threading.Thread(target=self._keep_renewing, name="distmagic-warm", daemon=True)
             self._thread.start()

@@ -54,6 +54,7 @@ class Connections:
         link = self._resting.take((*_key(host, access), python))
         if link is not None:
             try:
+                link.host = host  # it may have other slots now
                 link.facts = link.query(protocol.Describe(), protocol.Facts)
             except (ConnectionLost, HostError):
                 link.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Hashable
 from contextlib import suppress
@@ -40,6 +41,8 @@ class Resting:
 
     def _renew_from_now_on(self) -> None:
         if self._thread is None:
+            atexit.unregister(self.close)
+            atexit.register(self.close)  # only now: before paramiko's own, which closes all connections
             self._wake.clear()
             self._thread = threading.Thread(target=self._keep_renewing, name="distmagic-warm", daemon=True)
             self._thread.start()
@@ -52,20 +55,23 @@ class Resting:
                     self._thread = None
                     return
             for key, link in links:
-                try:
-                    link.send(protocol.Renew())
-                except DistmagicError:
-                    self._forget(key, link)
+                self._renew(key, link)
+
+    def _renew(self, key: Hashable, link: Link) -> None:
+        with self._lock:  # whoever takes it for a run may send a file over it, and nothing must come between
+            if self._links.get(key) is not link:
+                return
+            try:
+                link.send(protocol.Renew())
+            except DistmagicError:
+                del self._links[key]
+            else:
+                return
+        link.close()
 
     def _pause_s(self) -> float:
         with self._lock:
             return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
-
-    def _forget(self, key: Hashable, link: Link) -> None:
-        with self._lock:
-            if self._links.get(key) is link:
-                del self._links[key]
-        link.close()
 
     def close(self) -> None:
         """End what the hosts keep loaded, and the conversations."""

@@ -59,12 +59,14 @@ def test_torchruns_underscores_are_the_same_flags():
 
 def test_our_own_flags():
     request = parse(
-        "--hosts gpu-a:4,me@gpu-b --ssh-config cfg --ssh-command ssh --connect-timeout 5 --lease 2m "
+        "--hosts gpu-a:4,me@gpu-b --ssh-config cfg --ssh-command ssh --connect-timeout 5 --lease 2m --warm-idle 5m --cold "
         "--cwd '/my data' --timeout 1.5h --hang-timeout 10m --payload-limit 2G --whole --dry-run -o run"
     )
     assert request == Request(
         spec=JobSpec(cwd="/my data", timeout_s=5400, hang_timeout_s=600),
-        access=Access(ssh_config="cfg", ssh_command="ssh", connect_timeout_s=5, lease_s=120),
+        access=Access(
+            ssh_config="cfg", ssh_command="ssh", connect_timeout_s=5, lease_s=120, warm_idle_s=300, cold=True
+        ),
         hosts=parse_hosts("gpu-a:4,me@gpu-b"),
         names_ssh_config=True,
         whole=True,
@@ -127,6 +129,7 @@ def test_defaults_are_used_where_the_line_says_nothing():
         ("--rdzv-backend etcd", "--rdzv-backend 'etcd' is not known.\nUse static or c10d."),
         ("--master-port 0", "--master-port 0 is not a port.\nUse 1 to 65535."),
         ("--timeout 0", "--timeout: '0' is not a time.\nWrite seconds, or a number with a unit: 90s, 10m, 2h."),
+        ("--warm-idle long", "--warm-idle: 'long' is not a time.\nWrite seconds, or a number with a unit: 90s, 10m, 2h."),
         ("--lease 1d", "--lease: '1d' is not a time.\nWrite seconds, or a number with a unit: 90s, 10m, 2h."),
         ("--payload-limit 0", "--payload-limit: '0' is not a size.\nWrite bytes, or a number with a unit: 512K, 256M, 2G."),
         ("--env TOKEN", "--env TOKEN: the notebook has no such variable.\nWrite --env TOKEN=VALUE."),

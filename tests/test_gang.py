@@ -270,3 +270,21 @@ def test_a_detached_job_needs_none():
 
 def test_a_kept_job_only_loses_its_notebook():
     assert not Lease(0.0, 10.0, keep=True).ends_job(11.0)
+
+
+def test_nobody_leaves_a_short_job_before_the_others_know_although_none_has_joined_yet():
+    lead, member = gangs.lead(SECRET, 2, LOST_S, 0.0), gangs.member(SECRET, 1, "lead", LOST_S, 0.0)
+    assert lead.may_leave  # a member that never says a word is not waited for
+    member.poll(0.0)
+    ((_, data),) = member.outbox
+    lead.hear(data, "member", 0.01)
+    assert lead.poll(0.02) == []
+    lead.say(Own(phase="clear"), 0.02)
+    assert not lead.may_leave
+    assert not member.may_leave
+    member.outbox.clear()
+    member.say(Own(phase="clear"), 0.03)
+    member.poll(0.03)
+    assert member.may_leave  # it has said so, and has never heard anybody
+    lead.hear(member.outbox[0][1], "member", 0.04)
+    assert lead.may_leave

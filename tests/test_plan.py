@@ -10,8 +10,9 @@ from distmagic import plan as planning
 from distmagic.errors import PreflightError, SpecError
 from distmagic.hosts import LOCALHOST, Host
 from distmagic.plan import Plan, Reached, choose_backend, count_ranks, make_plan
-from distmagic.remote.protocol import Facts, Route
-from distmagic.spec import JobSpec
+from distmagic.remote import warmth
+from distmagic.remote.protocol import Facts, Route, Warm
+from distmagic.spec import Access, JobSpec
 
 FACTS = Facts(
     executable="/usr/bin/python3", torch="2.13.0", gpus=0,
@@ -219,3 +220,31 @@ def test_the_flags_are_torchruns_own():
         assert (parsed.training_script, parsed.training_script_args) == ("script.py", [])
         assert parsed.local_addr == "10.0.0.2"
         assert parsed.rdzv_id == "j-1"
+
+
+def test_what_a_host_keeps_loaded_is_told_before_the_plan():
+    spec, access = JobSpec(env=(("A", "1"),)), Access(lease_s=5.0, warm_idle_s=7.0)
+    warm = planning.warming(spec, access, Host(name="gpu-a", slots=2), FACTS, "ab12")
+    assert warm == Warm(owner="ab12", idle_s=7.0, lease_s=5.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
+    one = planning.warming(spec, access, Host(name="gpu-a"), FACTS, "ab12")
+    assert one is not None
+    assert one.defaults == {}
+
+
+@pytest.mark.parametrize("access", [Access(cold=True), Access(warm_idle_s=0.0)])
+def test_nothing_is_kept_loaded_where_that_is_not_wanted(access):
+    assert planning.warming(JobSpec(), access, Host(name="gpu-a"), FACTS, "ab12") is None
+
+
+def test_a_job_that_will_not_start_warms_nothing():
+    assert planning.warming(JobSpec(nproc_per_node="gpu"), Access(), Host(name="gpu-a"), FACTS, "ab12") is None
+
+
+def test_variables_of_the_plan_are_in_the_template_or_read_only_while_a_job_runs():
+    """Else each run would be told that its template does not fit."""
+    for host in (reached(slots=1), reached(slots=4)):
+        warm = planning.warming(JobSpec(), Access(), host.host, host.facts, "ab12")
+        (node,) = plan_of(host).nodes
+        assert warm is not None
+        more = {name for name, _ in (*node.env, *node.defaults)} - set(warm.env) - set(warm.defaults)
+        assert more <= warmth.AT_RUN_TIME

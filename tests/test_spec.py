@@ -97,6 +97,7 @@ def test_a_python_for_one_host_and_for_all_others():
         ({"connect_timeout_s": 0.0}, "--connect-timeout 0 is not a time.\nUse seconds, up to a day."),
         ({"connect_timeout_s": math.inf}, "--connect-timeout inf is not a time.\nUse seconds, up to a day."),
         ({"lease_s": 0.5}, "--lease 0.5 is not a lease.\nUse 1 second to a day."),
+        ({"warm_idle_s": -1}, "--warm-idle -1 is not a time.\nUse 0 (never) to a day."),
         ({"lease_s": math.nan}, "--lease nan is not a lease.\nUse 1 second to a day."),
     ],
 )

@@ -133,7 +133,7 @@ class Agent:
             self.stop(now, _GRACE_S, Cause(ASKED, self.start.node_rank))
         if self.channel is not None:
             cause = self.channel.poll(now, self.cause, is_clear=self.is_final)
-            if cause is not None:
+            if cause is not None and not (self.is_final and cause.reason == "lost"):  # who leaves first is not lost
                 self.stop(now, _GRACE_S, cause)
             self._form_anew_if_asked(now, self.channel.formations)
         failed_at = self.roster.failed_at

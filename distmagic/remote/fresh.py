@@ -107,7 +107,7 @@ def _renew_streams() -> None:
         raw.name = f"<{name}>"
         stream = io.TextIOWrapper(
             io.BufferedReader(raw) if reads else raw,
-            encoding=old.encoding, errors=old.errors, newline="\n", write_through=not reads,
+            encoding=old.encoding, errors=old.errors, newline="\n", write_through=True,
         )  # fmt: skip
         stream.mode = "r" if reads else "w"  # type: ignore[misc]  # as CPython does
         setattr(sys, name, stream)

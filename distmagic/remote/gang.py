@@ -110,10 +110,10 @@ class Gang:
     @property
     def may_leave(self) -> bool:
         """Whether all who were heard and aren't lost know that nothing is left here; the lead waits for their end too."""
-        there = [peer for peer in self.peers.values() if peer.last_counter and peer.state in ("", "joined")]
-        if self.node_rank == 0:
-            return all(peer.phase == "clear" for peer in there)
-        return all(peer.knows_clear() for peer in there)
+        there = [peer for peer in self.peers.values() if peer.state in ("", "joined")]
+        if self.node_rank == 0:  # one that was heard only once, in a short job, has heard us too
+            return all(peer.phase == "clear" for peer in there if peer.last_counter)
+        return all(peer.knows_clear() if peer.last_counter else peer.cleared_by for peer in there)
 
     def say(self, own: Own, now: float) -> None:
         """Say something else of this node from now on, at once."""

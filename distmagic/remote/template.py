@@ -136,4 +136,4 @@ def _has_one_thread() -> bool:
 
 
 def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+    return {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}  # not the listing's

@@ -30,18 +30,18 @@ _SOON_S = 2.0
 _AT_ONCE_S = 0.1
 _PID = "pid"
 
-_AT_RUN_TIME = {
+AT_RUN_TIME = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PWD", "OLDPWD",
     "SHLVL", "_", "TERM", "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME",
 }  # fmt: skip
-_AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
+AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
 
 
 def variables(warm: protocol.Warm) -> dict[str, str]:
     """Return the variables of a template: those of its ranks, but for what is read only while a job runs."""
     env = {**warm.defaults, **os.environ, **warm.env}
-    return {k: v for k, v in env.items() if k not in _AT_RUN_TIME and not k.startswith(_AT_RUN_TIME_TOO)}
+    return {k: v for k, v in env.items() if k not in AT_RUN_TIME and not k.startswith(AT_RUN_TIME_TOO)}
 
 
 def _key(env: dict[str, str], umask: int) -> str:
@@ -61,6 +61,11 @@ def _can_be_warm(env: dict[str, str]) -> bool:
     return sys.platform.startswith("linux") and all(os.path.isabs(part) for part in parts if part)
 
 
+def _mine(owner: str) -> str:
+    """Return a notebook's name on this host: several may share one machine's /tmp, each with a home of its own."""
+    return owner + hashlib.sha256(str(places.home()).encode()).hexdigest()[:6]
+
+
 # ---- finding and starting
 
 
@@ -70,7 +75,7 @@ def ensure(warm: protocol.Warm, umask: int) -> Path | None:
     if not _can_be_warm(env):
         return None
     key = _key(env, umask)
-    for folder in places.warm_dirs(warm.owner, key):
+    for folder in places.warm_dirs(_mine(warm.owner), key):
         if _is_there(folder):
             return folder / places.TEMPLATE
     _make_room(warm.owner)
@@ -88,7 +93,7 @@ def _is_there(folder: Path) -> bool:
 
 
 def _start(warm: protocol.Warm, env: dict[str, str], key: str, umask: int) -> Path:
-    folder = places.make_warm_dir(warm.owner, key)
+    folder = places.make_warm_dir(_mine(warm.owner), key)
     path = folder / places.TEMPLATE
     settings = {SETTINGS: json.dumps({"idle_s": warm.idle_s, "lease_s": warm.lease_s}), processes.MARK: marks.ROOM}
     try:
@@ -168,14 +173,14 @@ def fork_agent(request: protocol.Start, listener: socket.socket, log: int, umask
 
 def renew(owner: str) -> None:
     """Renew the lease of this notebook's templates; one that still imports has not begun to count."""
-    for folder in places.warm_dirs(owner):
+    for folder in places.warm_dirs(_mine(owner)):
         with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _AT_ONCE_S) as (conn, _):
             _tell(conn, protocol.Renew(), [])
 
 
 def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
     found = []
-    for folder in places.warm_dirs(owner):
+    for folder in places.warm_dirs(_mine(owner)):
         with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _SOON_S) as (_, hello):
             found.append((folder / places.TEMPLATE, hello))
     return found
@@ -198,7 +203,7 @@ def _memory_bytes(pid: int) -> int:
 
 def end_all(owner: str) -> None:
     """End this notebook's templates, and return when they are gone. Jobs that they started go on."""
-    for folder in places.warm_dirs(owner):
+    for folder in places.warm_dirs(_mine(owner)):
         _end(folder / places.TEMPLATE)
 
 

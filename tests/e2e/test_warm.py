@@ -165,10 +165,13 @@ def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:
 def test_restarts_by_c10d_are_forked_too(warm: Lab) -> None:
     def fail_once() -> tuple[int, str]:
         import os
+        import time
 
         restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
         if restart == "0" and os.environ["RANK"] == "1":
             raise ValueError("not yet")
+        while restart == "0":  # until torchrun ends it
+            time.sleep(1)
         with open(f"/proc/{os.getppid()}/cmdline") as file:
             return int(restart), file.read().split("\0")[3]
 

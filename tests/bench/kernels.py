@@ -40,6 +40,7 @@ class Kernel:
         argv = [*prefix, str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self._manager._kernel_spec = KernelSpec(argv=argv, display_name="bench", language="python")
         self._cwd, self._env = str(cwd), dict(env)
+        self._is_apart = tuple(prefix) == OWN_PROCESSES  # whatever it has started ends with it
         self._client: Any = None
 
     def __enter__(self) -> Kernel:  # noqa: PYI034 - typing.Self is of Python 3.11
@@ -53,7 +54,7 @@ class Kernel:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._client.stop_channels()
-        self._manager.shutdown_kernel(now=kind is not None)
+        self._manager.shutdown_kernel(now=kind is not None or self._is_apart)
 
     @property
     def pid(self) -> int:

@@ -340,10 +340,12 @@ def _stop_and_wait(link: Link) -> bool:
     """Return whether nothing of the run is left there."""
     try:
         link.send(protocol.Stop(grace_s=0.0, reason="another host could not start"))
-        finals = [what for _, what in link.events() if isinstance(what, protocol.Final)]
+        for _, what in link.events():
+            if isinstance(what, protocol.Final):  # the agent itself may have to wait for the other nodes yet
+                return not what.survivors
     except DistmagicError:
-        return False  # what was wrong first is told; this node's lease ends what is left
-    return bool(finals) and not finals[-1].survivors
+        pass  # what was wrong first is told; this node's lease ends what is left
+    return False
 
 
 def _may_run(error: BaseException | None) -> bool:

@@ -263,9 +263,9 @@ def test_interrupts_while_the_agents_start(lab: Lab, monkeypatch: pytest.MonkeyP
             os.kill(os.getpid(), signal.SIGINT)  # from a thread: the main one, which waits, is interrupted
 
     monkeypatch.setattr(Link, "start", start_interrupted)
-    with pytest.raises(Cancelled, match="Interrupted while the hosts were starting"):
+    with pytest.raises(Cancelled, match="starting; what had started was stopped"):
         distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab), screen=runner.Watch())
-    lab.assert_clean()
+    lab.assert_clean(within_s=15)  # agents whose ranks are gone may wait for each other
 
 
 def test_an_agent_that_breaks_down_tells_why(lab: Lab) -> None:

@@ -20,7 +20,14 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
 
-OF_THE_JOB = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "DISTMAGIC_JOB", "SSH_CLIENT", "SSH_CONNECTION"}  # of each its own
+OF_THE_JOB = {
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "DISTMAGIC_JOB",
+    "SSH_CLIENT",
+    "SSH_CONNECTION",
+    "TORCHELASTIC_ERROR_FILE",
+}  # of each its own
 
 
 def probe() -> dict[str, Any]:

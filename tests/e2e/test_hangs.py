@@ -14,6 +14,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+import distmagic
 from distmagic import hangs
 from distmagic.api import session
 from distmagic.errors import Hung, SpecError
@@ -84,9 +85,16 @@ def all_report(state: RunState) -> bool:
     return sum(worker.step is not None for worker in state.workers.values()) == 3
 
 
-def test_a_hang_ends_the_run_and_says_who_stands_out(lab: Lab) -> None:
-    error = runner.failure(lab, "dm1:2,dm2:1", as_value(train), 2, "", hang_timeout_s=3.0)
-    assert isinstance(error, Hung)
+@pytest.mark.parametrize("warm_idle_s", [0.0, 900.0], ids=["cold", "forked from a template"])
+def test_a_hang_ends_the_run_and_says_who_stands_out(lab: Lab, warm_idle_s: float) -> None:
+    way = runner.access(lab, warm_idle_s=warm_idle_s)
+    with pytest.raises(Hung) as caught:
+        distmagic.run(
+            as_value(train), 2, "", hosts="dm1:2,dm2:1", access=way, screen=runner.Watch(), hang_timeout_s=3.0
+        )
+    session().close()  # and with it what hosts keep loaded
+    lab.assert_clean()
+    error = caught.value
     found = re.fullmatch(
         r"The run was stopped: no rank had advanced for (\d+) s \(--hang-timeout\)\. Where they were: (.*)\.",
         error.message,
@@ -147,7 +155,7 @@ from distmagic.spec import Access
 from tests.e2e import runner
 from tests.e2e.test_hangs import train
 from tests.e2e.test_runs import as_value
-way = Access(ssh_config={config!r})
+way = Access(ssh_config={config!r}, warm_idle_s=0.0)
 run = distmagic.run(as_value(train), 2, {path!r}, hosts="dm1:2,dm2:1", access=way, screen=runner.Watch())
 print(dict(run.results), len(run.state.rolls))
 """

@@ -131,7 +131,7 @@ import distmagic
 from distmagic.spec import Access
 from tests.e2e import runner
 from tests.e2e.test_endings import by_value, stubborn
-distmagic.run(by_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0), screen=runner.Watch())
+distmagic.run(by_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0, warm_idle_s=0.0), screen=runner.Watch())
 """
 
 

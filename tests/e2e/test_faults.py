@@ -68,6 +68,7 @@ def crash_at_exit() -> None:
 
 def defy_and_fail() -> None:
     """Fail, and leave children that defy SIGTERM."""
+    import subprocess
 
     subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000"])
     raise ValueError("no such data")
@@ -75,6 +76,7 @@ def defy_and_fail() -> None:
 
 def leave_a_child() -> None:
     """Start what goes on when the rank is over, and keeps its streams open."""
+    import subprocess
 
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
@@ -136,14 +138,14 @@ TABLE = (
           Way(misdeed=exit_with_7)),
     Fault("rank", "training", "raises", f"{RANK_1} raised ValueError: no such data",
           Way(misdeed=raise_an_error)),
-    Fault("rank", "training", "out of memory", f"{RANK_1} raised MemoryError: ",
+    Fault("rank", "training", "out of memory", f"{RANK_1} raised MemoryError",
           Way(misdeed=use_up_memory)),
     Fault("rank", "training", "raises, with children that ignore SIGTERM", f"{RANK_1} raised ValueError: no such data",
           Way(misdeed=defy_and_fail, hosts="dm1:1,dm2:2")),
     Fault("rank", "training", "SIGSTOP, SIGCONT 1 s later", "done",
           then((training, kill("rank", "dm2", signal.SIGSTOP)), (after(1.0), kill("rank", "dm2", signal.SIGCONT)))),
     Fault("rank", "training", "SIGSTOP for ever", "TimedOut: The run was stopped: its --timeout ran out.",
-          Way(misdeed=stop_itself, options={"timeout_s": 6.0})),
+          Way(misdeed=stop_itself, options={"timeout_s": 3.0})),
     Fault("rank", "training", "closes all descriptors", "done",
           Way(misdeed=close_everything)),
     Fault("rank", "its end", "leaves a child", "done",
@@ -151,7 +153,7 @@ TABLE = (
     Fault("rank", "its end", "SIGSEGV at exit",
           f"{RANK_1} returned, but its process was ended by {SIGNALS['SIGSEGV']} while it shut down.",
           Way(misdeed=crash_at_exit)),
-    Fault("rank", "training", "SIGKILL beside another job, which is unharmed", f"{RANK_1} ended with exit code 7.",
+    Fault("rank", "training", "exit code 7, beside another job, which is unharmed", f"{RANK_1} ended with exit code 7.",
           Way(misdeed=exit_with_7, play=plays.beside_another_job)),
 
     # ---- torchrun
@@ -210,15 +212,16 @@ TABLE = (
           then((training, on("dm2", lambda host: host.cut())), numbers=10_000, options=SOON_LOST)),
     Fault("link of the lead", "training", "cut for ever", f"{LOST} dm1: {UNHEARD}",
           then((training, on("dm1", lambda host: host.cut())), numbers=10_000, options=SOON_LOST)),
-    Fault("firewall", "training", "drops what the lead sends", f"{LOST} dm2: {UNHEARD}",
+    Fault("firewall", "training", "drops what the lead sends",
+          "NodeLost: dm2 and dm1 don't hear each other any more, though this notebook hears them; the run was stopped.",
           then((training, lambda lab, _: lab.hosts[1].drop_from(lab.hosts[0])), numbers=10_000, options=SOON_LOST)),
     Fault("firewall", "from the beginning", "drops all UDP", "done",
           Way(before=lambda lab: lab.hosts[1].drop_udp())),
-    Fault("firewall", "from the beginning", "drops every third packet", "done",
-          Way(before=lambda lab: lab.hosts[1].drop_some(33), numbers=60)),
-    Fault("firewall", "training", "drops all SSH, of all hosts, for ever",
-          "RunError: dm1 ended its ranks: it had not heard of this notebook for the length of its lease.",
-          then((training, on("dm1", lambda host: host.drop(port=22))), (after(0.0), on("dm2", lambda host: host.drop(port=22))),
+    Fault("firewall", "training", "drops every third packet", "done",
+          then((training, on("dm2", lambda host: host.drop_some(33))), numbers=60)),
+    Fault("firewall", "training", "refuses all SSH, of all hosts, for ever",
+          f"{LOST} dm1: no connection for 2 s; dm2: no connection for 2 s",
+          then((training, on("dm1", lambda host: host.reject(22))), (after(0.0), on("dm2", lambda host: host.reject(22))),
                numbers=10_000, options={"lease_s": 2.0})),
 
     # ---- a host

@@ -7,7 +7,7 @@ on any host that is up, and all that the ranks wrote was shown exactly once (of 
 from __future__ import annotations
 
 import signal
-import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +15,8 @@ from tests.e2e import fault_plays as plays
 from tests.e2e import faults
 from tests.e2e.faults import LOST_S, Fault, Way, after, broken, hosts_answer, is_lost, kill, on, training
 from tests.lab import Lab
+
+README = Path(__file__).parents[2] / "README.md"
 
 pytestmark = [pytest.mark.timeout(120)]
 
@@ -262,3 +264,8 @@ def test_a_fault_is_told_truthfully_and_leaves_nothing(lab: Lab, fault: Fault) -
     if told.outcome == "done":
         assert {one.is_whole for one in told.ranks} == {True}
         assert set(told.results.values()) == {fault.way.numbers}
+
+
+def test_the_readme_says_how_many() -> None:
+    assert f"has the {len(TABLE)} faults" in README.read_text()
+    assert len({fault.name for fault in TABLE}) == len(TABLE) >= 25

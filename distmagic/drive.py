@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from distmagic import interrupts
-from distmagic.fold import fold
+from distmagic.fold import UNHEARD, fold
 from distmagic.inquiry import Inquiry
 from distmagic.interrupts import Interrupts
 from distmagic.launch import Launch
@@ -22,6 +22,7 @@ GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interru
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
 NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
 NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after this long; if it is all, the lease counts
+OWN_WORD_S = 1.5  # for a host that the others don't hear to say that it doesn't hear them
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
 ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
 _BEAT_S = 0.1
@@ -75,6 +76,15 @@ def overdue(state: RunState) -> tuple[int, ...]:
         n.node_rank
         for n in there
         if n.broken and state.at_s - n.broken_at_s > NODE_LOST_S and (n.gang != "joined" or others_lost_it)
+    )
+
+
+def unheard(state: RunState) -> tuple[int, ...]:
+    """Return the nodes that their gang misses and that have not said a word themselves since: their hosts are down."""
+    return tuple(
+        n.node_rank
+        for n in state.nodes
+        if n.accused_at_s is not None and (n.broken or state.at_s - n.accused_at_s > OWN_WORD_S)
     )
 
 
@@ -165,6 +175,7 @@ class _Pilot:
         now = self.launch.elapsed_s
         self.state = fold(self.state, [*events, Event(node_rank=0, at_s=now, what=None)])
         self.count_lost(overdue(self.state), f"it could not be reached for {NODE_LOST_S:g} s")
+        self.count_lost(unheard(self.state), UNHEARD)
         reason = decide(self.state, self.timeout_s, detach=self.detach) or self.inquiry.poll(self.state)
         if reason and self.give_up_at_s is None:
             self.stop(reason, GRACE_S)

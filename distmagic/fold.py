@@ -24,6 +24,7 @@ from distmagic.state import (
 
 _GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
+UNHEARD = "the other hosts have not heard of it any more"
 _MOST_NODES = 4096
 
 
@@ -105,8 +106,9 @@ def _member(draft: Draft, node: int, what: protocol.Member) -> None:
     draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], gang=_GANG[what.state])
     host = draft.nodes[what.node_rank].host
     if what.state == "lost":
-        draft.lose(what.node_rank, "the other hosts have not heard of it any more")
+        _accuse(draft, what.node_rank)
     elif what.state == "back":
+        draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], accused_at_s=None)
         draft.lost = [(other, why) for other, why in draft.lost if other != what.node_rank]
     elif what.state == "silent":
         text = f"{host} and {draft.nodes[node].host} don't hear each other by UDP: each ends by itself if this notebook is gone"
@@ -115,14 +117,22 @@ def _member(draft: Draft, node: int, what: protocol.Member) -> None:
 
 def _node_stopping(draft: Draft, node: int, what: protocol.Stopping) -> None:
     """Take why a node ends its ranks; the first reason of all is the run's."""
-    draft.nodes[node] = replace(draft.nodes[node], stopping=what.reason or "stopped")
+    draft.nodes[node] = replace(draft.nodes[node], stopping=what.reason or "stopped", accused_at_s=None)
     if draft.base.is_elastic and what.reason == "lost" and node != 0:
         return  # only this node ends: it has lost the others, which go on
     if not draft.stopping:
         draft.stopping = what.reason or "stopped"
         draft.culprit = what.culprit if 0 <= what.culprit < len(draft.nodes) else None
     if what.reason == "lost" and 0 <= what.culprit < len(draft.nodes):
-        draft.lose(what.culprit, "the other hosts have not heard of it any more")
+        _accuse(draft, what.culprit)
+
+
+def _accuse(draft: Draft, node: int) -> None:
+    """Note that others don't hear a node. One that says itself why it ends is there: only the way between them is not."""
+    if draft.base.is_elastic:
+        draft.lose(node, UNHEARD)
+    elif not draft.nodes[node].stopping and draft.nodes[node].accused_at_s is None:
+        draft.nodes[node] = replace(draft.nodes[node], accused_at_s=draft.at_s)
 
 
 def _detached(draft: Draft, node: int, what: protocol.Detached) -> None:

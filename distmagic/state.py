@@ -24,7 +24,7 @@ class NodeState:
     `survivors`: processes that could not be ended. `gang`: what the other nodes know of it, "joined", "silent" (never
     heard), "lost" or ""; `stopping`: why its agent ends its ranks, "" while it doesn't. `broken`: why there is no
     connection just now, "" with one;
-    `broken_at_s`: since when.
+    `broken_at_s`: since when. `accused_at_s`: since when others say that they don't hear it, while it says nothing.
     """
 
     node_rank: int
@@ -42,6 +42,7 @@ class NodeState:
     broken_at_s: float = 0.0
     gang: str = ""
     stopping: str = ""
+    accused_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +313,7 @@ class RunState:
             return "running" if any(w.phase != "starting" for w in self.workers.values()) else self._opening
         if self.first_failure is not None:
             return "failed"
-        if self.is_lost:
+        if self.is_lost or self.stopping == "lost":
             return "lost"
         if self.stopping:
             return "failed" if self.stopping == "failed" else "stopped"

@@ -52,6 +52,8 @@ def _stopped(state: RunState) -> RunError | None:
         return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
     if state.stopping == "gang":
         return _not_joined(state)
+    if not state.lost and any(node.stopping == "lost" for node in state.nodes):
+        return _parted(state)
     return _unreached(state) if state.stopping == "rendezvous" else None
 
 
@@ -105,7 +107,7 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
     where = "\n".join(filter(None, (_connection(state, worker), where)))
     if ended.failure is not None:
-        what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
+        what = f"{worker.label} raised {': '.join(filter(None, (ended.failure.type, ended.failure.message)))}"
         if ended.meaning:
             where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
@@ -166,8 +168,19 @@ def _unreached(state: RunState) -> RendezvousFailed:
 
 
 def _node_lost(state: RunState) -> NodeLost:
-    lines = [f"{state.nodes[i].host}: {why}" for i, why in state.lost]
-    return NodeLost("A host was lost, and the others were stopped. " + " ".join(lines), _lost_hint(state))
+    lines = [f"{state.nodes[i].host}: {why}" for i, why in sorted(state.lost)]
+    return NodeLost("A host was lost, and the others were stopped. " + "; ".join(lines), _lost_hint(state))
+
+
+def _parted(state: RunState) -> NodeLost:
+    """No host is down: all of them told their end, and two did not hear each other."""
+    lead = state.nodes[0].host
+    cut_off = [node.host for node in state.nodes[1:] if node.gang == "lost" or node.node_rank == state.culprit]
+    others = ", ".join(cut_off or [node.host for node in state.nodes[1:]])
+    return NodeLost(
+        f"{others} and {lead} don't hear each other any more, though this notebook hears them; the run was stopped.",
+        "Look at the network between them: UDP at the port of the rendezvous (--master-port names one) must pass all the time.",
+    )
 
 
 def _lost_hint(state: RunState) -> str:

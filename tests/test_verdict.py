@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distmagic.drive import OWN_WORD_S, unheard
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.fold import begin, fold
 from distmagic.remote import exits, memory, ranks
 from distmagic.remote import protocol as p
-from distmagic.state import Event, Gone, Lost, RunState, Stopping, Swept
+from distmagic.state import Broken, Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.verdict import verdict
 from tests.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
 
@@ -163,6 +164,37 @@ def test_a_host_that_was_lost():
     assert said(lost(*GONE, at(Swept(survivors=("python (pid 7, state D)",)), 1)))[2] == (
         "Still running, the kernel could not end it: python (pid 7, state D) on gpu-b"
     )
+
+
+def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts():
+    state = begun(at(Lost(why="cut."), 1), at(Lost(why="silent."), 0), at(Stopping(reason="lost")))
+    assert said(state)[1] == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
+
+
+UNHEARD = [at(what, 0) for what in (p.Member(node_rank=1, state="lost"), p.Stopping(reason="lost", culprit=1))]
+UNHEARING = [at(what, 1) for what in (p.Member(node_rank=0, state="lost"), p.Stopping(reason="lost", culprit=0))]
+
+
+@pytest.mark.parametrize(
+    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.Stopping(reason="lost"), 1)]]
+)
+def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
+    state = begun(*words)
+    assert (state.lost, unheard(state)) == ((), ())
+    ends = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=-15), p.Final(reason="lost"), Gone())]
+    kind, message, _ = said(begun(*words, *ends))
+    assert kind is NodeLost
+    assert message == (
+        "gpu-b and gpu-a don't hear each other any more, though this notebook hears them; the run was stopped."
+    )
+
+
+def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
+    accused = begun(*UNHEARD)
+    assert unheard(accused) == ()
+    assert unheard(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
+    assert unheard(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
+    assert unheard(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
 
 
 def test_an_interrupt_that_a_host_did_not_confirm():

@@ -6,6 +6,7 @@ the number of the listening socket of its readers, made by `contact`.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shutil
@@ -32,6 +33,7 @@ _TOUCH_S = 30.0
 _LEFTOVER_GRACE_S = 1.0  # for what ranks left running when torchrun is over
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
 _NOTEBOOK_FIRST_S = 1.0  # a notebook that is there stops the job in time itself
+_GOODBYE_S = 2.0  # for the other nodes to hear of the end, where the notebook tells them too
 _TORCHRUN_TELLS_S = 0.5  # after a rank has failed: what torchrun knows of it
 
 
@@ -53,6 +55,8 @@ class Agent:
         self.reason = "done"
         self.cause: Cause | None = None
         self.is_asked_to_end = self.is_final = False
+        self.is_stopped_by_notebook = False
+        self.goodbye_until = math.inf
         self.formations = 0
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
@@ -102,7 +106,8 @@ class Agent:
             self._tick(self.clock())
 
     def _may_go(self) -> bool:
-        if not self.is_final or not (self.channel is None or self.channel.may_leave):
+        is_late = self.is_stopped_by_notebook and self.clock() > self.goodbye_until
+        if not self.is_final or not (self.channel is None or self.channel.may_leave or is_late):
             return False
         told = all(reader.has_all(self.journal) for reader in self.readers)
         return told or self.lease.has_run_out(self.clock())
@@ -193,6 +198,7 @@ class Agent:
             self.lease.renew(now)
             if isinstance(request, protocol.Stop):
                 self.stop(now, request.grace_s, Cause(request.reason))
+                self.is_stopped_by_notebook = True
             elif isinstance(request, protocol.Detach):
                 self._detach("asked")
             elif isinstance(request, protocol.Dump):
@@ -222,6 +228,7 @@ class Agent:
         self.roster.finish(now)
         self.journal.add(protocol.Final(reason=self.reason, survivors=self.ending.survivors))
         self.is_final = True
+        self.goodbye_until = now + _GOODBYE_S
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 

@@ -91,7 +91,7 @@ class Rank:
         if now is None or self.process is None or now.started != self.process.started:
             return None
         self.process = now  # torch gives it another name on the way
-        if now.state not in "ZX":
+        if now.state not in "ZX" or now.parent == os.getpid():  # adopted: its torchrun ended first, and took it along
             return None
         return self.end_by_code(exits.code_of(now.exit_status), watch)
 

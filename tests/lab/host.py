@@ -48,6 +48,11 @@ class LabHost:
 
     # ---- power
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it is switched on."""
+        return self._process is not None
+
     def start(self) -> None:
         """Switch it on, and return as soon as its SSH server answers. Nothing happens if it is on."""
         if self._process is None:
@@ -151,6 +156,16 @@ class LabHost:
         """Have its firewall swallow every datagram."""
         self._is_broken = True
         network.add_rules(self._pid(), 'in iifname != "lo" meta l4proto udp drop')
+
+    def drop_from(self, source: LabHost) -> None:
+        """Have its firewall swallow what the host `source` sends it; the other way everything passes."""
+        self._is_broken = True
+        network.add_rules(self._pid(), f"in ip saddr {source.address} drop")
+
+    def drop_some(self, percent: int) -> None:
+        """Have its firewall swallow so many of all packets that come in, at random."""
+        self._is_broken = True
+        network.add_rules(self._pid(), f'in iifname != "lo" numgen random mod 100 < {percent} drop')
 
     def reject(self, port: int | None = None, *, source: LabHost | None = None) -> None:
         """Have its firewall refuse TCP with a reset: to `port` or to all, from the host `source` or from everywhere."""

@@ -1,0 +1,271 @@
+"""The faults that a run survives, or ends of in good order: one row a fault, with what its user is told.
+
+Every row is a test with real hosts. After each, whatever was told: no process, socket or temporary file of ours is left
+on any host that is up, and all that the ranks wrote was shown exactly once (of a lost host: what came before).
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import fault_plays as plays
+from tests.e2e import faults
+from tests.e2e.faults import LOST_S, Fault, Way, after, broken, hosts_answer, is_lost, kill, on, training
+from tests.lab import Lab
+
+README = Path(__file__).parents[2] / "README.md"
+
+pytestmark = [pytest.mark.timeout(120)]
+
+SIGNALS = {
+    "SIGKILL": "signal 9 (SIGKILL: killed from outside)",
+    "SIGSEGV": "signal 11 (SIGSEGV: segmentation fault: native code touched memory that isn't its own)",
+}
+RANK_1 = "WorkerFailed: rank 1 (dm2, local_rank 0)"
+LOST = "NodeLost: A host was lost, and the others were stopped."
+UNHEARD = "the other hosts have not heard of it any more"
+SOON_LOST = {"node_lost_after_s": LOST_S}
+
+
+# ---- what rank 1 does by itself
+
+
+def exit_with_7() -> None:
+    """End at once, without a word."""
+    import os
+
+    os._exit(7)
+
+
+def raise_an_error() -> None:
+    """Fail as a program does."""
+    raise ValueError("no such data")
+
+
+def crash() -> None:
+    """Read what is at address 0."""
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def use_up_memory() -> None:
+    """Ask for more memory than the limit of the process."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    bytearray(4 << 30)
+
+
+def crash_at_exit() -> None:
+    """End by a signal when all is done."""
+    import atexit
+    import os
+
+    atexit.register(lambda: os.kill(os.getpid(), 11))
+
+
+def defy_and_fail() -> None:
+    """Fail, and leave children that defy SIGTERM."""
+    import subprocess
+
+    subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000"])
+    raise ValueError("no such data")
+
+
+def leave_a_child() -> None:
+    """Start what goes on when the rank is over, and keeps its streams open."""
+    import subprocess
+
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+
+def stop_itself() -> None:
+    """Stand still until somebody says go on."""
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def close_everything() -> None:
+    """Close what this process has no business with."""
+    import os
+
+    os.closerange(3, 1024)
+
+
+# ---- what is done to hosts
+
+
+def set_clock_ahead(lab: Lab) -> None:
+    """Have every Python on dm2, ours and the ranks, be an hour ahead of the other hosts."""
+    folder = lab.hosts[1].home / "ahead"
+    folder.mkdir()
+    script = (
+        "import time\nfor name, ahead in (('time', 3600), ('time_ns', 3600 * 10**9)):\n    real = getattr(time, name)\n"
+    )
+    script += "    setattr(time, name, lambda real=real, ahead=ahead: real() + ahead)\n"
+    (folder / "sitecustomize.py").write_text(script)
+    (lab.hosts[1].home / ".bashrc").write_text("export PYTHONPATH=$HOME/ahead\n")
+    said = [lab.ssh(host, "python3 -c 'import time; print(time.time())'").stdout for host in lab.hosts[:2]]
+    assert 3590 < float(said[1]) - float(said[0]) < 3660
+
+
+def fill_disk(lab: Lab) -> None:
+    """Put a small disk in place of dm2's home."""
+    lab.hosts[1].limit_home(16 << 20)
+
+
+FILL = ["sh", "-c", "cat /dev/zero > ~/filler"]
+HEAL = lambda lab: lab.hosts[1].heal()  # noqa: E731
+THAW = lambda lab: (lab.hosts[1].thaw(), faults.all_clean(lab))  # noqa: E731
+
+
+def then(*steps: tuple[faults.When, faults.Act], **more: object) -> Way:
+    """Write a row's way shorter."""
+    return Way(steps=steps, **more)
+
+
+TABLE = (
+    # ---- a rank
+    Fault("rank", "training", "SIGKILL", f"{RANK_1} was ended by {SIGNALS['SIGKILL']}.",
+          then((training, kill("rank", "dm2")))),
+    Fault("rank", "training", "segmentation fault", f"{RANK_1} was ended by {SIGNALS['SIGSEGV']}.",
+          Way(misdeed=crash)),
+    Fault("rank", "training", "exit code 7", f"{RANK_1} ended with exit code 7.",
+          Way(misdeed=exit_with_7)),
+    Fault("rank", "training", "raises", f"{RANK_1} raised ValueError: no such data",
+          Way(misdeed=raise_an_error)),
+    Fault("rank", "training", "out of memory", f"{RANK_1} raised MemoryError",
+          Way(misdeed=use_up_memory)),
+    Fault("rank", "training", "raises, with children that ignore SIGTERM", f"{RANK_1} raised ValueError: no such data",
+          Way(misdeed=defy_and_fail, hosts="dm1:1,dm2:2")),
+    Fault("rank", "training", "SIGSTOP, SIGCONT 1 s later", "done",
+          then((training, kill("rank", "dm2", signal.SIGSTOP)), (after(1.0), kill("rank", "dm2", signal.SIGCONT)))),
+    Fault("rank", "training", "SIGSTOP for ever", "TimedOut: The run was stopped: its --timeout ran out.",
+          Way(misdeed=stop_itself, options={"timeout_s": 3.0})),
+    Fault("rank", "training", "closes all descriptors", "done",
+          Way(misdeed=close_everything)),
+    Fault("rank", "its end", "leaves a child", "done",
+          Way(misdeed=leave_a_child)),
+    Fault("rank", "its end", "SIGSEGV at exit",
+          f"{RANK_1} returned, but its process was ended by {SIGNALS['SIGSEGV']} while it shut down.",
+          Way(misdeed=crash_at_exit)),
+    Fault("rank", "training", "exit code 7, beside another job, which is unharmed", f"{RANK_1} ended with exit code 7.",
+          Way(misdeed=exit_with_7, play=plays.beside_another_job)),
+
+    # ---- torchrun
+    Fault("torchrun of the lead", "training", "SIGKILL",
+          f"RunError: torchrun on dm1 was ended by {SIGNALS['SIGKILL']} before any rank told why.",
+          then((training, kill("torchrun", "dm1")))),
+    Fault("torchrun of a member", "training", "SIGKILL",
+          f"RunError: torchrun on dm2 was ended by {SIGNALS['SIGKILL']} before any rank told why.",
+          then((training, kill("torchrun", "dm2")))),
+    Fault("torchrun of a member", "rendezvous", "SIGKILL",
+          f"RunError: torchrun on dm2 was ended by {SIGNALS['SIGKILL']} before any rank told why.",
+          then((hosts_answer, kill("torchrun", "dm2")))),
+
+    # ---- distmagic's own processes
+    Fault("agent of the lead", "training", "SIGKILL", f"{LOST} dm1: its agent ended without a word (was it killed?)",
+          then((training, kill("agent", "dm1")))),
+    Fault("agent of a member", "training", "SIGKILL", f"{LOST} dm2: its agent ended without a word (was it killed?)",
+          then((training, kill("agent", "dm2")))),
+    Fault("agent of a member", "rendezvous", "SIGKILL", f"{LOST} dm2: its agent ended without a word (was it killed?)",
+          then((hosts_answer, kill("agent", "dm2")))),
+    Fault("agent of a member", "training", "SIGTERM", "RunError: dm2 ended its ranks: the agent was asked to end.",
+          then((training, kill("agent", "dm2", signal.SIGTERM)))),
+    Fault("agent of a member", "training", "SIGSTOP for ever", f"{LOST} dm2: {UNHEARD}",
+          then((training, kill("agent", "dm2", signal.SIGSTOP)), (is_lost, lambda *_: None),
+               at_last=THAW, options=SOON_LOST)),
+    Fault("agent of a member", "training", "SIGSTOP, SIGCONT 1 s later", "done",
+          then((training, kill("agent", "dm2", signal.SIGSTOP)), (after(1.0), kill("agent", "dm2", signal.SIGCONT)))),
+    Fault("contact", "training", "SIGKILL", "done",
+          then((training, kill("contact", "dm2")), (broken("dm2"), lambda *_: None), numbers=40)),
+    Fault("contact", "result transfer", "SIGKILL", "came, 40,000,000 numbers",
+          Way(play=plays.while_fetching(
+              lambda lab: faults.send(lab.hosts[1], faults.pids(lab.hosts[1], "contact", ""), signal.SIGKILL),
+              lambda _: None))),
+    Fault("sshd's session", "training", "SIGKILL", "done",
+          then((training, kill("session", "dm1")), (broken("dm1"), lambda *_: None), numbers=40)),
+    Fault("sshd wholly", "training", "killed and started again", "done",
+          then((training, on("dm2", lambda host: host.reject(22))), (broken("dm2"), lambda *_: None),
+               (after(1.0), on("dm2", lambda host: host.undrop())), numbers=80)),
+
+    # ---- the notebook's kernel
+    Fault("kernel", "training", "SIGKILL", "listed as lease",
+          Way(numbers=10_000, options={"lease_s": 2.0}, play=plays.kernel_killed)),
+    Fault("kernel", "training", "restarted, and attached again", "done",
+          Way(numbers=80, play=plays.kernel_restarted)),
+    Fault("kernel", "training", "asleep for a while", "done",
+          Way(numbers=60, play=plays.kernel_asleep(plays.has_counted_to(40)))),
+    Fault("kernel", "training", "asleep for longer than its lease",
+          "RunError: dm1 ended its ranks: it had not heard of this notebook for the length of its lease.",
+          Way(numbers=10_000, options={"lease_s": 2.0}, play=plays.kernel_asleep(plays.is_clean))),
+
+    # ---- the network
+    Fault("link", "training", "cut for 5 s", "done",
+          then((training, on("dm2", lambda host: host.cut())), (after(5.0), on("dm2", lambda host: host.heal())),
+               numbers=140)),
+    Fault("link", "training", "cut for ever", f"{LOST} dm2: {UNHEARD}",
+          then((training, on("dm2", lambda host: host.cut())), numbers=10_000, options=SOON_LOST)),
+    Fault("link of the lead", "training", "cut for ever", f"{LOST} dm1: {UNHEARD}",
+          then((training, on("dm1", lambda host: host.cut())), numbers=10_000, options=SOON_LOST)),
+    Fault("firewall", "training", "drops what the lead sends",
+          "NodeLost: dm2 and dm1 don't hear each other any more, though this notebook hears them; the run was stopped.",
+          then((training, lambda lab, _: lab.hosts[1].drop_from(lab.hosts[0])), numbers=10_000, options=SOON_LOST)),
+    Fault("firewall", "from the beginning", "drops all UDP", "done",
+          Way(before=lambda lab: lab.hosts[1].drop_udp())),
+    Fault("firewall", "training", "drops every third packet", "done",
+          then((training, on("dm2", lambda host: host.drop_some(33))), numbers=60)),
+    Fault("firewall", "training", "refuses all SSH, of all hosts, for ever",
+          f"{LOST} dm1: no connection for 2 s; dm2: no connection for 2 s",
+          then((training, on("dm1", lambda host: host.reject(22))), (after(0.0), on("dm2", lambda host: host.reject(22))),
+               numbers=10_000, options={"lease_s": 2.0})),
+
+    # ---- a host
+    Fault("host", "connect", "power off", "",
+          Way(play=plays.while_connecting(lambda lab: lab.hosts[1].kill()))),
+    Fault("host", "rendezvous", "power off", f"{LOST} dm2: {UNHEARD}",
+          then((hosts_answer, on("dm2", lambda host: host.kill())), options=SOON_LOST)),
+    Fault("host", "training", "power off", f"{LOST} dm2: {UNHEARD}",
+          then((training, on("dm2", lambda host: host.kill())), numbers=10_000, options=SOON_LOST)),
+    Fault("host", "training", "reset: its kernel closes what is open", f"{LOST} dm2: {UNHEARD}",
+          then((training, on("dm2", lambda host: host.kill(silent=False))), numbers=10_000, options=SOON_LOST)),
+    Fault("host", "result transfer", "power off", "",
+          Way(play=plays.while_fetching(lambda lab: lab.hosts[1].kill(), lambda _: None))),
+    Fault("host", "connect", "frozen", "",
+          Way(play=plays.while_connecting(lambda lab: lab.hosts[1].freeze()))),
+    Fault("host", "training", "frozen", f"{LOST} dm2: {UNHEARD}",
+          then((training, on("dm2", lambda host: host.freeze())), numbers=10_000, at_last=THAW, options=SOON_LOST)),
+    Fault("host", "training", "frozen for 1 s", "done",
+          then((training, on("dm2", lambda host: host.freeze())), (after(1.0), on("dm2", lambda host: host.thaw())))),
+    Fault("host", "training", "clock 1 h ahead", "done",
+          Way(before=set_clock_ahead)),
+    Fault("host", "training", "clock 1 h ahead, and a rank fails", f"{RANK_1} raised ValueError: no such data",
+          Way(before=set_clock_ahead, misdeed=raise_an_error)),
+    Fault("disk", "training", "full", "",
+          then((training, on("dm2", lambda host: host.exec(FILL))), before=fill_disk)),
+)  # fmt: skip
+
+
+@pytest.mark.needs("lab")
+@pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name)
+def test_a_fault_is_told_truthfully_and_leaves_nothing(lab: Lab, fault: Fault) -> None:
+    fault.way.before(lab)
+    told = faults.play(fault, lab)
+    assert told.outcome == fault.outcome
+    fault.way.at_last(lab)
+    lab.assert_clean(20.0)
+    faults.assert_read_once(lab, told)
+    if told.outcome == "done":
+        assert {one.is_whole for one in told.ranks} == {True}
+        assert set(told.results.values()) == {fault.way.numbers}
+
+
+def test_the_readme_says_how_many() -> None:
+    assert f"has the {len(TABLE)} faults" in README.read_text()
+    assert len({fault.name for fault in TABLE}) == len(TABLE) >= 25

@@ -64,7 +64,7 @@ class TooLarge(ParcelError):
         self.size_bytes = size_bytes
 
 
-def dump(  # noqa: PLR0913 - what to write, what to note, what to refuse, where to: each is independent
+def dump(
     value: object,
     path: str | os.PathLike[str],
     *,

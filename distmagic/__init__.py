@@ -22,6 +22,8 @@ On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) an
 IPython, api.py is the same from plain Python and puts the steps above in order, backend.py is where the magics meet
 the rest. notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
 blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.
+delivery.py brings them to the hosts: what is large leaves the notebook once, with a one-time certificate
+(certificate.py) by which the hosts that hand it on know each other.
 
 In between: `transports/` can start one process on a host and hold its pipes, nothing else: on this machine, through
 paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process; limits.py bounds
@@ -29,14 +31,15 @@ what a host may say, job_requests.py asks one host about a job, harmless.py take
 translate.py says which host could not reach which.
 
 On the host: `remote/`, which travels there and needs Python, and torch where torchrun starts. boot.py comes first and
-unpacks; contact.py answers the notebook; agent.py runs one job on one host: it starts torchrun (engine.py), has
-roster.py gather what the ranks say into a journal, and ends every process when told so or when its lease (lease.py)
-runs out, or when gang_channel.py finds that another host failed or fell silent (gang.py decides, datagrams.py seals);
-peers.py lets only this user's processes speak to it, memory.py knows whom the kernel killed for want of memory;
-stacks.py has a rank tell where it is at a signal, roll_call.py asks all ranks of a node; worker.py is one rank and
-calls the user's function; report.py and bars.py are the rank's progress; protocol.py is the wire, JSON lines, the same
-file on both ends. Between runs template.py keeps torch loaded (warmth.py finds it, resting.py keeps its lease); agents
-are forked from it, torchrun from them, ranks from nursery.py, made fresh by fresh.py.
+unpacks; contact.py answers the notebook, intake.py takes files, spread.py hands them on to the next host; agent.py
+runs one job on one host: it starts torchrun (engine.py), has roster.py gather what the ranks say into a journal, and
+ends every process when told so or when its lease (lease.py) runs out, or when gang_channel.py finds that another host
+failed or fell silent (gang.py decides, datagrams.py seals); peers.py lets only this user's processes speak to it,
+memory.py knows whom the kernel killed for want of memory; stacks.py has a rank tell where it is at a signal,
+roll_call.py asks all ranks of a node; worker.py is one rank and calls the user's function; report.py and bars.py are
+the rank's progress; protocol.py is the wire, JSON lines, the same file on both ends. Between runs template.py keeps
+torch loaded (warmth.py finds it, resting.py keeps its lease); agents are forked from it, torchrun from them, ranks
+from nursery.py, made fresh by fresh.py.
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
 what is asked for.

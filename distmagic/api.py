@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from distmagic import diagnose, interrupts, job_requests
 from distmagic import plan as planning
-from distmagic.blobs import LocalBlob
 from distmagic.bundle import build
 from distmagic.drive import Limits, Screen, drive
 from distmagic.errors import Cancelled, DistmagicError
@@ -93,11 +92,9 @@ class Session:
                 plan = self._prepare(opening, links, spec, job)
                 launch = self._launch(job, links, reaching, reaching.access.lease_s, began)
                 if plan.min_nodes < len(plan.nodes):
-                    launch.take_in(partial(_join, launch, plan, spec, (payload.call, payload.code)))
+                    launch.take_in(partial(_join, launch, plan, spec, payload))
                 try:
-                    launch.start(
-                        plan, (payload.call, payload.code), partial(opening.watch, events=partial(launch.batch, 0.0))
-                    )
+                    launch.start(plan, payload, partial(opening.watch, events=partial(launch.batch, 0.0)))
                 except BaseException:
                     launch.close()
                     raise
@@ -317,9 +314,7 @@ def owner() -> str:
     return f"{socket.gethostname()}:{path}" if path else ""
 
 
-def _join(
-    launch: Launch, plan: Plan, spec: JobSpec, payload: tuple[LocalBlob, LocalBlob], link: Link, node_rank: int
-) -> Start:
+def _join(launch: Launch, plan: Plan, spec: JobSpec, payload: Payload, link: Link, node_rank: int) -> Start:
     """Return what a host is told that comes back to an elastic job as this node. Raises `HostError`."""
     diagnose.check(link.host.name, link.facts, facts.torch_version())
     reached = Reached(host=link.host, facts=link.facts, route=link.ask(plan.nodes[0].address))

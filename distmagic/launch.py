@@ -16,12 +16,14 @@ from typing import Any
 
 from distmagic import interrupts
 from distmagic.blobs import LocalBlob
+from distmagic.delivery import Delivery
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.link import Link
+from distmagic.pack import Payload
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
-from distmagic.state import Added, Broken, Event, Gone, Launched, Lost, Mended, Sending, Starting
+from distmagic.state import Added, Broken, Event, Gone, Launched, Lost, Mended, Sending, Starting, Warned
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 _SMALL_TOGETHER_BYTES = 64 << 20  # of one node
@@ -73,19 +75,17 @@ class Launch:
 
     # ---- beginning
 
-    def start(
-        self, plan: Plan, payload: tuple[LocalBlob, LocalBlob], watch: Callable[[Sequence[Future[Any]]], object] = wait
-    ) -> None:
+    def start(self, plan: Plan, payload: Payload, watch: Callable[[Sequence[Future[Any]]], object] = wait) -> None:
         """Bring the payload to every host and start every agent. If one can't be started, none is left running.
 
         `watch` waits for futures; where it raises KeyboardInterrupt, this raises `Cancelled`.
         """
         started: list[Future[None]] = []
-        self._payload = payload
+        self._payload = payload.blobs
         try:
-            sent = [self._pool.submit(self._deliver, i, payload) for i in range(len(self.links))]
-            watch(sent)
-            _raise_first(sent)
+            delivery = [self._pool.submit(self._deliver, plan)]
+            watch(delivery)
+            _raise_first(delivery)
             for link, node in zip(self.links, plan.nodes, strict=True):
                 self._put(node.node_rank, Starting())
                 started.append(self._pool.submit(link.start, self.request(plan, node, payload)))
@@ -102,11 +102,14 @@ class Launch:
             raise
         self._begin()
 
-    def _deliver(self, node_rank: int, payload: tuple[LocalBlob, LocalBlob]) -> None:
-        def tell(sent_bytes: int, total_bytes: int) -> None:
+    def _deliver(self, plan: Plan) -> None:
+        def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
             self._put(node_rank, Sending(sent_bytes=sent_bytes, total_bytes=total_bytes))
 
-        self.links[node_rank].deliver(payload, tell)
+        def note(node_rank: int, text: str) -> None:
+            self._put(node_rank, Warned(text=f"{self.links[node_rank].host.name}: {text}"))
+
+        Delivery(self.links, [node.address for node in plan.nodes], self._payload, tell, note).run()
 
     def take_in(self, join: Callable[[Link, int], protocol.Start]) -> None:
         """From now on, let hosts that were lost come back: `join` says what a host is told that is node so-and-so then."""
@@ -127,17 +130,17 @@ class Launch:
             threading.Thread(target=self._listen, args=(node_rank, link), daemon=True).start()
         threading.Thread(target=self._keep_lease, daemon=True).start()
 
-    def request(self, plan: Plan, node: NodePlan, payload: tuple[LocalBlob, LocalBlob]) -> protocol.Start:
+    def request(self, plan: Plan, node: NodePlan, payload: Payload) -> protocol.Start:
         """Return what one node is told. A node beyond the plan is one that joins later."""
-        call, code = payload
+        volumes = tuple(volume.blob.sha256 for volume in payload.volumes)
         later = () if node.node_rank < len(plan.nodes) else (node.host.name,)
         return protocol.Start(
             job=self.job, node_rank=node.node_rank, torchrun=node.torchrun, env=dict(node.env),
-            defaults=dict(node.defaults), cwd=node.cwd, call=call.blob.sha256, code=code.blob.sha256,
+            defaults=dict(node.defaults), cwd=node.cwd, call=payload.call.blob.sha256, code=payload.code.blob.sha256,
             endpoint=plan.endpoint, hosts=(*(one.host.name for one in plan.nodes), *later), lead=node.node_rank == 0,
             lease_s=self.lease_s, max_restarts=plan.max_restarts, membership=self._membership(plan, node),
             keep=plan.keep, owner=self._owner, timeout_s=plan.timeout_s,
-            stays=plan.stays, warm=None if later else self.links[node.node_rank].warm,
+            stays=plan.stays, volumes=volumes, warm=None if later else self.links[node.node_rank].warm,
         )  # fmt: skip
 
     def _membership(self, plan: Plan, node: NodePlan) -> protocol.Membership | None:

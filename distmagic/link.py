@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from distmagic import diagnose, limits
 from distmagic.blobs import LocalBlob
@@ -146,26 +146,32 @@ class Link:
         """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
         return self.query(protocol.Ask(peer=peer), protocol.Route)
 
-    def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], None] | None = None) -> int:
-        """Bring the host those of the files that it lacks; return the number of bytes sent.
-
-        `tell` hears the bytes sent so far, and those to be sent in all, each time they change.
-        """
+    def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
+        """Bring the host what it lacks; return the bytes sent. `tell` hears each time: sent so far, to be sent in all."""
         self.send(protocol.Offer(blobs=tuple(local.blob for local in blobs)))
         wanted = self._expect(protocol.Want).sha256
         sending = [local for local in blobs if local.blob.sha256 in wanted]
-        tell = tell or _tell_nobody
         sent, total = 0, sum(local.blob.size_bytes for local in sending)
         tell(sent, total)
         for local in sending:
-            with local.path.open("rb") as file:
-                while data := file.read(_CHUNK):
-                    self._write(data)
-                    sent += len(data)
-                    tell(sent, total)
+            for size in self.pour(local):
+                sent += size
+                tell(sent, total)
         if sending:
             self._expect(protocol.Want)
         return total
+
+    def pour(self, local: LocalBlob, offset: int = 0) -> Iterator[int]:
+        """Send a file's bytes from `offset` on, which the host waits for; yield how many, each time some are sent."""
+        with local.path.open("rb") as file:
+            file.seek(offset)
+            while data := file.read(_CHUNK):
+                self._write(data)
+                yield len(data)
+
+    def answer(self, kind: type[M], *more: type[object]) -> M:
+        """Return the next answer, which is of one of these kinds. Raises `PreflightError` if it is a refusal."""
+        return self._expect(kind, *more)
 
     def query(self, request: protocol.Message, kind: type[M]) -> M:
         """Ask something that is answered at once by one line of this kind. Raises what `open` raises."""
@@ -300,10 +306,10 @@ class Link:
         is_long = message is not None and len(line) > limits.SHORT_LINE_BYTES
         return n, limits.limited(message) if is_long else message
 
-    def _expect(self, kind: type[M]) -> M:
-        return self._expect_numbered(kind)[1]
+    def _expect(self, kind: type[M], *more: type[object]) -> M:
+        return self._expect_numbered(kind, *more)[1]
 
-    def _expect_numbered(self, kind: type[M]) -> tuple[int, M]:
+    def _expect_numbered(self, kind: type[M], *more: type[object]) -> tuple[int, M]:
         n, message = self._next()
         for _ in range(_STRANGE):
             if message is not None:
@@ -315,17 +321,14 @@ class Link:
             )
         if isinstance(message, protocol.Over):
             raise PreflightError(self.host.name, f"its agent ended at once: {message.error or 'without a word'}.")
-        if not isinstance(message, kind):
+        if not isinstance(message, (kind, *more)):
             raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
-        return n, message
-
-
-def _tell_nobody(_sent_bytes: int, _total_bytes: int) -> None:
-    pass
+        return n, cast(M, message)  # one of `more` is for who asked for these
 
 
 _REFUSAL_HINTS = {
     "offer": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "take": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
     "start": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
     "fetch": "Logs and results are kept for 7 days, at most 2 GiB of them.",
 }

@@ -1,7 +1,8 @@
-"""A call becomes two files: the pickled call, and the code that it refers to.
+"""A call becomes files: the pickled call, the code that it refers to, and the large values in it.
 
-    call    parcel of a `Call` or a `Whole` (remote/call.py)
-    code    zip: modules/...py, the local modules; sources.json, the text of the cells and their labels
+    call      parcel of a `Call` or a `Whole` (remote/call.py)
+    code      zip: modules/...py, the local modules; sources.json, the text of the cells and their labels
+    volumes   the large values of the call, which lie in files of their own (remote/volumes.py)
 
 What can't travel is named by the variable that holds it.
 """
@@ -37,6 +38,12 @@ class Payload:
 
     call: LocalBlob
     code: LocalBlob
+    volumes: tuple[LocalBlob, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[LocalBlob, ...]:
+        """All its files."""
+        return self.call, self.code, *self.volumes
 
 
 def pack_call(
@@ -56,7 +63,9 @@ def pack_call(
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
     imported = (name for code in seen.codes for name in local_modules.imports_of_code(code))
-    return Payload(call=call, code=_code({*seen.modules, *imported}, _texts(seen.codes), labels, folder))
+    code = _code({*seen.modules, *imported}, _texts(seen.codes), labels, folder)
+    sizes = {volume.sha256: volume.size_bytes for volume in seen.volumes}
+    return Payload(call=call, code=code, volumes=tuple(_local(folder, *volume) for volume in sizes.items()))
 
 
 def pack_whole(
@@ -84,15 +93,20 @@ def _folder(scratch: Path | None) -> Path:
 def _dumped(what: object, folder: Path, seen: Seen, limit_bytes: int | None) -> LocalBlob:
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
-        size = parcel.dump(what, aside / "call", seen=seen, refuse=_refuse, limit_bytes=limit_bytes, name="the call")
-        blob = Blob(sha256=seen.sha256.hexdigest(), size_bytes=size)
-        path = folder / blob.sha256
-        (aside / "call").replace(path)
-        return LocalBlob(blob=blob, path=path)
+        size = parcel.dump(
+            what, aside / "call", seen=seen, refuse=_refuse, limit_bytes=limit_bytes, name="the call", beside=folder
+        )
+        call = _local(folder, seen.sha256.hexdigest(), size)
+        (aside / "call").replace(call.path)
     except OSError as error:
         raise PayloadError(f"The payload can't be written to {folder}: {error}.", "Make room there.") from error
     finally:
         aside.rmdir()
+    return call
+
+
+def _local(folder: Path, sha256: str, size_bytes: int) -> LocalBlob:
+    return LocalBlob(blob=Blob(sha256=sha256, size_bytes=size_bytes), path=folder / sha256)
 
 
 def _code(modules: Iterable[str], texts: Mapping[str, str], labels: Mapping[str, str], folder: Path) -> LocalBlob:

@@ -18,6 +18,8 @@ from distmagic.remote import wire
 
 GOLDEN = Path(__file__).parent / "golden" / "wire.jsonl"
 SHA = "ab" * 32
+BLOB = p.Blob(sha256=SHA, size_bytes=7)
+SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
 LISTED = p.Listed(
     job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
     reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2,
@@ -89,11 +91,17 @@ MESSAGES = (
     ),
     (0, p.Route(address="10.0.0.2", interface="eth0")),
     (0, p.Want(sha256=(SHA,))),
+    (0, p.Serving(port=40002, why="no")),
+    (0, p.Need(sha256=SHA, offset=5, why="Connection refused")),
+    (0, p.Taken(size_bytes=7)),
     (0, p.Data(size_bytes=7)),
     (0, p.Over(error="MemoryError")),
     (0, p.Refused(what="start", error="no such directory")),
     (0, p.Ask(peer="10.0.0.1")),
-    (0, p.Offer(blobs=(p.Blob(sha256=SHA, size_bytes=7),))),
+    (0, p.Offer(blobs=(BLOB,))),
+    (0, p.Check(blobs=(BLOB,))),
+    (0, p.Serve(blobs=(BLOB,), has_them=True, address="10.0.0.2", secret=SECRET)),
+    (0, p.Take(blobs=(BLOB,), address="10.0.0.2", port=40002, secret=SECRET)),
     (
         0,
         p.Start(
@@ -124,6 +132,7 @@ MESSAGES = (
             timeout_s=90.0,
             stays=True,
             warm=WARM,
+            volumes=(SHA,),
         ),
     ),
     (0, p.Attach(job="j-1", node_rank=1, after=7, live=True)),
@@ -196,6 +205,10 @@ def test_a_line_is_one_line_of_ascii():
     assert line.isascii()
     assert line.count(b"\n") == 1
     assert b"\r" not in line
+
+
+def test_a_private_key_is_not_shown():
+    assert "PRIVATE" not in repr(p.Serve(blobs=(BLOB,), address="10.0.0.2", secret=SECRET))
 
 
 def test_numbers_that_are_no_numbers_travel():

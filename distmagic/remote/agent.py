@@ -123,7 +123,8 @@ class Agent:
             self.roster.notice_lingering(now)
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
-            places.touch((self.folder / FILE, *map(places.blob, (self.start.call, self.start.code)), sys.path[0]))
+            payload = (self.start.call, self.start.code, *self.start.volumes)
+            places.touch((self.folder / FILE, *map(places.blob, payload), sys.path[0]))
         self._stop_if_due(now)
         self.ending.step(now)
         if self.ending.is_done and not self.is_final and (self.engine_code is not None or self.ending.survivors):

@@ -44,6 +44,33 @@ class Want:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The port where the host serves; 0 if it can't, and why."""
+
+    port: int
+    why: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """So many bytes of what is to be taken are here."""
+
+    size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Ask the notebook for the rest of a blob, from `offset` on: its bytes follow. `why` not from the other host."""
+
+    sha256: str
+    offset: int = 0
+    why: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """`size_bytes` raw bytes follow this line."""
 

@@ -6,9 +6,8 @@ It holds nothing: when its channel ends it ends, and agents go on under their le
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import secrets
+import select
 import selectors
 import shutil
 import socket
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from distmagic.remote import facts, journal, listing, logout, logs, peers, places, processes, protocol, warmth
+from distmagic.remote import facts, intake, journal, listing, logout, logs, peers, places, processes, protocol, warmth
 from distmagic.remote.lines import Lines
 
 _CHUNK = 1 << 20
@@ -36,13 +35,14 @@ class Contact:
         self._out = os.dup(1)
         os.dup2(2, 1)
         self._lines = Lines()
+        self.intake = intake.Intake(self)
         self._owner = ""
 
     def run(self) -> None:
         """Tell the facts, then answer until end of file."""
         _sweep_dead()
         places.expire()
-        self._say(replace(facts.gather(), running=listing.running()))
+        self.say(replace(facts.gather(), running=listing.running()))
         while (line := self._line()) is not None:
             _, request = protocol.decode(line)
             handler = _HANDLERS.get(type(request))
@@ -50,14 +50,17 @@ class Contact:
                 self._handle(handler, request)
 
     def _handle(self, handler: object, request: protocol.Message) -> None:
+        if not isinstance(request, protocol.Take):
+            self.intake.close()  # what is asked after a delivery says that it is over
         try:
             handler(self, request)  # type: ignore[operator]
         except (OSError, ValueError) as error:
-            self._say(protocol.Refused(what=type(request).__name__.lower(), error=str(error)))
+            self.say(protocol.Refused(what=type(request).__name__.lower(), error=str(error)))
 
     # ---- bytes
 
-    def _say(self, message: protocol.Message) -> None:
+    def say(self, message: protocol.Message) -> None:
+        """Tell the notebook something."""
         self._write(protocol.encode(message))
 
     def _write(self, data: bytes) -> None:
@@ -78,42 +81,9 @@ class Contact:
     def ask(self, request: protocol.Ask) -> None:
         """Tell from which address this host dials a peer."""
         address, interface = facts.route(request.peer)
-        self._say(protocol.Route(address=address, interface=interface))
+        self.say(protocol.Route(address=address, interface=interface))
 
-    def offer(self, request: protocol.Offer) -> None:
-        """Say which files are wanted, and take them."""
-        wanted = [blob for blob in request.blobs if not _is_whole(blob)]
-        self._say(protocol.Want(sha256=tuple(blob.sha256 for blob in wanted)))
-        failed = [error for blob in wanted if (error := self._receive(blob)) is not None]
-        if failed:
-            raise failed[0]
-        for blob in request.blobs:
-            os.utime(places.blob(blob.sha256))  # young again
-        if wanted:
-            self._say(protocol.Want())
-
-    def _receive(self, blob: protocol.Blob) -> OSError | None:
-        """Take a file; return why it can't be kept. All of it is read in any case: the conversation must stay whole."""
-        path, pieces, digest = places.blob(blob.sha256), self._pieces(blob.size_bytes), hashlib.sha256()
-        aside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")  # another host may share this home
-        try:
-            with aside.open("wb") as file:
-                for data in pieces:
-                    digest.update(data)
-                    file.write(data)
-            if digest.hexdigest() != blob.sha256:
-                return OSError("a file arrived damaged")
-            aside.rename(path)
-        except OSError as error:
-            for _ in pieces:
-                continue
-            return error
-        finally:
-            with contextlib.suppress(OSError):
-                aside.unlink()
-        return None
-
-    def _pieces(self, size: int) -> Iterator[bytes]:
+    def pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes from the notebook."""
         while size:
             data = self._lines.take(min(size, _CHUNK)) or os.read(0, min(size, _CHUNK))
@@ -121,6 +91,23 @@ class Contact:
                 sys.exit(0)  # the channel is gone in the middle of a file
             size -= len(data)
             yield data
+
+    def wait(self, sock: socket.socket, events: int, timeout_s: float) -> None:
+        """Wait for `events` (as of select.poll) of a socket, and end with the channel. Raises TimeoutError."""
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(sock, events)
+        ready = dict(poll.poll(max(0.0, 1000 * timeout_s)))
+        if 0 in ready:
+            self._hear()
+        elif not ready:
+            raise TimeoutError(f"it said nothing for {timeout_s:.0f} s")
+
+    def _hear(self) -> None:
+        data = os.read(0, 65536)
+        if not data:
+            sys.exit(0)  # the channel is gone
+        self._lines.feed(data)
 
     def start(self, request: protocol.Start) -> None:
         """Start an agent, and carry bytes until it is gone."""
@@ -132,7 +119,7 @@ class Contact:
         try:
             prefix = logout.survivor_prefix() if request.stays else ()
         except PermissionError as error:
-            self._say(protocol.Refused(what="detach", error=str(error)))
+            self.say(protocol.Refused(what="detach", error=str(error)))
             return
         for each in (folder.parent.parent, folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=each is not folder)
@@ -150,7 +137,7 @@ class Contact:
         listener.close()
         self._relay(run_dir / "readers", protocol.Attach(job=request.job, node_rank=request.node_rank))
         wait()
-        self._say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
+        self.say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
 
     def _spawn(
         self, request: protocol.Start, listener: socket.socket, folder: Path, prefix: tuple[str, ...]
@@ -173,7 +160,7 @@ class Contact:
         except (FileNotFoundError, ConnectionRefusedError):
             self._replay(request)  # the agent has ended meanwhile; its journal says how
         folder = places.job_dir(request.job, request.node_rank)
-        self._say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
+        self.say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
 
     def _replay(self, request: protocol.Attach) -> None:
         for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
@@ -209,7 +196,7 @@ class Contact:
             if not parts:
                 raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
             skip = request.offset
-            self._say(protocol.Data(size_bytes=max(0, sum(size for _, size in parts) - skip)))
+            self.say(protocol.Data(size_bytes=max(0, sum(size for _, size in parts) - skip)))
             for file, size in parts:
                 self._send_part(file, min(skip, size), size)
                 skip -= min(skip, size)
@@ -222,17 +209,17 @@ class Contact:
 
     def list(self, _: protocol.List) -> None:
         """Tell the jobs of this host."""
-        self._say(protocol.Jobs(jobs=listing.jobs()))
+        self.say(protocol.Jobs(jobs=listing.jobs()))
 
     def remove(self, request: protocol.Remove) -> None:
         """Remove what a job that has ended left here."""
-        self._say(protocol.Removed(size_bytes=listing.remove(request.job)))
+        self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
     # ---- templates
 
     def describe(self, _: protocol.Describe) -> None:
         """Tell the facts once more: a port that was free need not be so any more."""
-        self._say(replace(facts.gather(), running=listing.running()))
+        self.say(replace(facts.gather(), running=listing.running()))
 
     def warm(self, request: protocol.Warm) -> None:
         """Have a template. No answer: where there can be none, jobs are started by exec."""
@@ -247,12 +234,12 @@ class Contact:
 
     def look(self, request: protocol.Look) -> None:
         """Tell what is kept warm for a notebook."""
-        self._say(protocol.Templates(templates=warmth.templates(request.owner)))
+        self.say(protocol.Templates(templates=warmth.templates(request.owner)))
 
     def cool(self, request: protocol.Cool) -> None:
         """End what is kept warm for a notebook."""
         warmth.end_all(request.owner)
-        self._say(protocol.Templates())
+        self.say(protocol.Templates())
 
     # ---- the dead
 
@@ -262,7 +249,7 @@ class Contact:
         for path in places.run_dirs(request.job):
             shutil.rmtree(path, ignore_errors=True)
         names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
-        self._say(protocol.Final(reason="swept", survivors=names))
+        self.say(protocol.Final(reason="swept", survivors=names))
 
 
 def _sweep_dead() -> None:
@@ -273,20 +260,6 @@ def _sweep_dead() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     for folder in places.dead_templates():
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_whole(blob: protocol.Blob) -> bool:
-    """Whether a file is here, and not cut short or empty as the loss of power leaves them."""
-    try:
-        with places.blob(blob.sha256).open("rb") as file:
-            if not places.is_private(os.fstat(file.fileno())):
-                return False  # somebody else could change it later
-            digest = hashlib.sha256()
-            while data := file.read(_CHUNK):
-                digest.update(data)
-    except OSError:
-        return False
-    return digest.hexdigest() == blob.sha256
 
 
 def _last_line(path: Path) -> str:
@@ -322,7 +295,10 @@ def _exec(
 
 _HANDLERS = {
     protocol.Ask: Contact.ask,
-    protocol.Offer: Contact.offer,
+    protocol.Check: lambda contact, request: contact.intake.check(request),
+    protocol.Offer: lambda contact, request: contact.intake.offer(request),
+    protocol.Serve: lambda contact, request: contact.intake.serve(request),
+    protocol.Take: lambda contact, request: contact.intake.take(request),
     protocol.Start: Contact.start,
     protocol.Attach: Contact.attach,
     protocol.Fetch: Contact.fetch,

@@ -93,6 +93,14 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """A certificate and its private key, both PEM: who holds them may take part in one delivery."""
+
+    certificate: str
+    key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
 

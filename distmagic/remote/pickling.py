@@ -19,15 +19,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distmagic.remote.storages import Row, Shelf, Storages, Window
+from distmagic.remote.volumes import Volume
 
 
 @dataclass(slots=True)
 class Seen:
-    """Notes on a parcel: code that travels in it, modules that it needs at the other end, and the file's SHA-256."""
+    """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its volumes."""
 
     codes: list[types.CodeType] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
     sha256: Any = field(default_factory=hashlib.sha256)
+    volumes: list[Volume] = field(default_factory=list)
 
 
 Refuse = Callable[[object], None]  # raises for an object that must not travel although it could be pickled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.parts import Blob, Membership
+from distmagic.remote.parts import Blob, Membership, Secret
 from distmagic.remote.wire import message
 
 
@@ -26,6 +26,42 @@ class Offer:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Ask which of these blobs the host lacks; `Want` follows, and nothing is sent."""
+
+    blobs: tuple[Blob, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """Serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
+
+    `has_them`: else the host will be told to `Take` them. `address` is its own, the only one that it is to listen on.
+    """
+
+    blobs: tuple[Blob, ...]
+    has_them: bool = False
+    address: str
+    secret: Secret
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """Take these blobs, in this order, from the host that serves them there; port 0: from the notebook.
+
+    Any number of `Taken` and `Need` follow, and in the end `Want` without any.
+    """
+
+    blobs: tuple[Blob, ...]
+    address: str = ""
+    port: int = 0
+    secret: Secret
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Warm:
     """Have torch loaded by the time that a job with these variables comes, and keep it for the next ones.
 
@@ -43,7 +79,7 @@ class Warm:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start the agent of one node. `torchrun` are torchrun's flags, `call` and `code` the payload's blobs.
+    """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `volumes` are the payload's blobs.
 
     `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
     "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
@@ -70,6 +106,7 @@ class Start:
     timeout_s: float | None = None
     stays: bool = False
     warm: Warm | None = None
+    volumes: tuple[str, ...] = ()
 
 
 @message

@@ -206,10 +206,12 @@ def _span(tensor: Any) -> tuple[int, int]:
 
 
 class Shelf:
-    """The other end: builds tensors and storages over the memory of a loaded parcel, which it never copies."""
+    """The other end: builds tensors and storages over the memory of a loaded parcel, which it never copies.
 
-    def __init__(self, memory: Any, windows: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
-        self._memory = memory
+    `windows` are (memory, offset, bytes).
+    """
+
+    def __init__(self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[Row]) -> None:
         self._windows = windows
         self._rows = rows
         self._built: dict[int, Any] = {}
@@ -245,9 +247,9 @@ class Shelf:
         import torch
 
         if window not in self._built:
-            offset, size_bytes = self._windows[window]
+            memory, offset, size_bytes = self._windows[window]
             if size_bytes:
-                flat = torch.frombuffer(self._memory, dtype=torch.uint8, offset=offset, count=size_bytes)
+                flat = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size_bytes)
                 self._built[window] = flat.untyped_storage()
             else:
                 self._built[window] = torch.UntypedStorage(0)

@@ -128,7 +128,7 @@ def _start(crowd: Crowd, count: int) -> Took:
         made = plan.make_plan(spec, reached, job=job, local_cwd="/")
         launch = session._launch(job, links, reaching, 60.0, time.monotonic())
         with contextlib.closing(launch):
-            launch.start(made, (payload.call, payload.code))
+            launch.start(made, payload)
             took = clock.took()
             _stop(launch, count)
     return took

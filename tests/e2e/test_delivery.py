@@ -1,0 +1,311 @@
+"""A large payload comes to several hosts: once out of the notebook, from host to host, and directly where it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import distmagic
+from distmagic import api, blobs, delivery
+from distmagic.blobs import LocalBlob
+from distmagic.delivery import Delivery
+from distmagic.errors import Cancelled, PreflightError
+from distmagic.hosts import parse_hosts
+from distmagic.link import Link
+from distmagic.notebook_prompts import asker_of
+from distmagic.state import RunState
+from tests.e2e import runner
+from tests.lab import Lab, LabHost, wait_until
+from tests.system.components import COMPONENTS
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+MB = 1 << 20
+SIZE = 12 * MB
+FOUR = ("dm1", "dm2", "dm3", "dm4")
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Lab]:
+    with Lab(4) as lab:
+        yield lab
+
+
+@pytest.fixture
+def hosts(four: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """Four hosts that have nothing yet, and a notebook that has nothing either."""
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    four.mend()
+    yield four
+    four.mend()
+
+
+@contextmanager
+def links_to(lab: Lab, names: Sequence[str] = FOUR) -> Iterator[tuple[Link, ...]]:
+    """Open a conversation with each host; in the end nothing of it is left anywhere."""
+    session = api.Session()
+    try:
+        with_asker = asker_of(None)
+        reaching = session.reach(parse_hosts(",".join(names)), runner.access(lab), with_asker)
+        links = reaching.wait()
+        yield links
+        for link in links:
+            link.finish()
+    finally:
+        session.close()
+        with_asker.close()
+    lab.assert_clean()
+
+
+class Told:
+    """What a delivery tells."""
+
+    def __init__(self) -> None:
+        self.received: dict[int, list[int]] = {}
+        self.notes: list[tuple[int, str]] = []
+
+    def tell(self, node: int, size_bytes: int, total_bytes: int) -> None:
+        self.received.setdefault(node, []).append(size_bytes)
+        assert total_bytes in (0, SIZE, SIZE + 1000, 2 * SIZE)
+
+    def note(self, node: int, text: str) -> None:
+        self.notes.append((node, text))
+
+
+def deliver(links: Sequence[Link], files: Sequence[LocalBlob]) -> Told:
+    told = Told()
+    addresses = [link.facts.address for link in links]
+    Delivery(links, addresses, files, told.tell, told.note).run()
+    return told
+
+
+def made(size: int = SIZE) -> LocalBlob:
+    return blobs.keep(os.urandom(size), blobs.folder())
+
+
+def sent_bytes(lab: Lab) -> int:
+    """Return how many bytes the notebook's card has sent so far."""
+    argv = [COMPONENTS["ip"].path() or "ip", "-json", "-statistics", "link", "show", "dev", lab._bridge]
+    (found,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+    return int(found["stats64"]["tx"]["bytes"])
+
+
+def kept(host: LabHost) -> set[str]:
+    """Return what a host keeps, seen on the host itself."""
+    return set(host.exec(["ls", ".distmagic/blobs"]).stdout.split())
+
+
+def assert_has(host: LabHost, *files: LocalBlob) -> None:
+    for file in files:
+        said = host.exec(["sha256sum", f".distmagic/blobs/{file.blob.sha256}"]).stdout
+        assert said.split()[0] == file.blob.sha256
+    assert all(len(name) == 64 for name in kept(host)), "half a file"
+
+
+def listening(host: LabHost) -> list[str]:
+    """Return the ports of a host that somebody listens on, but SSH's."""
+    text = host.exec(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout
+    rows = [line.split() for line in text.splitlines()]
+    return [row[1] for row in rows if len(row) > 3 and row[3] == "0A" and not row[1].endswith(":0016")]
+
+
+# ---- as it should be
+
+
+def test_it_leaves_the_notebook_once_and_the_second_time_not_at_all(hosts: Lab) -> None:
+    files = [made(), made(1000)]
+    with links_to(hosts) as links:
+        before = sent_bytes(hosts)
+        told = deliver(links, files)
+        assert sent_bytes(hosts) - before < 1.1 * SIZE
+        for host in hosts.hosts:
+            assert_has(host, *files)
+        assert told.notes == []
+        between = sent_bytes(hosts)
+        deliver(links, files)
+        assert sent_bytes(hosts) - between < 100_000
+        assert [listening(host) for host in hosts.hosts] == [[]] * 4
+
+
+def test_who_has_it_serves_the_others(hosts: Lab) -> None:
+    file = made()
+    with links_to(hosts, ["dm3"]) as links:
+        deliver(links, [file])
+    with links_to(hosts) as links:
+        before = sent_bytes(hosts)
+        told = deliver(links, [file])
+        assert sent_bytes(hosts) - before < 200_000
+        assert told.notes == []
+        for host in hosts.hosts:
+            assert_has(host, file)
+
+
+def test_a_changed_line_resends_only_what_changed(hosts: Lab) -> None:
+    data = os.urandom(SIZE)
+    ranks = "dm1:1,dm2:1"
+
+    def out_of_notebook(code: str) -> int:
+        namespace: dict[str, object] = {"__name__": "__main__", "data": data}
+        exec(f"def look():\n    return {code}", namespace)
+        before = sent_bytes(hosts)
+        run = runner.run(hosts, ranks, namespace["look"])  # type: ignore[arg-type]
+        assert set(run.results.values()) == {eval(code, {"data": data})}
+        return sent_bytes(hosts) - before
+
+    assert out_of_notebook("len(data)") < 2 * SIZE
+    assert out_of_notebook("data[:5]") < MB
+
+
+def test_hosts_that_share_one_home(
+    make_lab: Callable[..., Lab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    lab = make_lab(3, shared_home=True)
+    files = [made(), made()]
+    with links_to(lab, ["dm1", "dm2", "dm3"]) as links:
+        told = deliver(links, files)
+        assert told.notes == []
+        assert_has(lab.hosts[0], *files)
+
+
+def test_the_way_is_shown(hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_TELL_S", 0.0)
+    with links_to(hosts) as links:
+        told = deliver(links, [made()])
+    assert set(told.received) == {0, 1, 2, 3}
+    assert all(sizes == sorted(sizes) and sizes[-1] == SIZE for sizes in told.received.values())
+
+
+# ---- the way from host to host is closed, or breaks
+
+
+def test_a_firewall_between_two_hosts(hosts: Lab) -> None:
+    file = made()
+    hosts.hosts[1].reject(source=hosts.hosts[2])
+    with links_to(hosts) as links:
+        before = sent_bytes(hosts)
+        told = deliver(links, [file])
+        assert 2 * SIZE < sent_bytes(hosts) - before < 2.2 * SIZE  # to dm1 and to dm3, which serves dm4
+        assert told.notes == [(2, "its data came from the notebook and not from dm2: Connection refused")]
+    for host in hosts.hosts:
+        assert_has(host, file)
+
+
+def test_a_firewall_that_swallows_packets(hosts: Lab) -> None:
+    file = made()
+    hosts.hosts[0].drop(source=hosts.hosts[1])
+    with links_to(hosts) as links:
+        told = deliver(links, [file])
+    assert told.notes == [(1, "its data came from the notebook and not from dm1: it said nothing for 2 s")]
+    for host in hosts.hosts:
+        assert_has(host, file)
+
+
+def test_an_address_that_is_not_the_hosts_own(hosts: Lab) -> None:
+    file = made()
+    with links_to(hosts) as links:
+        told = Told()
+        addresses = ["192.0.2.1", *(link.facts.address for link in links[1:])]
+        Delivery(links, addresses, [file], told.tell, told.note).run()
+    ((node, text),) = told.notes
+    assert node == 1
+    assert text.startswith("its data came from the notebook and not from dm1, which can't serve: ")
+    assert "Cannot assign requested address" in text
+
+
+def test_a_python_without_ssl(hosts: Lab) -> None:
+    file = made()
+    hosts.hosts[1].exec(["sh", "-c", "mkdir -p no && echo 'raise ImportError(\"no ssl here\")' > no/_ssl.py"])
+    hosts.hosts[1].exec(["sh", "-c", "printf 'export PYTHONPATH=/home/node/no\\n' > .bashrc"]).check_returncode()
+    with links_to(hosts) as links:
+        told = deliver(links, [file])
+    assert sorted(told.notes) == [
+        (1, "its data came from the notebook and not from dm1: no ssl here"),
+        (2, "its data came from the notebook and not from dm2, which can't serve: no ssl here"),
+    ]
+    for host in hosts.hosts:
+        assert_has(host, file)
+
+
+def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection stands, and nothing comes any more; the notebook still reaches both."""
+    file, done, pour = made(), threading.Event(), Link.pour
+
+    def pour_half(self: Link, local: LocalBlob, offset: int = 0) -> Iterator[int]:
+        if self.host.name == "dm1" and not done.is_set():
+            done.set()
+            half = LocalBlob(blob=local.blob, path=local.path.with_name("half"))
+            half.path.write_bytes(local.path.read_bytes()[: SIZE // 2])
+            yield from pour(self, half, offset)
+            partial = f".distmagic/blobs/{local.blob.sha256}.*"
+            wait_until(lambda: size_on(hosts.hosts[1], partial) >= SIZE // 2, "half of it on dm2")
+            hosts.hosts[0].drop(source=hosts.hosts[1])
+            offset = SIZE // 2
+        yield from pour(self, local, offset)
+
+    monkeypatch.setattr(Link, "pour", pour_half)
+    with links_to(hosts) as links:
+        before = sent_bytes(hosts)
+        told = deliver(links, [file])
+        assert sent_bytes(hosts) - before < 1.7 * SIZE  # the rest alone was sent to dm2
+    assert told.notes == [(1, "its data came from the notebook and not from dm1: it said nothing for 5 s")]
+    for host in hosts.hosts:
+        assert_has(host, file)
+
+
+def size_on(host: LabHost, pattern: str) -> int:
+    said = host.exec(["sh", "-c", f"stat -c %s {pattern}"]).stdout.split()
+    return max(map(int, said), default=0)
+
+
+def test_a_full_disk_in_the_middle(hosts: Lab) -> None:
+    file = made()
+    hosts.hosts[1].limit_home(8 * MB)
+    with pytest.raises(PreflightError) as caught, links_to(hosts) as links:
+        deliver(links, [file])
+    assert str(caught.value) == (
+        "dm2: [Errno 28] No space left on device.\n"
+        "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one."
+    )
+    hosts.assert_clean()
+    wait_until(lambda: all(len(name) == 64 for host in hosts.hosts for name in kept(host)), "no half files")
+
+
+def test_a_file_that_has_rotted_is_no_source(hosts: Lab) -> None:
+    """A host whose disk has rotted under the name is no source: it takes the file again, and serves the good one."""
+    file = made()
+    hosts.hosts[0].exec(["sh", "-c", f"mkdir -p .distmagic/blobs; echo rotten > .distmagic/blobs/{file.blob.sha256}"])
+    with links_to(hosts) as links:
+        assert deliver(links, [file]).notes == []
+    for host in hosts.hosts:
+        assert_has(host, file)
+
+
+# ---- interrupts
+
+
+def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
+    data = os.urandom(4 * SIZE)
+
+    class Screen(runner.Watch):
+        def show(self, state: RunState) -> None:
+            super().show(state)
+            if 0 < state.nodes[0].sent_bytes < state.nodes[0].total_bytes:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    slow = ["nsenter", "--target", str(hosts.hosts[0]._pid()), "--net", "--"]
+    slowly = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64kb", "latency", "50ms"]
+    subprocess.run([*slow, "env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "tc", *slowly], check=True)
+    hosts.hosts[0]._is_broken = True
+    with pytest.raises(Cancelled, match="Interrupted; nothing was started"):
+        distmagic.run(len, data, hosts=",".join(FOUR), access=runner.access(hosts), screen=Screen())
+    hosts.assert_clean()
+    wait_until(lambda: all(len(name) == 64 for host in hosts.hosts for name in kept(host)), "no half files")
+    wait_until(lambda: [listening(host) for host in hosts.hosts] == [[]] * 4, "nobody who listens")

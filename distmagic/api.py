@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from distmagic import diagnose, interrupts, job_requests
+from distmagic import interrupts, job_requests
 from distmagic import plan as planning
 from distmagic.bundle import build
 from distmagic.drive import Limits, Screen, drive
@@ -31,17 +30,14 @@ from distmagic.notebook_prompts import NotebookAsker, asker_of
 from distmagic.opening import Opening
 from distmagic.outcome import Detached, Run
 from distmagic.pack import Payload, pack_call
-from distmagic.plan import Plan, Reached
+from distmagic.plan import Plan
+from distmagic.prepare import in_parallel, join, prepare
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
-from distmagic.remote import facts
-from distmagic.remote.protocol import Look, Route, Start, Template, Templates
+from distmagic.remote.protocol import Look, Template, Templates
 from distmagic.screen import screen_for
 from distmagic.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec, from_options
 from distmagic.state import Event, Planned, RunState, Swept, Warned
 from distmagic.verdict import verdict
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class Session:
@@ -75,7 +71,7 @@ class Session:
             plan, _ = prepare(links, spec, _new_job())
             return planning.commands(plan, [link.facts.executable for link in links])
         finally:
-            _in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, range(len(links)), links)
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
@@ -92,7 +88,7 @@ class Session:
                 plan = self._prepare(opening, links, spec, job)
                 launch = self._launch(job, links, reaching, reaching.access.lease_s, began)
                 if plan.min_nodes < len(plan.nodes):
-                    launch.take_in(partial(_join, launch, plan, spec, payload))
+                    launch.take_in(partial(join, launch, plan, spec, payload))
                 try:
                     launch.start(plan, payload, partial(opening.watch, events=partial(launch.batch, 0.0)))
                 except BaseException:
@@ -111,7 +107,7 @@ class Session:
             check_orphans(found_jobs([link.facts.running for link in links]), owner())
             plan, warnings = opening.result(pool.submit(prepare, links, spec, job))
         except BaseException:
-            _in_parallel(Link.close, links)
+            in_parallel(Link.close, links)
             raise
         finally:
             pool.shutdown(wait=False)
@@ -130,9 +126,9 @@ class Session:
         """Return the jobs of which these hosts have something, the oldest first."""
         links = reaching.wait()
         try:
-            return found_jobs(_in_parallel(Link.jobs, links))
+            return found_jobs(in_parallel(Link.jobs, links))
         finally:
-            _in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, range(len(links)), links)
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
@@ -156,19 +152,19 @@ class Session:
         """End a job on its own hosts; returns when its processes are gone. `reaching` as for `attach`."""
         links = reaching.wait()
         try:
-            _in_parallel(lambda node: links[node].stop(job.name, node), job.running)
+            in_parallel(lambda node: links[node].stop(job.name, node), job.running)
         finally:
-            _in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, range(len(links)), links)
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
         """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts."""
         links = reaching.wait()
         try:
             return "".join(
-                _in_parallel(lambda node: job_requests.logs(links[node], job.name, node, rank), range(len(links)))
+                in_parallel(lambda node: job_requests.logs(links[node], job.name, node, rank), range(len(links)))
             )
         finally:
-            _in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, range(len(links)), links)
 
     def stacks(self, reaching: Reaching, job: Job) -> Explanation:
         """Ask all ranks of a running job where they are; nothing else is changed. `reaching` as for `attach`."""
@@ -176,24 +172,24 @@ class Session:
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
-            _in_parallel(Link.close, links)
+            in_parallel(Link.close, links)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts; return the bytes."""
         links = reaching.wait()
         try:
             names = {job.name for job in jobs}
-            return sum(_in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
+            return sum(in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
         finally:
-            _in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, range(len(links)), links)
 
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
         """Return what each host keeps loaded for this kernel."""
         links = reaching.wait()
         try:
-            return tuple(_in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links))
+            return tuple(in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links))
         finally:
-            _in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, range(len(links)), links)
 
     # ---- the end of a run
 
@@ -288,49 +284,14 @@ def python_of(host: Host, access: Access) -> str:
     return access.python_of(host.name) or (sys.executable if host.is_local else "python3")
 
 
-def prepare(links: Sequence[Link], spec: JobSpec, job: str) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
-    names = tuple(link.host.name for link in links)
-    local_torch = facts.torch_version()
-    warnings = [text for link in links for text in link.warnings]
-    warnings += [text for link in links for text in diagnose.check(link.host.name, link.facts, local_torch)]
-    diagnose.check_among(names, tuple(link.facts for link in links))
-    routes = _routes(links)
-    reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
-    return planning.make_plan(spec, reached, job=job, local_cwd=str(Path.cwd())), tuple(warnings)
-
-
-def _routes(links: Sequence[Link]) -> list[Route]:
-    """Return each host's address as the others dial it: the lead's, and of the others the one that leads to it."""
-    lead, *others = links
-    peers = [link.facts.address for link in others if not link.host.is_local]
-    first = lead.ask(peers[0] if lead.host.is_local and peers else "")
-    return [first, *_in_parallel(lambda link: link.ask(first.address), others)]
-
-
 def owner() -> str:
     """Return the name of the notebook that this kernel belongs to, "" where Jupyter doesn't tell."""
     path = os.environ.get("JPY_SESSION_NAME", "")
     return f"{socket.gethostname()}:{path}" if path else ""
 
 
-def _join(launch: Launch, plan: Plan, spec: JobSpec, payload: Payload, link: Link, node_rank: int) -> Start:
-    """Return what a host is told that comes back to an elastic job as this node. Raises `HostError`."""
-    diagnose.check(link.host.name, link.facts, facts.torch_version())
-    reached = Reached(host=link.host, facts=link.facts, route=link.ask(plan.nodes[0].address))
-    node = planning.add_node(spec, plan, node_rank, reached, local_cwd=str(Path.cwd()))
-    return launch.request(plan, node, payload)
-
-
 def _new_job() -> str:
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
-
-
-def _in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
-    if not things:
-        return []
-    with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
-        return list(pool.map(act, things, *more))
 
 
 def run(

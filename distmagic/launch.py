@@ -14,23 +14,22 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from distmagic import interrupts
 from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
-from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
+from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.link import Link
 from distmagic.pack import Payload
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
 from distmagic.state import Added, Broken, Event, Gone, Launched, Lost, Mended, Sending, Starting, Warned
+from distmagic.takeback import cancelled, take_back
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 _SMALL_TOGETHER_BYTES = 64 << 20  # of one node
 _AHEAD = 256  # events of one node that may wait to be folded; a host that says more is not read meanwhile
 
 
-_TAKE_BACK_S = 5.0  # for hosts to tell that they have started, and again that they have ended
 _GATHER_S = 0.0003  # a node: to fold one event costs as much as to fold what all nodes say meanwhile
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
 
@@ -92,9 +91,9 @@ class Launch:
             watch(started)
             _raise_first(started)
         except BaseException as error:
-            unsure = self._take_back(started)
+            unsure = take_back(self._pool, self.links, started)
             if isinstance(error, KeyboardInterrupt):
-                raise _cancelled(began=bool(started), unsure=unsure) from None
+                raise cancelled(began=bool(started), unsure=unsure) from None
             if isinstance(error, ConnectionLost) and not error.hint:
                 error.hint = (
                     "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
@@ -150,21 +149,6 @@ class Launch:
             secret=self._secret, address=node.address, lead_address=plan.nodes[0].address, port=plan.gang_port,
             nodes=len(plan.nodes), min_nodes=plan.min_nodes, lost_after_s=plan.node_lost_after_s,
         )  # fmt: skip
-
-    def _take_back(self, started: Sequence[Future[None]]) -> list[str]:
-        """Stop the nodes that did start, and wait until they are gone; return the hosts that did not confirm it.
-
-        No interrupt ends this, but its limits do.
-        """
-        with interrupts.sent_to(_hold):
-            tried = [(link, future) for link, future in zip(self.links, started, strict=False) if not future.cancel()]
-            wait([future for _, future in tried], _TAKE_BACK_S)
-            running = [link for link, future in tried if future.done() and future.exception() is None]
-            stops = [self._pool.submit(_stop_and_wait, link) for link in running]
-            wait(stops, _TAKE_BACK_S)
-        unsure = [link for link, future in tried if not future.done() or _may_run(future.exception())]
-        unsure += [link for link, stop in zip(running, stops, strict=True) if not (stop.done() and stop.result())]
-        return [link.host.name for link in unsure]
 
     # ---- going on
 
@@ -339,41 +323,8 @@ def _send_quietly(link: Link, message: protocol.Message) -> None:
         return  # the listening thread notices the same, and tells it
 
 
-def _stop_and_wait(link: Link) -> bool:
-    """Return whether nothing of the run is left there."""
-    try:
-        link.send(protocol.Stop(grace_s=0.0, reason="another host could not start"))
-        for _, what in link.events():
-            if isinstance(what, protocol.Final):  # the agent itself may have to wait for the other nodes yet
-                return not what.survivors
-    except DistmagicError:
-        pass  # what was wrong first is told; this node's lease ends what is left
-    return False
-
-
-def _may_run(error: BaseException | None) -> bool:
-    """Whether an agent may run all the same where its start ended so."""
-    return isinstance(error, ConnectionLost | Unreachable)
-
-
-def _cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
-    if not began:
-        return Cancelled("Interrupted while the hosts were being sent what they need; nothing was started.")
-    if not unsure:
-        return Cancelled("Interrupted while the hosts were starting; what had started was stopped.")
-    names = ", ".join(unsure)
-    return Cancelled(
-        f"Interrupted while the hosts were starting; {names} did not confirm that nothing runs there any more.",
-        f"What may still run on {names} ends by itself when its lease runs out.",
-    )
-
-
 def _agent_gone(error: str) -> str:
     return f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
-
-
-def _hold(*_: object) -> None:
-    """Do nothing: the run is being taken back already."""
 
 
 def _raise_first(futures: Sequence[Future[Any]]) -> None:

@@ -1,0 +1,63 @@
+"""A start that did not come about on all hosts is taken back on those where it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from distmagic import interrupts
+from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
+from distmagic.link import Link
+from distmagic.remote import protocol
+
+_PATIENCE_S = 5.0  # for hosts to tell that they have started, and again that they have ended
+
+
+def take_back(pool: ThreadPoolExecutor, links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
+    """Stop the nodes that did start, and wait until they are gone; return the hosts that did not confirm it.
+
+    No interrupt ends this, but its limits do.
+    """
+    with interrupts.sent_to(_hold):
+        tried = [(link, future) for link, future in zip(links, started, strict=False) if not future.cancel()]
+        wait([future for _, future in tried], _PATIENCE_S)
+        running = [link for link, future in tried if future.done() and future.exception() is None]
+        stops = [pool.submit(_stop_and_wait, link) for link in running]
+        wait(stops, _PATIENCE_S)
+    unsure = [link for link, future in tried if not future.done() or _may_run(future.exception())]
+    unsure += [link for link, stop in zip(running, stops, strict=True) if not (stop.done() and stop.result())]
+    return [link.host.name for link in unsure]
+
+
+def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
+    """Return the error of an interrupt while hosts start; `unsure` are those that did not confirm their end."""
+    if not began:
+        return Cancelled("Interrupted while the hosts were being sent what they need; nothing was started.")
+    if not unsure:
+        return Cancelled("Interrupted while the hosts were starting; what had started was stopped.")
+    names = ", ".join(unsure)
+    return Cancelled(
+        f"Interrupted while the hosts were starting; {names} did not confirm that nothing runs there any more.",
+        f"What may still run on {names} ends by itself when its lease runs out.",
+    )
+
+
+def _stop_and_wait(link: Link) -> bool:
+    """Return whether nothing of the run is left there."""
+    try:
+        link.send(protocol.Stop(grace_s=0.0, reason="another host could not start"))
+        for _, what in link.events():
+            if isinstance(what, protocol.Final):  # the agent itself may have to wait for the other nodes yet
+                return not what.survivors
+    except DistmagicError:
+        pass  # what was wrong first is told; this node's lease ends what is left
+    return False
+
+
+def _may_run(error: BaseException | None) -> bool:
+    """Whether an agent may run all the same where its start ended so."""
+    return isinstance(error, ConnectionLost | Unreachable)
+
+
+def _hold(*_: object) -> None:
+    """Do nothing: the run is being taken back already."""

@@ -20,7 +20,8 @@ nothing flows back.
 
 On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
 IPython, api.py is the same from plain Python and puts the steps above in order, backend.py is where the magics meet
-the rest. notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
+the rest. prepare.py asks the hosts what the plan needs to know; takeback.py stops what had started where another host
+could not. notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
 blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.
 delivery.py brings them to the hosts: what is large leaves the notebook once, with a one-time certificate
 (certificate.py) by which the hosts that hand it on know each other.
@@ -38,7 +39,7 @@ failed or fell silent (gang.py decides, datagrams.py seals); peers.py lets only 
 memory.py knows whom the kernel killed for want of memory; stacks.py has a rank tell where it is at a signal,
 roll_call.py asks all ranks of a node; worker.py is one rank and calls the user's function; report.py and bars.py are
 the rank's progress; protocol.py is the wire, JSON lines, the same file on both ends. Between runs template.py keeps
-torch loaded (warmth.py finds it, resting.py keeps its lease); agents are forked from it, torchrun from them, ranks
+torch loaded (warmth.py finds it, the notebook's resting.py renews it); agents are forked from it, torchrun from them, ranks
 from nursery.py, made fresh by fresh.py.
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only

@@ -133,7 +133,6 @@ class Magics:
 
     def _dry_run(self, request: flags.Request, reaching: Reaching) -> None:
         print(self.notebook.session().dry_run(reaching, request.spec))
-        reaching.cancel()
 
     def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> object:
         """Run what runs here, and pack the call. Above the limit the user is asked, where somebody can answer."""

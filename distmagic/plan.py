@@ -142,7 +142,7 @@ def _defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
 
 def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str) -> Warm | None:
     """Return what a host has to load for its ranks of this job; None where all is to be started by exec."""
-    if access.cold or not access.warm_idle_s:
+    if access.cold or not access.warm_idle_s or spec.max_restarts:
         return None
     try:
         nproc = count_ranks(host.slots or spec.nproc_per_node, facts, host.name)

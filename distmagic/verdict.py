@@ -32,6 +32,8 @@ def verdict(state: RunState) -> RunError | None:
 def _verdict(state: RunState) -> RunError | None:
     if state.abandoned:
         return (Cancelled if state.stopping else RunError)(state.abandoned)
+    if state.is_elastic and state.is_lost:  # the ranks that were killed to form anew are no cause
+        return _node_lost(state)
     could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout", "hung")
     if state.first_failure is not None and not could_restart:
         worker = state.workers[state.first_failure]

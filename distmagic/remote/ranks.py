@@ -91,7 +91,7 @@ class Rank:
         if now is None or self.process is None or now.started != self.process.started:
             return None
         self.process = now  # torch gives it another name on the way
-        if now.state not in "ZX" or now.parent == os.getpid():  # adopted: its torchrun ended first, and took it along
+        if now.state not in "ZX" or now.parent == os.getpid() or _is_dead(now.parent):  # torchrun took it along
             return None
         return self.end_by_code(exits.code_of(now.exit_status), watch)
 
@@ -154,3 +154,8 @@ def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int
         return (protocol.decode(packet)[1] if packet else None), fds
     except (OSError, protocol.BadLine):
         return None, fds
+
+
+def _is_dead(pid: int) -> bool:
+    process = processes.read(pid)
+    return process is None or process.state in "ZX"

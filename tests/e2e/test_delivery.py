@@ -304,7 +304,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
     slowly = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64kb", "latency", "50ms"]
     subprocess.run([*slow, "env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "tc", *slowly], check=True)
     hosts.hosts[0]._is_broken = True
-    with pytest.raises(Cancelled, match="Interrupted; nothing was started"):
+    with pytest.raises(Cancelled, match="nothing was started"):
         distmagic.run(len, data, hosts=",".join(FOUR), access=runner.access(hosts), screen=Screen())
     hosts.assert_clean()
     wait_until(lambda: all(len(name) == 64 for host in hosts.hosts for name in kept(host)), "no half files")

@@ -49,7 +49,9 @@ def probe() -> dict[str, Any]:
     main = sys.modules["__main__"]
     seen: dict[str, Any] = {"main": (main.__name__, sorted(vars(main)), os.path.basename(main.__file__))}  # noqa: PTH119
     fds = [(fd, f"/proc/self/fd/{fd}") for fd in sorted(os.listdir("/proc/self/fd"), key=int)]
-    seen["fds"] = [(fd, os.readlink(path).partition(":")[0]) for fd, path in fds if os.path.exists(path) or fd < "3"]  # noqa: PTH110
+    targets = [os.readlink(path).partition(":")[0] for fd, path in fds if os.path.exists(path) or fd < "3"]  # noqa: PTH110
+    own = ("/tmp/distmagic-", os.path.expanduser("~/.distmagic/blobs/"))  # sockets, the bundle
+    seen["fds"] = [target for target in targets if not target.startswith(own)]
     import numpy as np
     import torch
 

@@ -162,7 +162,7 @@ def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:
     assert [one.pid for one in templates(warm)] == before
 
 
-def test_restarts_by_c10d_are_forked_too(warm: Lab) -> None:
+def test_a_job_that_may_restart_is_started_by_exec(warm: Lab) -> None:
     def fail_once() -> tuple[int, str]:
         import os
         import time

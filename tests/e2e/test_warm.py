@@ -162,23 +162,6 @@ def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:
     assert [one.pid for one in templates(warm)] == before
 
 
-def test_a_job_that_may_restart_is_started_by_exec(warm: Lab) -> None:
-    def fail_once() -> tuple[int, str]:
-        import os
-        import time
-
-        restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
-        if restart == "0" and os.environ["RANK"] == "1":
-            raise ValueError("not yet")
-        while restart == "0":  # until torchrun ends it
-            time.sleep(1)
-        with open(f"/proc/{os.getppid()}/cmdline") as file:
-            return int(restart), file.read().split("\0")[3]
-
-    found = run(warm, "dm1:2,dm2:1", fail_once, max_restarts=1).results
-    assert dict(found) == dict.fromkeys(range(3), (1, "engine"))
-
-
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])
 def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
     program = textwrap.dedent(f"""

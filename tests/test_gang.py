@@ -168,6 +168,22 @@ def test_a_member_cut_off_while_it_leaves_does_not_wait_for_ever(net):
     assert net.nodes[1].may_leave
 
 
+def test_a_member_that_hears_of_the_leads_end_when_the_lead_is_gone_leaves(net):
+    """It was frozen meanwhile; the lead's last words waited in its socket."""
+    lead, member = net.nodes[0], net.nodes[2]
+    lead.say(Own(phase="clear", reason="lost", culprit=2), net.now)
+    lead.poll(net.now)
+    last_words = [data for address, data in lead.outbox if address == "node2"]
+    del net.nodes[0]
+    net.run(LOST_S + 1.0)
+    member.hear(last_words[-1], "node0", net.now)
+    member.say(Own(phase="clear"), net.now)
+    net.run(1.0)
+    assert not member.may_leave
+    net.run(LOST_S)
+    assert member.may_leave
+
+
 def test_who_is_never_heard_is_silent_and_nobody_is_lost():
     net = Net()
     net.down = {2}

@@ -48,7 +48,7 @@ class Peer:
 
     def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
         self.node_rank, self.address = node_rank, address
-        self.began = now
+        self.began = self.arrived_at = now
         self.heard_at: float | None = None
         self.last_counter = self.sent_counter = 0
         self.phase, self.reason, self.culprit, self.formations = "up", "", NOBODY, 0
@@ -63,11 +63,11 @@ class Peer:
         self._sent.append((self.sent_counter, now))
         return self.sent_counter
 
-    def hear(self, one: Datagram, address: Address) -> bool:
+    def hear(self, one: Datagram, address: Address, now: float) -> bool:
         """Take its word, unless it is a replay; return whether it was taken."""
         if one.counter <= self.last_counter or one.echo > self.sent_counter:
             return False
-        self.last_counter, self.address = one.counter, address
+        self.last_counter, self.address, self.arrived_at = one.counter, address, now
         self.phase, self.reason, self.culprit, self.formations = one.phase, one.reason, one.culprit, one.formations
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, at in self._sent:
@@ -91,6 +91,7 @@ class Gang:
     own: Own = field(default_factory=Own)
     outbox: list[tuple[Address, bytes]] = field(default_factory=list)
     send_at: float = 0.0
+    now: float = 0.0
 
     @property
     def has_formed(self) -> bool:
@@ -113,7 +114,13 @@ class Gang:
         there = [peer for peer in self.peers.values() if peer.state in ("", "joined")]
         if self.node_rank == 0:  # one that was heard only once, in a short job, has heard us too
             return all(peer.phase == "clear" for peer in there if peer.last_counter)
-        return all(peer.knows_clear() if peer.last_counter else peer.cleared_by for peer in there)
+        return all(self._may_leave_without(peer) for peer in there)
+
+    def _may_leave_without(self, lead: Peer) -> bool:
+        """Whether the lead has heard of our end, or is gone: what it said last may have waited for a host that was frozen."""
+        if not lead.last_counter:
+            return bool(lead.cleared_by)
+        return lead.knows_clear() or self.now - lead.arrived_at > self.lost_after_s
 
     def say(self, own: Own, now: float) -> None:
         """Say something else of this node from now on, at once."""
@@ -130,7 +137,7 @@ class Gang:
         if one.node_rank not in self.peers:
             return
         peer = self.peers[one.node_rank]
-        if not peer.hear(one, address):
+        if not peer.hear(one, address, now):
             return
         if self.node_rank == 0:  # the lead answers at once: so a member's word is known to be heard
             self._send(peer, now)
@@ -144,6 +151,7 @@ class Gang:
 
     def poll(self, now: float) -> list[News]:
         """Send what is due, and return what is new."""
+        self.now = now
         if now >= self.send_at:
             self.send_at = now + min(PERIOD_S, self.lost_after_s / 8)
             for peer in self.peers.values():

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import re
 
-from distmagic.errors import PreflightError
+from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.remote.protocol import Facts
 
 _NEEDED_BYTES = 16 << 20
+
+
+def no_python(host: str, python: str, code: int | None, said: str) -> ConnectionLost | PreflightError:
+    """Return why an interpreter ended without a word; `code` None: how is not known, `said` on stderr."""
+    if code in (126, 127) or (code in (None, 1) and "not found" in said.lower()):  # 1: csh
+        return PreflightError(
+            host,
+            f"there is no {python} (the host said: {said[-300:] or f'exit code {code}'}).",
+            f"Name its Python, one that has torch: --python {host}=/path/to/python",
+        )
+    words = f": {said[-500:]}" if said else ""
+    if code is None:
+        return ConnectionLost(f"{host}: the connection ended before {python} had said anything{words}.")
+    return PreflightError(
+        host,
+        f"{python} ended before it said anything (exit code {code}{words}).",
+        f"Try by hand: ssh {host} {python} -c 'import sys'",
+    )
 
 
 def check_python(host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str) -> None:

@@ -127,18 +127,8 @@ class Link:
     def _no_python(self, python: str) -> Exception:
         if self._closed:
             return ConnectionLost(f"{self.host.name}: the connection was closed.")
-        code, said = self._process.wait(2.0), self._process.stderr().strip()
-        name = self.host.name
-        said = " ".join(said.split())
-        if code in (126, 127) or (code in (None, 1) and "not found" in said.lower()):  # 1: csh
-            return PreflightError(
-                name, f"there is no {python} (the host said: {said[-300:] or f'exit code {code}'}).",
-                f"Name its Python, one that has torch: --python {name}=/path/to/python",
-            )  # fmt: skip
-        return PreflightError(
-            name, f"{python} ended before it said anything (exit code {code}{f': {said[-500:]}' if said else ''}).",
-            f"Try by hand: ssh {name} {python} -c 'import sys'",
-        )  # fmt: skip
+        code, said = self._process.wait(2.0), " ".join(self._process.stderr().split())
+        return diagnose.no_python(self.host.name, python, code, said)
 
     # ---- before the start
 

@@ -195,6 +195,12 @@ def test_a_python_that_ends_at_once(bundle, deaf):
     )
 
 
+def test_a_connection_that_ends_before_python_speaks(bundle):
+    error = refusal(FakeProcess(code=None, stderr="client_loop: send disconnect\n"), bundle)
+    assert isinstance(error, ConnectionLost)
+    assert str(error) == ("gpu-a: the connection ended before python3 had said anything: client_loop: send disconnect.")
+
+
 @pytest.mark.parametrize(
     ("changes", "start"),
     [

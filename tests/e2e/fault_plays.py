@@ -123,20 +123,22 @@ def beside_another_job(fault: Fault, lab: Lab) -> Told:
 
 
 def while_connecting(break_it: Callable[[Lab], object]) -> Play:
-    """Break something as soon as a host has let the notebook in."""
+    """Break something when a host has let the notebook in, and has not done yet what it was asked for."""
 
     def play(fault: Fault, lab: Lab) -> Told:
         session().close()  # it must connect again
-        before = len(lab.hosts[1].log().split("Accepted publickey"))
+        is_in = lab.hosts[1].home / "is-in"
+        (lab.hosts[1].home / ".bashrc").write_text(": > ~/is-in; while [ -e ~/is-in ]; do sleep 0.1; done\n")
 
         def wait_and_break() -> None:
-            wait_until(lambda: len(lab.hosts[1].log().split("Accepted publickey")) > before, "the log-in")
+            wait_until(is_in.exists, "the log-in")
             break_it(lab)
 
         with ThreadPoolExecutor(1) as pool:
             breaking = pool.submit(wait_and_break)
             told = faults.told_of(lambda: faults.start(lab, fault.way, runner.Watch()))
             breaking.result()
+        is_in.unlink()
         return told
 
     return play

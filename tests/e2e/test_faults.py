@@ -26,7 +26,7 @@ SIGNALS = {
 }
 RANK_1 = "WorkerFailed: rank 1 (dm2, local_rank 0)"
 LOST = "NodeLost: A host was lost, and the others were stopped."
-CONNECTION_LOST = "ConnectionLost: dm2: the connection to 10.99.0.12 port 22 is lost."
+CONNECTION_LOST = "ConnectionLost: dm2: the connection ended before python3 had said anything."
 UNHEARD = "the other hosts have not heard of it any more"
 SOON_LOST = {"node_lost_after_s": LOST_S}
 
@@ -233,7 +233,7 @@ TABLE = (
     Fault("host", "result transfer", "power off", "Unreachable: dm2: no answer from 10.99.0.12 port 22 within 3 s.",
           Way(play=plays.while_fetching(lambda lab: lab.hosts[1].kill(), lambda _: None))),
     Fault("host", "connect", "frozen", CONNECTION_LOST,
-          Way(play=plays.while_connecting(lambda lab: lab.hosts[1].freeze()))),
+          Way(play=plays.while_connecting(lambda lab: lab.hosts[1].freeze()), at_last=THAW)),
     Fault("host", "training", "frozen", f"{LOST} dm2: {UNHEARD}",
           then((training, on("dm2", lambda host: host.freeze())), numbers=10_000, at_last=THAW, options=SOON_LOST)),
     Fault("host", "training", "frozen for 1 s", "done",

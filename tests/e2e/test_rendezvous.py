@@ -35,9 +35,9 @@ def flaky(until: int) -> tuple[int, int]:
 
 
 def test_ranks_on_several_nodes_start_again_together(lab: Lab) -> None:
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(flaky), 1, max_restarts=5)
-    assert [run.results[rank][0] for rank in run.results] == [0, 1]
-    assert run.results[1][1] >= 1  # torchrun counts restarts on each node by itself
+    run = runner.run(lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
+    assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]
+    assert run.results[1][1] >= 1  # torchrun counts restarts on each node by itself: rank 2 may have seen none
     assert run.state.workers[1].restart == run.results[1][1]
     assert run.state.phase == "done"
 

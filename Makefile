@@ -39,7 +39,7 @@ $(venv)/.ready: pyproject.toml
 
 test: $(venv)/.ready
 	@$(bin)/python -m tests.system
-	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile $(ARGS)
+	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS)
 
 demo: $(venv)/.ready
 	@mkdir -p build

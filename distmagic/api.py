@@ -84,11 +84,11 @@ class Session:
         with interrupts.noted() as noted:
             opening = _opening(state, began, reaching, screen, noted)
             with opening.guarded():
-                links = reaching.wait(opening.watch_hosts)
-                plan = self._prepare(opening, links, spec, job)
+                links = reaching.wait(opening.watch_hosts, spec.nnodes[0] if spec.nnodes and spec.is_elastic else None)
+                plan = self._prepare(opening, links, spec, job, reaching)
                 launch = self._launch(job, links, reaching, reaching.access.lease_s, began)
-                if plan.min_nodes < len(plan.nodes):
-                    launch.take_in(partial(join, launch, plan, spec, payload))
+                if spec.is_elastic and spec.max_restarts:
+                    launch.take_in(partial(join, launch, plan, spec, payload), tuple(reaching.absent))
                 try:
                     launch.start(plan, payload, partial(opening.watch, events=partial(launch.batch, 0.0)))
                 except BaseException:
@@ -100,7 +100,7 @@ class Session:
                 state = drive(launch, opening.state, screen, serve, limits, noted, detach=spec.detach)
             return self._finish(state, launch, reaching, screen, noted)
 
-    def _prepare(self, opening: Opening, links: Sequence[Link], spec: JobSpec, job: str) -> Plan:
+    def _prepare(self, opening: Opening, links: Sequence[Link], spec: JobSpec, job: str, reaching: Reaching) -> Plan:
         """Return the plan, and tell its warnings. Where there is none, the links are closed."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
         try:
@@ -111,13 +111,16 @@ class Session:
             raise
         finally:
             pool.shutdown(wait=False)
-        planned = Planned(addresses=tuple(node.address for node in plan.nodes), min_nodes=plan.min_nodes)
-        opening.tell(planned, *(Warned(text=text) for text in warnings))
+        addresses = tuple(node.address for node in plan.nodes)
+        planned = Planned(addresses=addresses, min_nodes=plan.min_nodes, present=reaching.present)
+        absent = [f"{why} The run begins without this host." for why in reaching.absent.values()]
+        opening.tell(planned, *(Warned(text=text) for text in (*absent, *warnings)))
         return plan
 
     def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float, began: float) -> Launch:
-        launch = Launch(job, links, lease_s, time.monotonic, partial(self._reopen, reaching), began, owner())
-        launch.rest = reaching.rest
+        reopen = partial(self._reopen, reaching)
+        launch = Launch(job, links, lease_s, time.monotonic, reopen, began, owner())
+        launch.rest, launch.places = reaching.rest, list(reaching.present)
         return launch
 
     # ---- jobs that were started before, also by other kernels

@@ -38,6 +38,8 @@ def _warned(draft: Draft, _: int, what: Warned) -> None:
 
 
 def _planned(draft: Draft, _: int, what: Planned) -> None:
+    if what.present is not None:
+        draft.nodes[:] = [replace(draft.nodes[place], node_rank=node) for node, place in enumerate(what.present)]
     draft.min_nodes = what.min_nodes or len(draft.nodes)
     for node, address in enumerate(what.addresses[: len(draft.nodes)]):
         draft.nodes[node] = replace(draft.nodes[node], address=address)

@@ -60,7 +60,8 @@ class Launch:
         self._resting: list[Link] = []  # they are no longer ours
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = [threading.BoundedSemaphore(_AHEAD) for _ in links]
-        self._host_of = list(range(len(links)))  # by node rank: a host that comes back to an elastic job is a new node
+        self.places = list(range(len(links)))  # of hosts, by node rank: who comes back to an elastic job is a new node
+        self._absent: tuple[int, ...] = ()
         self._join: Callable[[Link, int], protocol.Start] | None = None
         self._payload: tuple[LocalBlob, ...] = ()
         self._growing = threading.Lock()
@@ -110,13 +111,16 @@ class Launch:
 
         Delivery(self.links, [node.address for node in plan.nodes], self._payload, tell, note).run()
 
-    def take_in(self, join: Callable[[Link, int], protocol.Start]) -> None:
-        """From now on, let hosts that were lost come back: `join` says what a host is told that is node so-and-so then."""
-        self._join = join
+    def take_in(self, join: Callable[[Link, int], protocol.Start], absent: Sequence[int] = ()) -> None:
+        """Let hosts that are lost, or `absent` from the start, come (back).
+
+        `join` says what a host is told that is node so-and-so then.
+        """
+        self._join, self._absent = join, tuple(absent)
 
     def host_of(self, node_rank: int) -> int:
         """Return which of the job's hosts a node is on."""
-        return self._host_of[node_rank]
+        return self.places[node_rank]
 
     def attach(self) -> None:
         """Follow a job that was started before, from its first event on."""
@@ -127,6 +131,8 @@ class Launch:
     def _begin(self) -> None:
         for node_rank, link in enumerate(self.links):
             threading.Thread(target=self._listen, args=(node_rank, link), daemon=True).start()
+        for host in self._absent:
+            threading.Thread(target=self._await, args=(host,), daemon=True).start()
         threading.Thread(target=self._keep_lease, daemon=True).start()
 
     def request(self, plan: Plan, node: NodePlan, payload: Payload) -> protocol.Start:
@@ -143,7 +149,7 @@ class Launch:
         )  # fmt: skip
 
     def _membership(self, plan: Plan, node: NodePlan) -> protocol.Membership | None:
-        if len(plan.nodes) == 1:
+        if plan.rdzv.max_nodes == 1:
             return None
         return protocol.Membership(
             secret=self._secret, address=node.address, lead_address=plan.nodes[0].address, port=plan.gang_port,
@@ -155,32 +161,37 @@ class Launch:
     def _listen(self, node_rank: int, link: Link) -> None:
         """Follow a host's nodes: the one it is, and in an elastic job those that it becomes when it comes back."""
         self._follow(node_rank, link)
-        while self._join is not None and (back := self._come_back(node_rank)) is not None:
-            node_rank, link = back
-            self._follow(node_rank, link)
+        if self._join is not None and node_rank in self._missed:
+            self._await(self.places[node_rank])
 
-    def _come_back(self, node_rank: int) -> tuple[int, Link] | None:
-        """Try again and again to start a lost host as a new node; None when the run is over, or the host has ended well."""
+    def _await(self, host: int) -> None:
+        """Follow the node that a host becomes when it comes back to an elastic job."""
+        back = self._come_back(host)
+        if back is not None:
+            self._listen(*back)
+
+    def _come_back(self, host: int) -> tuple[int, Link] | None:
+        """Try again and again to start a host as a new node; None when the run is over."""
         pause = _FIRST_PAUSE_S
-        while node_rank in self._missed and not self._stops and not self._over.wait(pause):
+        while not self._stops and not self._over.wait(pause):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
-                link = self._reopen(self._host_of[node_rank])
+                link = self._reopen(host)
                 if not any(one.job == self.job for one in link.facts.running):  # else it is about to notice its loss
-                    return self._start_again(node_rank, link)
+                    return self._start_again(host, link)
                 link.close()
             except DistmagicError:
                 continue
         return None
 
-    def _start_again(self, node_rank: int, link: Link) -> tuple[int, Link]:
+    def _start_again(self, host: int, link: Link) -> tuple[int, Link]:
         assert self._join is not None
         with self._growing:
             new = len(self.links)
             link.sweep(self.job)
             link.deliver(self._payload)
             link.start(self._join(link, new))
-            self._host_of.append(self._host_of[node_rank])
+            self.places.append(host)
             self._room.append(threading.BoundedSemaphore(_AHEAD))
             self.links.append(link)
         self._put(new, Added(host=link.host.name))
@@ -225,7 +236,7 @@ class Launch:
             return
         self._fetch_small(node_rank, link, heard.small)
         self._resting.append(link)
-        self.rest(self._host_of[node_rank], link)
+        self.rest(self.places[node_rank], link)
         self._put(node_rank, Gone())
 
     def _mend(self, node_rank: int, last: int, why: str) -> Link:
@@ -235,7 +246,7 @@ class Launch:
         while self._clock() < give_up and not self._over.wait(pause):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
-                link = self._reopen(self._host_of[node_rank])
+                link = self._reopen(self.places[node_rank])
                 link.kept = self.links[node_rank].kept
                 if link.kept is not None:
                     link.send(link.kept)

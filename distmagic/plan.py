@@ -38,7 +38,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole run. `endpoint` is "address port" where node 0 listens, "" with a single node.
+    """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
 
     The nodes' agents meet at `gang_port` (UDP) of the first node's address.
     """
@@ -63,7 +63,7 @@ def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd:
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
-    endpoint = f"{rdzv.address} {rdzv.port}" if len(nodes) > 1 else ""
+    endpoint = f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else ""
     return Plan(
         job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts, min_nodes=rdzv.min_nodes if spec.max_restarts else len(nodes), rdzv=rdzv,
         gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
@@ -114,7 +114,7 @@ def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, loc
     return NodePlan(
         host=one.host, node_rank=rank, nproc_per_node=nproc,
         torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
-        env=spec.env, defaults=(*_defaults(one, nproc), *_elastic(rdzv)), cwd=spec.cwd or (local_cwd if one.host.is_local else "~"),
+        env=spec.env, defaults=(*_defaults(one, nproc), *_store(rdzv)), cwd=spec.cwd or (local_cwd if one.host.is_local else "~"),
         address=one.route.address,
     )  # fmt: skip
 
@@ -157,13 +157,18 @@ def _threads(nproc: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if nproc > 1 else {}
 
 
-def _elastic(rdzv: torchrun.Rendezvous) -> tuple[tuple[str, str], ...]:
-    """Have every round of an elastic job make a store of its own.
+def _store(rdzv: torchrun.Rendezvous) -> tuple[tuple[str, str], ...]:
+    """Have every round make a store of its own, where there may be more than one.
 
-    A node that comes later waits in vain for the address of a shared one: its lead told it in the first round only
-    (torch 2.13, `next_rendezvous` in dynamic_rendezvous.py).
+    With one store for all (torch 2.13):
+
+    - a node that comes later waits in vain for its address: the lead told it in the first round only
+      (`next_rendezvous` in dynamic_rendezvous.py)
+    - ranks of a later round find what those of the first left in it, the addresses of dead peers among it
+      (`_create_c10d_store` in distributed/rendezvous.py takes it for new at every attempt)
     """
-    return (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),) if rdzv.min_nodes != rdzv.max_nodes else ()
+    is_one = rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
+    return () if is_one else (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
 
 
 def commands(plan: Plan, pythons: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from distmagic.blobs import LocalBlob
-from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostError, HostErrors
+from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostError, HostErrors, Unreachable
 from distmagic.hosts import Host
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
@@ -22,6 +22,7 @@ from distmagic.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.prompts import Asker
 
+Watch = Callable[[Sequence["Future[Link]"]], None]
 PARALLEL = 16  # more threads are no faster: the servers' forking is the cost
 
 
@@ -111,6 +112,7 @@ class Reaching:
     ) -> None:  # fmt: skip
         self.hosts, self.access, self.pythons = hosts, access, pythons
         self.asker, self._connections = asker, connections
+        self.absent: dict[int, str] = {}  # hosts that a job begins without, by place, and what is wrong with them
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
         self._links = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=True)]
         self._pool.submit(places.expire)  # this machine keeps payloads too
@@ -119,11 +121,12 @@ class Reaching:
         """Give back a conversation of which nothing more is to come."""
         self._connections.rest(self.access, self.pythons[node_rank], link)
 
-    def wait(self, watch: Callable[[Sequence[Future[Link]]], None] | None = None) -> tuple[Link, ...]:
+    def wait(self, watch: Watch | None = None, enough: int | None = None) -> tuple[Link, ...]:
         """Return one open `Link` a host, in order. Raises `HostErrors`, or the one error; then all links are closed.
 
-        Questions (passphrases, one-time passwords) are asked meanwhile, on this thread. `watch` waits in place of this,
-        and shows how far it is. Raises `Cancelled` for an interrupt.
+        Where `enough` hosts are there, those that are out of reach are left out: see `present` and `absent`. Questions
+        (passphrases, one-time passwords) are asked meanwhile, on this thread. `watch` waits in place of this, and shows
+        how far it is. Raises `Cancelled` for an interrupt.
         """
         try:
             (watch or self._watch)(self._links)
@@ -135,12 +138,19 @@ class Reaching:
         except BaseException:
             self.cancel()
             raise
-        errors = [error for link in self._links if (error := link.exception()) is not None]
-        if errors:
+        errors = {place: error for place, link in enumerate(self._links) if (error := link.exception()) is not None}
+        there = len(self.hosts) - len(errors)
+        if errors and not (enough and there >= enough and all(map(_is_out_of_reach, errors.values()))):
             self.cancel()
-            raise join_errors(errors)
+            raise join_errors(list(errors.values()))
         self._pool.shutdown(wait=False)
-        return tuple(link.result() for link in self._links)
+        self.absent = {place: str(error).partition("\n")[0] for place, error in errors.items()}
+        return tuple(self._links[place].result() for place in self.present)
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The places in `hosts` of those that `wait` has returned."""
+        return tuple(place for place in range(len(self.hosts)) if place not in self.absent)
 
     def _watch(self, links: Sequence[Future[Link]]) -> None:
         while wait(links, 0.02).not_done:
@@ -161,6 +171,11 @@ class Reaching:
             link.close()
         else:
             self.rest(node_rank, link)
+
+
+def _is_out_of_reach(error: BaseException) -> bool:
+    """Whether a host may come back by itself: not one that refuses us."""
+    return isinstance(error, (Unreachable, ConnectionLost))
 
 
 def join_errors(errors: list[BaseException]) -> BaseException:

@@ -121,10 +121,14 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Event of the launcher: what the plan says of all nodes, their addresses and how many of them the job needs."""
+    """Event of the launcher: what the plan says of all nodes, their addresses and how many of them the job needs.
+
+    `present` are the places in the list of hosts of those that are nodes; None: they all are.
+    """
 
     addresses: tuple[str, ...]
     min_nodes: int
+    present: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

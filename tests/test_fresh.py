@@ -38,6 +38,7 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
             {before}
             pid = fresh.fork(child)
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs the tests may ignore it
         fresh.remember(dict(os.environ), ())
         fresh.run(middle)
     """).format(act=textwrap.indent(textwrap.dedent(act).strip(), " " * 4).strip(), before=before)

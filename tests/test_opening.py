@@ -14,7 +14,7 @@ from distmagic.errors import Cancelled, Unreachable
 from distmagic.fold import begin
 from distmagic.interrupts import Interrupts
 from distmagic.opening import Opening
-from distmagic.state import Event, RunState, Sending, Warned
+from distmagic.state import Event, Planned, RunState, Sending, Warned
 
 
 class Screen:
@@ -119,3 +119,10 @@ def test_a_question_is_given_up_at_once():
     with interrupts.noted() as noted, pytest.raises(KeyboardInterrupt):
         opening(Screen(), noted, serve).watch([Future()])
     assert noted.count == 0
+
+
+def test_a_host_that_is_absent_is_no_node():
+    screen = Screen()
+    shown = opening(screen)
+    shown.tell(Planned(addresses=("10.0.0.2",), min_nodes=1, present=(1,)))
+    assert [(node.node_rank, node.host, node.address) for node in shown.state.nodes] == [(0, "gpu-b", "10.0.0.2")]

@@ -59,6 +59,8 @@ def test_two_nodes_meet_by_c10d():
         (*common, "--local-addr=10.0.0.2", "--rdzv-endpoint=10.0.0.1:40001", "--rdzv-conf=is_host=0"),
     ]
     assert plan.max_restarts == 3
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") in plan.nodes[1].defaults
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") not in plan_of().nodes[1].defaults
 
 
 def test_an_elastic_job():

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,6 +143,22 @@ def while_connecting(break_it: Callable[[Lab], object]) -> Play:
         return told
 
     return play
+
+
+# ---- on a disk that is full for a while
+
+
+def disk_full(fault: Fault, lab: Lab) -> Told:
+    """Fill the disk of dm2 while its rank prints, and make room again: all is shown, though its log has not all of it."""
+    host = lab.hosts[1]
+    host.limit_home(32 << 20)
+    full = (faults.training, lambda *_: host.exec(["sh", "-c", "cat /dev/zero > ~/filler"]))
+    noticed = (lambda state, _: bool(state.notices), lambda *_: host.exec(["rm", "filler"]))
+    told = faults.play(replace(fault, way=Way(steps=(full, noticed), numbers=fault.way.numbers)), lab)
+    for one in told.ranks:
+        assert one.lines == [str(i) for i in range(fault.way.numbers)]
+    assert told.results == {"0": fault.way.numbers, "1": fault.way.numbers}
+    return replace(told, outcome=told.outcome.replace(told.job, "JOB"), ranks=[])
 
 
 def large() -> object:

@@ -125,6 +125,11 @@ def hosts_answer(state: RunState, _: float) -> bool:
     return all(node.hostname for node in state.nodes)
 
 
+def hosts_meet(state: RunState, since_s: float) -> bool:
+    """Hold when the agents have heard each other, and torchrun has only begun."""
+    return hosts_answer(state, since_s) and all(node.gang == "joined" for node in state.nodes[1:])
+
+
 def training(state: RunState, _: float) -> bool:
     """Hold when every rank has come to its third number."""
     is_up = all(node.phase not in OPENING for node in state.nodes)

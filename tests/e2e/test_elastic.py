@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distmagic.errors import NodeLost
+from distmagic.errors import NodeLost, Unreachable
 from distmagic.state import RunState
 from tests.e2e import runner
 from tests.e2e.test_runs import as_value
@@ -86,6 +86,36 @@ def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab,
     assert all(begun > 0 for begun, _ in worlds[1:]), "from the snapshot on"
     assert run.results[0]["sum"] == 200.0, "every step was made once"
     assert [node.host for node in run.state.nodes] == ["dm1", "dm2", "dm3", "dm3"]
+
+
+class Late(runner.Watch):
+    """Switches dm1 on once the two others train."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), lab.hosts[0].start)
+
+
+def test_a_host_that_is_down_at_the_start_joins_when_it_is_up(lab: Lab) -> None:
+    lab.hosts[0].kill()
+    way = runner.access(lab, connect_timeout_s=2.0)
+    run = runner.run(
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 60, screen=Late(lab), access=way, nnodes=(2, 3), max_restarts=3
+    )
+    assert [size for _, size in run.results[0]["worlds"]] == [2, 3]
+    assert run.results[0]["sum"] == 60.0
+    assert [node.host for node in run.state.nodes] == ["dm2", "dm3", "dm1"]
+    assert run.state.notices == (
+        "dm1: no answer from 10.99.0.11 port 22 within 2 s. The run begins without this host.",
+    )
+
+
+def test_too_few_hosts_at_the_start(lab: Lab) -> None:
+    lab.hosts[1].kill()
+    with pytest.raises(Unreachable, match=r"^dm2: no answer"):
+        runner.run(
+            lab, "dm1:1,dm2:1", as_value(train), 60, nnodes=(2, 3), max_restarts=3,
+            access=runner.access(lab, connect_timeout_s=2.0),
+        )  # fmt: skip
 
 
 def test_too_few_hosts_end_an_elastic_job(lab: Lab) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import fault_plays as plays
 from tests.e2e import faults
-from tests.e2e.faults import LOST_S, Fault, Way, after, broken, hosts_answer, is_lost, kill, on, training
+from tests.e2e.faults import LOST_S, Fault, Way, after, broken, hosts_answer, hosts_meet, is_lost, kill, on, training
 from tests.lab import Lab
 
 README = Path(__file__).parents[2] / "README.md"
@@ -27,6 +27,11 @@ SIGNALS = {
 RANK_1 = "WorkerFailed: rank 1 (dm2, local_rank 0)"
 LOST = "NodeLost: A host was lost, and the others were stopped."
 CONNECTION_LOST = "ConnectionLost: dm2: the connection ended before python3 had said anything."
+_FULL = "/home/node/.distmagic/jobs/JOB/1-dm2"
+DISK_FULL = (
+    f"done; dm2: can't write to {_FULL} (No space left on device): the run goes on, but what it prints from here on is "
+    f"not kept; dm2: {_FULL} can be written to again; each log says what it lacks"
+)
 UNHEARD = "the other hosts have not heard of it any more"
 SOON_LOST = {"node_lost_after_s": LOST_S}
 
@@ -225,7 +230,7 @@ TABLE = (
     Fault("host", "connect", "power off", CONNECTION_LOST,
           Way(play=plays.while_connecting(lambda lab: lab.hosts[1].kill()))),
     Fault("host", "rendezvous", "power off", f"{LOST} dm2: {UNHEARD}",
-          then((hosts_answer, on("dm2", lambda host: host.kill())), options=SOON_LOST)),
+          then((hosts_meet, on("dm2", lambda host: host.kill())), options=SOON_LOST)),
     Fault("host", "training", "power off", f"{LOST} dm2: {UNHEARD}",
           then((training, on("dm2", lambda host: host.kill())), numbers=10_000, options=SOON_LOST)),
     Fault("host", "training", "reset: its kernel closes what is open", f"{LOST} dm2: {UNHEARD}",
@@ -242,6 +247,8 @@ TABLE = (
           Way(before=set_clock_ahead)),
     Fault("host", "training", "clock 1 h ahead, and a rank fails", f"{RANK_1} raised ValueError: no such data",
           Way(before=set_clock_ahead, misdeed=raise_an_error)),
+    Fault("disk", "training", "full for a while", DISK_FULL,
+          Way(numbers=100, play=plays.disk_full)),
 )  # fmt: skip
 
 

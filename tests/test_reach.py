@@ -1,0 +1,86 @@
+"""Hosts that are reached at once: what happens to a run of which some can't be."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from distmagic.errors import HostError, HostErrors, HostKeyError, Unreachable
+from distmagic.hosts import Host, parse_hosts
+from distmagic.link import Link
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.reach import Connections, Reaching
+from distmagic.spec import Access
+
+
+class FakeLink:
+    """A conversation; `kept` as of a host that keeps nothing."""
+
+    kept = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+DOWN = Unreachable("gpu-b", "no answer from 10.0.0.2 port 22 within 2 s.", "Check the machine.")
+STRANGE = HostKeyError("gpu-b", "the host key is not known.")
+
+
+class Hosts:
+    """Three hosts, of which some can't be reached, and the conversations with the others."""
+
+    def __init__(self, errors: dict[str, HostError]) -> None:
+        self.errors = errors
+        self.links: list[FakeLink] = []
+        self.asker = NotebookAsker(can_ask=False)
+
+    def open(self, host: Host, python: str) -> Link:
+        if host.name in self.errors:
+            raise self.errors[host.name]
+        self.links.append(FakeLink(host.name))
+        return cast(Link, self.links[-1])
+
+    def reach(self) -> Reaching:
+        hosts = parse_hosts("gpu-a,gpu-b,gpu-c")
+        return Reaching(hosts, Access(), self.asker, Connections(_refuse), ("python3",) * 3, self.open)
+
+
+def _refuse(*_: object) -> Any:
+    pytest.fail("no connection is wanted")
+
+
+def names(links: tuple[Link, ...]) -> list[str]:
+    return [cast(FakeLink, link).name for link in links]
+
+
+def test_all_are_there():
+    reaching = Hosts({}).reach()
+    assert names(reaching.wait(enough=2)) == ["gpu-a", "gpu-b", "gpu-c"]
+    assert (reaching.present, reaching.absent) == ((0, 1, 2), {})
+
+
+def test_an_elastic_job_begins_without_a_host_that_is_down():
+    reaching = Hosts({"gpu-b": DOWN}).reach()
+    assert names(reaching.wait(enough=2)) == ["gpu-a", "gpu-c"]
+    assert reaching.present == (0, 2)
+    assert reaching.absent == {1: "gpu-b: no answer from 10.0.0.2 port 22 within 2 s."}
+
+
+@pytest.mark.parametrize(("error", "enough"), [(DOWN, 3), (DOWN, None), (STRANGE, 2)])
+def test_a_host_that_is_missed(error: HostError, enough: int | None):
+    hosts = Hosts({"gpu-b": error})
+    with pytest.raises(type(error)) as caught:
+        hosts.reach().wait(enough=enough)
+    assert caught.value is error
+    assert [link.is_closed for link in hosts.links] == [True, True]
+
+
+def test_too_many_are_down():
+    hosts = Hosts({"gpu-b": DOWN, "gpu-c": Unreachable("gpu-c", "down.")})
+    with pytest.raises(HostErrors, match=r"gpu-b: no answer(.|\n)*gpu-c: down"):
+        hosts.reach().wait(enough=2)

@@ -12,6 +12,7 @@ version needs no compiler, which is a third of its start; any other Python ignor
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.machinery
 import importlib.util
 import marshal
@@ -21,6 +22,7 @@ from types import CodeType
 
 from distmagic import blobs
 from distmagic.errors import DistmagicError
+from distmagic.remote.protocol import Blob
 
 _MAIN = b'''"""Starts one of the roles: python BUNDLE ROLE ARGUMENTS..."""
 
@@ -49,16 +51,45 @@ def build() -> blobs.LocalBlob:
 
 @functools.cache
 def _built() -> blobs.LocalBlob:
-    here = Path(__file__).parent
-    files = {"__main__.py": _MAIN, "distmagic/__init__.py": (here / "__init__.py").read_bytes()}
-    files |= {f"distmagic/remote/{file.name}": file.read_bytes() for file in (here / "remote").glob("*.py")}
-    files |= {f"{name}c": _compiled(here.parent / name, name) for name in files if name.startswith("distmagic/")}
-    cloudpickle = _package("cloudpickle")
+    files = _files()
+    note = blobs.folder() / _fingerprint(files)
+    return _noted(note) or _made(files, note)
+
+
+def _files() -> dict[str, Path]:
+    """Return {name in the bundle: file} of all that travels as it is. Raises `DistmagicError`."""
+    here, cloudpickle = Path(__file__).parent, _package("cloudpickle")
     if not cloudpickle:
         raise DistmagicError("cloudpickle is not installed here.", "Run: python -m pip install cloudpickle")
-    files |= cloudpickle
-    files |= {f"fallback/{name}": data for name, data in _package("tqdm").items()}
-    return blobs.keep(blobs.zipped(files, compressed=True), blobs.folder())
+    own = {f"distmagic/remote/{file.name}": file for file in (here / "remote").glob("*.py")}
+    fallback = {f"fallback/{name}": file for name, file in _package("tqdm").items()}
+    return {"distmagic/__init__.py": here / "__init__.py", **own, **cloudpickle, **fallback}
+
+
+def _fingerprint(files: dict[str, Path]) -> str:
+    """Return what changes whenever the bundle does, without reading the files: that takes a tenth of a second."""
+    stats = {name: file.stat() for name, file in files.items()}
+    told = sorted((name, str(files[name]), stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    return hashlib.sha256(repr((told, importlib.util.MAGIC_NUMBER, _MAIN)).encode()).hexdigest()
+
+
+def _noted(note: Path) -> blobs.LocalBlob | None:
+    """Return the bundle that another kernel has made of the same files, if it is there, and whole."""
+    try:
+        found = note.with_name(note.read_text())
+        data = found.read_bytes()
+    except (OSError, ValueError):
+        return None
+    is_whole = hashlib.sha256(data).hexdigest() == found.name
+    return blobs.LocalBlob(blob=Blob(sha256=found.name, size_bytes=len(data)), path=found) if is_whole else None
+
+
+def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
+    data = {"__main__.py": _MAIN} | {name: file.read_bytes() for name, file in files.items()}
+    data |= {f"{name}c": _compiled(file, name) for name, file in files.items() if name.startswith("distmagic/")}
+    made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
+    blobs.keep(made.blob.sha256.encode(), note.parent).path.replace(note)
+    return made
 
 
 def _compiled(path: Path, name: str) -> bytes:
@@ -77,11 +108,11 @@ def _renamed(code: CodeType, name: str) -> CodeType:
     return code.replace(co_filename=name, co_consts=inner)
 
 
-def _package(name: str) -> dict[str, bytes]:
+def _package(name: str) -> dict[str, Path]:
     """Return the Python files of an installed package; none where it is not installed."""
     spec = importlib.util.find_spec(name)
-    files: dict[str, bytes] = {}
+    files: dict[str, Path] = {}
     for place in (spec.submodule_search_locations if spec else None) or ():
         root = Path(place)
-        files |= {f"{name}/{file.relative_to(root).as_posix()}": file.read_bytes() for file in root.rglob("*.py")}
+        files |= {f"{name}/{file.relative_to(root).as_posix()}": file for file in root.rglob("*.py")}
     return files

@@ -33,7 +33,7 @@ LAYERS = (
 REMOTE_LAYERS = (
     (
         "the wire, places, processes",
-        "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits memory culprits storages volumes boot",
+        "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits memory culprits storages volumes boot uncollected",
     ),
     ("values and how they travel", "pickling parcel call"),
     ("files and lines", "lines logs journal listing facts logout streams readers stacks spread intake"),

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from distmagic.remote import fresh, nursery, peers, places, processes, protocol
+from distmagic.remote.uncollected import uncollected
 
 _LOOK_S = 0.02  # at the ranks
 _ENDPOINT_S, _ANSWER_S, _PAUSE_S = 3.0, 0.5, 0.005  # for the lead to listen; one attempt; between two
@@ -44,9 +45,10 @@ def main(argv: list[str]) -> None:
     """
     processes.die_with_parent()
     ranks = nursery.Nursery() if fresh.inherited.is_warm else None
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    with uncollected():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import parse_args, run
 
     if ranks is not None:
         _fork_ranks(ranks)

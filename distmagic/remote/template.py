@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from distmagic.remote import agent, fresh, marks, peers, processes, protocol, warmth
+from distmagic.remote.uncollected import uncollected
 
 # None of these starts a thread, touches a device or draws a random number when it is imported (numpy is reseeded).
 PRELOADED = (
@@ -119,8 +120,9 @@ def main(_: list[str]) -> None:
 def _load() -> bool:
     """Import all that is preloaded; return whether this process may be forked then."""
     before, descriptors = dict(os.environ), _descriptors()
-    for name in PRELOADED:
-        importlib.import_module(name)
+    with uncollected():
+        for name in PRELOADED:
+            importlib.import_module(name)
     fresh.remember(before, _descriptors() - descriptors)
     return marks.can_show() and _has_one_thread() and not sys.modules["torch"].cuda.is_initialized()
 

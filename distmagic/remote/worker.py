@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.remote import bars, call, parcel, peers, processes, protocol, report, stacks
+from distmagic.remote.uncollected import uncollected
 
 _F_SETPIPE_SZ = 1031  # fcntl(2)
 _PIPE_BYTES = 1 << 20
@@ -67,7 +68,9 @@ def main(_: list[str]) -> None:
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         main = _fresh_main(rank)
-        ended = _keep(rank, call.perform(call.load(rank.call, main), main))
+        with uncollected():
+            what = call.load(rank.call, main)
+        ended = _keep(rank, call.perform(what, main))
     except SystemExit as stop:
         _stop_handlers()
         ended = _exited(rank, stop)

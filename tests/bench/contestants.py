@@ -47,9 +47,10 @@ class Place:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of every kernel; the peers' own programs are found first."""
+        """The environment of every kernel; byte code is kept, as of any installed package."""
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {
-            **os.environ, "PYTHONPATH": str(REPOSITORY), "DISTMAGIC_HOME": str(self.folder / "home"),
+            **own, "PYTHONPATH": str(REPOSITORY), "DISTMAGIC_HOME": str(self.folder / "home"),
             "IPYTHONDIR": str(self.folder / "ipython"), "JPY_PARENT_PID": "",
         }  # fmt: skip
 
@@ -115,15 +116,19 @@ def magic_line(place: Place, *flags: str) -> str:
 
 @contextlib.contextmanager
 def distmagic_kernel(place: Place) -> Iterator[Callable[..., Took]]:
-    """Start a kernel of its own; what is yielded takes the flags of the cell. Nothing of it is left on the hosts."""
+    """Start a kernel of its own; what is yielded takes the flags of the cell. Nothing of it is left on the hosts.
+
+    As in the kernels of the other tools, the function and what it imports came in a cell before.
+    """
     import sys
 
     with Kernel(sys.executable, place.folder, place.env) as kernel:
         kernel.run("%load_ext distmagic")
+        kernel.run(SOURCE)
 
         def run(*flags: str) -> Took:
             stamps = place.stamps()
-            ran = kernel.run(f"{magic_line(place, *flags)}\n{SOURCE}\nwork({str(stamps.folder)!r})")
+            ran = kernel.run(f"{magic_line(place, *flags)}\nwork({str(stamps.folder)!r})")
             return _took(ran, stamps)
 
         yield run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -120,8 +121,14 @@ def test_what_a_template_is_named_after(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     before = key()
     assert before != first
+    (tmp_path / "__pycache__").mkdir()  # the first import of something
+    assert key() == before
     (tmp_path / "package").mkdir()  # pip install
-    assert key() != before
+    (tmp_path / "package-1.0.dist-info").mkdir()
+    installed = key()
+    assert installed != before
+    os.utime(tmp_path / "package-1.0.dist-info", (0, 0))  # the same version once more
+    assert key() != installed
 
 
 def test_a_relative_pythonpath_is_the_jobs_own() -> None:

@@ -29,6 +29,7 @@ _MOST = 2  # templates of one notebook; another variable in each run must not fi
 _SOON_S = 2.0
 _AT_ONCE_S = 0.1
 _PID = "pid"
+_WRITTEN_BY_PIP = (".dist-info", ".egg-info", ".pth", ".egg-link")
 
 AT_RUN_TIME = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
@@ -46,13 +47,26 @@ def variables(warm: protocol.Warm) -> dict[str, str]:
 
 def _key(env: dict[str, str], umask: int) -> str:
     """Return a name for all that ranks take over from a template."""
-    folders = {path: os.stat(path).st_mtime_ns for path in sys.path[1:] if os.path.isdir(path)}  # pip was here
+    folders = {path: _installed(path) for path in sys.path[1:] if os.path.isdir(path)}
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     who = [os.getuid(), os.geteuid(), os.getegid(), sorted(os.getgroups()), os.getpriority(os.PRIO_PROCESS, 0)]
     ignored = sorted(n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN)
     told = [sys.executable, sys.version, sys.path[0], sorted(env.items()), os.getcwd(), folders, limits, who, ignored,
             umask, sorted(os.sched_getaffinity(0))]  # fmt: skip
     return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+
+
+def _installed(folder: str) -> list[tuple[str, int]]:
+    """Return what changes when something is installed in a folder: names, and when pip wrote of a package last.
+
+    Not when byte code is written there at the first import.
+    """
+    with os.scandir(folder) as entries:
+        return sorted(
+            (entry.name, entry.stat().st_mtime_ns if entry.name.endswith(_WRITTEN_BY_PIP) else 0)
+            for entry in entries
+            if entry.name != "__pycache__"
+        )
 
 
 def _can_be_warm(env: dict[str, str]) -> bool:

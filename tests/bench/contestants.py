@@ -225,8 +225,9 @@ def _background(stack: contextlib.ExitStack, argv: list[str], env: dict[str, str
     stack.callback(child.kill)
 
 
-def own_name(address: str, names: dict[str, str], folder: Path) -> str:
-    """Have this machine's own name mean `address` in this process's /etc/hosts; return the line that says so.
+@contextlib.contextmanager
+def own_name(address: str, names: dict[str, str], folder: Path) -> Iterator[str]:
+    """Have this machine's own name mean `address` in this process's /etc/hosts; yield the line that says so.
 
     Tools that the hosts call back tell them `socket.getfqdn()`. Only for a process that called `isolate`.
     """
@@ -235,4 +236,7 @@ def own_name(address: str, names: dict[str, str], folder: Path) -> str:
     hosts = folder / "etc-hosts"
     hosts.write_text(f"127.0.0.1\tlocalhost\n{line}{others}")
     subprocess.run(["mount", "-n", "--bind", str(hosts), "/etc/hosts"], check=True)
-    return line
+    try:
+        yield line
+    finally:
+        subprocess.run(["umount", "-n", "/etc/hosts"], check=True)

@@ -39,7 +39,7 @@ def measure(bench: Bench) -> tuple[Row, ...]:
     reasons = dict(bench.peers.missing)
     with scratch("start") as folder, Lab(2) as lab, contextlib.ExitStack() as stack:
         place = Place(lab=lab, peers=bench.peers, folder=folder)
-        _name_notebook(place)
+        stack.enter_context(_name_notebook(place))
         field = dict(_field(stack, place, reasons))
         for number in range(bench.rounds_dear + 1):
             for name, run in field.items():
@@ -48,10 +48,13 @@ def measure(bench: Bench) -> tuple[Row, ...]:
     return _rows(took, reasons)
 
 
-def _name_notebook(place: Place) -> None:
-    line = contestants.own_name(place.lab.address, {host.name: host.address for host in place.lab.hosts}, place.folder)
-    for host in place.lab.hosts:
-        host.exec(["sh", "-c", f"printf '{line}' >>/etc/hosts"]).check_returncode()
+@contextlib.contextmanager
+def _name_notebook(place: Place) -> Iterator[None]:
+    names = {host.name: host.address for host in place.lab.hosts}
+    with contestants.own_name(place.lab.address, names, place.folder) as line:
+        for host in place.lab.hosts:
+            host.exec(["sh", "-c", f"printf '{line}' >>/etc/hosts"]).check_returncode()
+        yield
 
 
 def _field(stack: contextlib.ExitStack, place: Place, reasons: dict[str, str]) -> Iterator[tuple[str, Contestant]]:

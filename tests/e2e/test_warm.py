@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,17 @@ def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:
         jobs = [pool.submit(run, warm, "dm1:2,dm2:2", runner.all_reduce) for _ in range(2)]
         assert [[float(one["total"]) for one in job.result().results.values()] for job in jobs] == [[6.0] * 4] * 2
     assert [one.pid for one in templates(warm)] == before
+
+
+def test_what_was_removed_from_a_host_meanwhile_is_sent_again(warm: Lab) -> None:
+    def measure(value: bytes) -> int:
+        return len(value)
+
+    value = os.urandom(9 << 20)  # so large that it goes from host to host
+    for _ in range(2):
+        assert dict(run(warm, "dm1:1,dm2:1", measure, value).results) == {0: len(value), 1: len(value)}
+        for host in warm.hosts[:2]:
+            shutil.rmtree(host.home / ".distmagic")
 
 
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])

@@ -21,7 +21,7 @@ from distmagic.bundle import build
 from distmagic.drive import Limits, Screen, drive
 from distmagic.errors import Cancelled, DistmagicError
 from distmagic.fold import begin, fold
-from distmagic.found import Job, check_orphans, choose, found_jobs
+from distmagic.found import Job, check_orphans, choose, found_jobs, whereabouts
 from distmagic.hangs import Explanation
 from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.launch import Launch
@@ -35,7 +35,7 @@ from distmagic.prepare import in_parallel, join, prepare
 from distmagic.reach import PARALLEL, Connections, Reaching, connect
 from distmagic.remote.protocol import Look, Template, Templates
 from distmagic.screen import screen_for
-from distmagic.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec, from_options
+from distmagic.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec, check_system, from_options
 from distmagic.state import Event, Planned, RunState, Swept, Warned
 from distmagic.verdict import verdict
 
@@ -66,12 +66,12 @@ class Session:
 
     def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
         """Return the commands that a run would start on every host, having started nothing."""
-        links = reaching.wait()
+        links = reaching.wait(enough=_enough(spec, reaching))
         try:
             plan, _ = prepare(links, spec, _new_job())
             return planning.commands(plan, [link.facts.executable for link in links])
         finally:
-            in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, reaching.present, links)
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
@@ -84,7 +84,7 @@ class Session:
         with interrupts.noted() as noted:
             opening = _opening(state, began, reaching, screen, noted)
             with opening.guarded():
-                links = reaching.wait(opening.watch_hosts, spec.nnodes[0] if spec.nnodes and spec.is_elastic else None)
+                links = reaching.wait(opening.watch_hosts, _enough(spec, reaching))
                 plan = self._prepare(opening, links, spec, job, reaching)
                 launch = self._launch(job, links, reaching, reaching.access.lease_s, began)
                 if spec.is_elastic and spec.max_restarts:
@@ -126,12 +126,16 @@ class Session:
     # ---- jobs that were started before, also by other kernels
 
     def jobs(self, reaching: Reaching) -> tuple[Job, ...]:
-        """Return the jobs of which these hosts have something, the oldest first."""
-        links = reaching.wait()
+        """Return the jobs of which these hosts have something, the oldest first.
+
+        Of several hosts some may be down: see `reaching.absent`.
+        """
+        links = reaching.wait(enough=1)
         try:
-            return found_jobs(in_parallel(Link.jobs, links))
+            answers = dict(zip(reaching.present, in_parallel(Link.jobs, links), strict=True))
+            return found_jobs([answers.get(place, ()) for place in range(len(reaching.hosts))])
         finally:
-            in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, reaching.present, links)
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
@@ -152,19 +156,26 @@ class Session:
             return self._finish(state, launch, reaching, screen, noted)
 
     def stop(self, reaching: Reaching, job: Job) -> None:
-        """End a job on its own hosts; returns when its processes are gone. `reaching` as for `attach`."""
+        """End a job on its own hosts, as far as they are known; returns when its processes are gone there.
+
+        `reaching` are these hosts, in the order of `job.known`.
+        """
         links = reaching.wait()
         try:
-            in_parallel(lambda node: links[node].stop(job.name, node), job.running)
+            running = [(node, link) for node, link in zip(job.known, links, strict=True) if node in job.running]
+            in_parallel(lambda one: one[1].stop(job.name, one[0]), running)
         finally:
             in_parallel(reaching.rest, range(len(links)), links)
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
-        """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts."""
+        """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts.
+
+        `reaching` as for `stop`.
+        """
         links = reaching.wait()
         try:
             return "".join(
-                in_parallel(lambda node: job_requests.logs(links[node], job.name, node, rank), range(len(links)))
+                in_parallel(lambda link, node: job_requests.logs(link, job.name, node, rank), links, job.known)
             )
         finally:
             in_parallel(reaching.rest, range(len(links)), links)
@@ -200,7 +211,7 @@ class Session:
         self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen, noted: interrupts.Interrupts
     ) -> Run | Detached:
         if not state.is_over:
-            return self._leave(state, reaching, screen)
+            return self._leave(state, launch, reaching, screen)
         state = fold(state, self._sweep_lost(state, reaching, launch, noted))
         screen.finish(state)
 
@@ -218,16 +229,17 @@ class Session:
             raise error
         return run
 
-    def _leave(self, state: RunState, reaching: Reaching, screen: Screen) -> Detached:
+    def _leave(self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen) -> Detached:
         """Let a detached job go on, and return what finds it again."""
+        hosts = tuple(dict.fromkeys(reaching.hosts[place] for place in launch.places))
 
         def again() -> tuple[Reaching, Job]:
             with closing(asker_of(_shell())) as asker:
-                jobs = self.jobs(self.reach(reaching.hosts, reaching.access, asker))
-                return self.reach(reaching.hosts, reaching.access, asker), choose(jobs, state.job)
+                job = choose(self.jobs(self.reach(hosts, reaching.access, asker)), state.job)
+                return self.reach(whereabouts(job, hosts), reaching.access, asker), job
 
         left = Detached(
-            state.job, tuple(host.name for host in reaching.hosts),
+            state.job, tuple(host.name for host in hosts),
             attach=lambda: self.attach(*again(), screen_for(_shell())), stop=lambda: self.stop(*again()),
         )  # fmt: skip
         screen.finish(replace(state, notices=(*state.notices, str(left))))
@@ -282,6 +294,17 @@ def _opening(
     return Opening(state, screen, lambda: time.monotonic() - began, reaching.asker.serve, noted)
 
 
+def _enough(spec: JobSpec, reaching: Reaching) -> int | None:
+    """Return with how many hosts an elastic job begins; None: it needs them all.
+
+    Of more hosts than its maximum it can't leave out any; nor where the user has said what the first one's address is.
+    """
+    if spec.nnodes is None or not spec.is_elastic or spec.rdzv_endpoint or spec.local_addr:
+        return None
+    low, high = spec.nnodes
+    return low if len(reaching.hosts) <= high else None
+
+
 def python_of(host: Host, access: Access) -> str:
     """Return the interpreter to start on a host: the one named, here the notebook's own, else `python3`."""
     return access.python_of(host.name) or (sys.executable if host.is_local else "python3")
@@ -315,6 +338,7 @@ def run(
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`.
     """
+    check_system()
     job, way = from_options(options, access or Access())
     text = hosts if hosts is not None else os.environ.get("DISTMAGIC_HOSTS", "")
     chosen = (parse_hosts(text) if text else ()) if isinstance(text, str) else tuple(text)
@@ -322,10 +346,11 @@ def run(
         reaching = session().reach(chosen, way, asker, job)
         try:
             payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
+            screen = screen or screen_for(_shell())
         except BaseException:
             reaching.cancel()
             raise
-        return session().launch(reaching, job, payload, screen or screen_for(_shell()))
+        return session().launch(reaching, job, payload, screen)
 
 
 def _shell() -> Any:

@@ -19,7 +19,9 @@ from distmagic.spec import Access, JobSpec
 
 
 class Reaching(Protocol):
-    """Hosts that are being reached in the background."""
+    """Hosts that are being reached in the background; `absent` says by place what is wrong with those that are down."""
+
+    absent: dict[int, str]
 
     def cancel(self) -> None:
         """Stop reaching them. Safe to call at any time."""

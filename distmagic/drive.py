@@ -94,8 +94,17 @@ def can_detach(state: RunState) -> bool:
     return has_begun and (len(state.nodes) == 1 or all(node.gang == "joined" for node in state.nodes[1:]))
 
 
+def too_late(state: RunState) -> tuple[int, ...]:
+    """Return the nodes that came to an elastic job when it was over: they would wait for it for long."""
+    is_over = state.is_elastic and state.nodes[0].phase == "gone" and state.nodes[0].code == 0
+    lost = {node for node, _ in state.lost}
+    waiting = [n.node_rank for n in state.nodes if n.phase != "gone" and n.node_rank not in lost] if is_over else []
+    return tuple(node for node in waiting if node not in state.at_work)
+
+
 def _closed_port(state: RunState) -> bool:
-    if not state.unreached:
+    waiting = [node for node in state.essential if node.node_rank in state.unreached]
+    if not waiting or (state.is_elastic and len(state.essential) - len(waiting) >= state.min_nodes):
         return False
     opened = state.endpoint_open_at_s
     return (
@@ -158,6 +167,7 @@ class _Pilot:
         )
         self.inquiry = Inquiry(launch.ask_stacks, limits.hang_timeout_s)
         self.give_up_at_s: float | None = None
+        self.late: set[int] = set()
         self.shown_at_s = -1.0
         self.interrupts = noted
 
@@ -176,6 +186,9 @@ class _Pilot:
         self.state = fold(self.state, [*events, Event(node_rank=0, at_s=now, what=None)])
         self.count_lost(overdue(self.state), f"it could not be reached for {NODE_LOST_S:g} s")
         self.count_lost(unheard(self.state), UNHEARD)
+        if late := [node for node in too_late(self.state) if node not in self.late]:
+            self.late.update(late)
+            self.launch.stop(late, 0.0, "too late")
         reason = decide(self.state, self.timeout_s, detach=self.detach) or self.inquiry.poll(self.state)
         if reason and self.give_up_at_s is None:
             self.stop(reason, GRACE_S)

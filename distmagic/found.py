@@ -39,6 +39,16 @@ class Job:
         return bool(self.running)
 
     @property
+    def known(self) -> tuple[int, ...]:
+        """The node ranks that a host has told of."""
+        return tuple(node for node, place in enumerate(self.places) if place >= 0)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The hosts of the other nodes."""
+        return tuple(name for name, place in zip(self.hosts, self.places, strict=True) if place < 0)
+
+    @property
     def phase(self) -> str:
         """running, detached, or how it ended: done, stopped, failed, interrupted, lease, ... or died."""
         if self.running:
@@ -94,10 +104,15 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
 
 def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
     """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `SpecError`."""
-    missing = [name for name, place in zip(job.hosts, job.places, strict=True) if place < 0]
-    if missing:
+    if job.missing:
         raise SpecError(
-            f"Job {job.name} also ran on {', '.join(missing)}, which is not among the hosts of this notebook.",
-            "Name all of its hosts with %distributed hosts.",
+            f"Job {job.name} also ran on {', '.join(job.missing)}, which is not among the hosts of this notebook, or did "
+            "not answer.",
+            "Name all of its hosts with %distributed hosts, and try again when all are up.",
         )
-    return tuple(hosts[place] for place in job.places)
+    return known_whereabouts(job, hosts)
+
+
+def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return those hosts of a job that have told of it, in the order of `job.known`, out of `hosts`, which were asked."""
+    return tuple(hosts[job.places[node]] for node in job.known)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from distmagic import flags, harmless
 from distmagic.errors import RunError, SpecError
-from distmagic.found import Job, choose, whereabouts
+from distmagic.found import Job, choose, known_whereabouts, whereabouts
 from distmagic.hosts import LOCALHOST, Host
 from distmagic.notebook_prompts import NotebookAsker, asker_of
 
@@ -59,17 +59,19 @@ class JobCommands:
 
     def _stop(self, words: list[str]) -> None:
         _expect(words, 1, 1, "%distributed stop needs the name of a job.")
-        job, hosts = self._find(words[0])
+        job, hosts = self._find_known(words[0])
         if not job.is_running:
             raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
         self._notebook.session().stop(self._reach(hosts), job)
-        print(f"{job.name} was stopped on {', '.join(job.hosts)}")
+        print(f"{job.name} was stopped on {', '.join(job.hosts[node] for node in job.known)}")
+        if job.missing:
+            print(f"{', '.join(job.missing)} could not be asked; there it ends when it no longer hears the others")
 
     def _logs(self, words: list[str]) -> None:
         _expect(words, 2, 2, "%distributed logs needs the name of a job and a rank.")
         if not words[1].isdecimal():
             raise SpecError(f"{words[1]!r} is not a rank.", "Write %distributed logs ID 0.")
-        job, hosts = self._find(words[0])
+        job, hosts = self._find_known(words[0])
         text = self._notebook.session().logs(self._reach(hosts), job, int(words[1]))
         text = text or f"rank {words[1]} of {job.name} has written nothing"
         print(harmless.log(text), end="" if text.endswith("\n") else "\n")
@@ -121,7 +123,16 @@ class JobCommands:
         return self._notebook.session().reach(hosts, self._notebook.access(request, hosts), self._asker)
 
     def _jobs(self) -> tuple[Job, ...]:
-        return self._notebook.session().jobs(self._reach(self._hosts()))
+        reaching = self._reach(self._hosts())
+        found = self._notebook.session().jobs(reaching)
+        for why in reaching.absent.values():
+            print(f"{why} What it has of jobs is not known.")
+        return found
+
+    def _find_known(self, name: str) -> tuple[Job, tuple[Host, ...]]:
+        """Return a job, and those of its hosts that have told of it."""
+        job = choose(self._jobs(), name)
+        return job, known_whereabouts(job, self._hosts())
 
     def _find(self, name: str) -> tuple[Job, tuple[Host, ...]]:
         job = choose(self._jobs(), name)

@@ -18,6 +18,7 @@ from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.link import Link
+from distmagic.orders import Orders
 from distmagic.pack import Payload
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
@@ -32,6 +33,7 @@ _AHEAD = 256  # events of one node that may wait to be folded; a host that says 
 
 _GATHER_S = 0.0003  # a node: to fold one event costs as much as to fold what all nodes say meanwhile
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
+_REFUSED_PAUSE_S = 60.0  # after one that was refused
 
 
 @dataclass(slots=True)
@@ -51,7 +53,7 @@ class Launch:
         reopen: Callable[[int], Link], began: float | None = None, owner: str = "",
     ) -> None:  # fmt: skip
         self.job, self.links, self.lease_s = job, list(links), lease_s
-        self._owner, self._secret = owner, secrets.token_hex(32)
+        self._orders = Orders(job=job, secret=secrets.token_hex(32), lease_s=lease_s, owner=owner)
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
         self._clock, self._began, self._reopen = clock, clock() if began is None else began, reopen
         self.rest: Callable[[int, Link], None] = lambda _, link: link.finish()  # where a conversation goes afterwards
@@ -136,25 +138,12 @@ class Launch:
         threading.Thread(target=self._keep_lease, daemon=True).start()
 
     def request(self, plan: Plan, node: NodePlan, payload: Payload) -> protocol.Start:
-        """Return what one node is told. A node beyond the plan is one that joins later."""
-        volumes = tuple(volume.blob.sha256 for volume in payload.volumes)
-        later = () if node.node_rank < len(plan.nodes) else (node.host.name,)
-        return protocol.Start(
-            job=self.job, node_rank=node.node_rank, torchrun=node.torchrun, env=dict(node.env),
-            defaults=dict(node.defaults), cwd=node.cwd, call=payload.call.blob.sha256, code=payload.code.blob.sha256,
-            endpoint=plan.endpoint, hosts=(*(one.host.name for one in plan.nodes), *later), lead=node.node_rank == 0,
-            lease_s=self.lease_s, max_restarts=plan.max_restarts, membership=self._membership(plan, node),
-            keep=plan.keep, owner=self._owner, timeout_s=plan.timeout_s,
-            stays=plan.stays, volumes=volumes, warm=None if later else self.links[node.node_rank].warm,
-        )  # fmt: skip
-
-    def _membership(self, plan: Plan, node: NodePlan) -> protocol.Membership | None:
-        if plan.rdzv.max_nodes == 1:
-            return None
-        return protocol.Membership(
-            secret=self._secret, address=node.address, lead_address=plan.nodes[0].address, port=plan.gang_port,
-            nodes=len(plan.nodes), min_nodes=plan.min_nodes, lost_after_s=plan.node_lost_after_s,
-        )  # fmt: skip
+        """Return what one node is told. A node beyond the plan is one that joins later, and is started by exec."""
+        first = len(plan.nodes)
+        if node.node_rank < first:
+            return self._orders.start(plan, node, payload, (), self.links[node.node_rank].warm)
+        joined = [link.host.name for link in self.links[first : node.node_rank]]
+        return self._orders.start(plan, node, payload, (*joined, node.host.name), None)
 
     # ---- going on
 
@@ -176,26 +165,53 @@ class Launch:
         while not self._stops and not self._over.wait(pause):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
-                link = self._reopen(host)
-                if not any(one.job == self.job for one in link.facts.running):  # else it is about to notice its loss
-                    return self._start_again(host, link)
-                link.close()
-            except DistmagicError:
+                back = self._start_again(host, self._reopen(host))
+                if back is not None:
+                    return back
+            except (ConnectionLost, Unreachable):
                 continue
+            except DistmagicError as error:  # it may pass: a machine that boots lets nobody in at first
+                self._put(0, Warned(text=f"{error.message} The run goes on without this host."))
+                pause = _REFUSED_PAUSE_S
         return None
 
-    def _start_again(self, host: int, link: Link) -> tuple[int, Link]:
+    def _start_again(self, host: int, link: Link) -> tuple[int, Link] | None:
+        """Start a host as a new node; None when it isn't free for that yet, or when the run is over."""
         assert self._join is not None
-        with self._growing:
-            new = len(self.links)
-            link.sweep(self.job)
-            link.deliver(self._payload)
-            link.start(self._join(link, new))
-            self.places.append(host)
-            self._room.append(threading.BoundedSemaphore(_AHEAD))
-            self.links.append(link)
-        self._put(new, Added(host=link.host.name))
+        new = -1
+        try:
+            for one in [one for one in link.facts.running if one.job == self.job]:
+                if one.node_rank in self._missed:
+                    link.stop(self.job, one.node_rank)  # it has not noticed that we have lost it
+                link.close()
+                return None
+            with self._growing:
+                link.sweep(self.job)
+                link.deliver(self._payload)
+                request = self._join(link, len(self.links))
+                if self._stops or self._over.is_set():
+                    link.close()
+                    return None
+                new = self._add(host, link)
+                link.start(request)
+        except BaseException as error:
+            link.close()
+            if new >= 0:
+                self._missed.add(new)
+                self._put(new, Lost(why=str(error)))
+            raise
+        if self._stops or self._over.is_set():
+            _send_quietly(link, protocol.Stop(grace_s=0.0, reason="too late"))
         return new, link
+
+    def _add(self, host: int, link: Link) -> int:
+        """Count a host as a new node; who hears of it from the others must know it."""
+        new = len(self.links)
+        self.places.append(host)
+        self._room.append(threading.BoundedSemaphore(_AHEAD))
+        self.links.append(link)
+        self._put(new, Added(host=link.host.name))
+        return new
 
     def _follow(self, node_rank: int, link: Link) -> None:
         """Put a node's events on the queue until its agent is gone; over a new connection where one breaks."""

@@ -26,6 +26,7 @@ from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.job_magic import JobCommands
 from distmagic.line_magic import Notebook
 from distmagic.notebook_prompts import NotebookAsker, asker_of
+from distmagic.spec import check_system
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -87,13 +88,14 @@ class Magics:
                     self._dry_run(request, reaching)
                     return None
                 payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
+                screen = self._backend.screen_for(self.shell)
             except KeyboardInterrupt as interrupt:
                 reaching.cancel()
                 raise _cancelled(interrupt) from None
             except BaseException:
                 reaching.cancel()
                 raise
-            return self._launch(request, reaching, payload, plan.targets)
+            return self._launch(request, reaching, payload, screen, plan.targets)
 
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
         """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
@@ -161,9 +163,10 @@ class Magics:
             _show_from(error.__traceback__, error, self.shell)
             raise
 
-    def _launch(self, request: flags.Request, reaching: Reaching, payload: object, targets: tuple[str, ...]) -> object:
+    def _launch(
+        self, request: flags.Request, reaching: Reaching, payload: object, screen: object, targets: tuple[str, ...]
+    ) -> object:
         names = (*targets, *([request.output] if request.output else []))
-        screen = self._backend.screen_for(self.shell)
         try:
             run = self.notebook.session().launch(reaching, request.spec, payload, screen)
         except RunError as error:
@@ -228,8 +231,7 @@ def _show_from(tb: TracebackType | None, error: BaseException, shell: Interactiv
 
 def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) -> None:
     """Register the magics. Where another extension owns `%%distributed`, it keeps it."""
-    if sys.platform == "win32":
-        raise SpecError("distmagic needs Linux or macOS on the notebook's side.", "On Windows, run Jupyter in WSL.")
+    check_system()
     magics = Magics(shell, backend)
     shell.configurables.append(magics.config)
     owner = _other_owner(shell)

@@ -62,7 +62,10 @@ class NotebookAsker:
 
     def confirm(self, question: str) -> bool:
         """Return whether the user says yes; False where nobody can answer."""
-        return self._can_ask and self.ask(f"{question} [y/N] ", secret=False).strip().lower() in ("y", "yes")
+        try:
+            return self._can_ask and self.ask(f"{question} [y/N] ", secret=False).strip().lower() in ("y", "yes")
+        except AuthenticationError:  # end of file, in place of an answer
+            return False
 
     def serve(self, timeout_s: float) -> None:
         """Answer one question, waiting at most `timeout_s` for it. Call it on the main thread only."""

@@ -187,11 +187,18 @@ class Results(Mapping[int, Any]):
             return None
         with tempfile.TemporaryDirectory(prefix="distmagic-result-") as folder:
             path = Path(folder) / "result"
-            with path.open("wb") as file:
-                if rank in self._small:
-                    file.write(self._small[rank])
-                else:
-                    self._download(rank, file)
+            try:
+                with path.open("wb") as file:
+                    if rank in self._small:
+                        file.write(self._small[rank])
+                    else:
+                        self._download(rank, file)
+            except OSError as error:
+                raise NoResult(
+                    f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written here, to {folder}: "
+                    f"{error.strerror or error}.",
+                    "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
+                ) from error
             return parcel.load(path)  # mapped: the file's name may go, its bytes stay until nobody looks at them
 
     def _download(self, rank: int, file: io.BufferedWriter) -> None:

@@ -45,6 +45,8 @@ def _routes(links: Sequence[Link]) -> list[Route]:
 def join(launch: Launch, plan: Plan, spec: JobSpec, payload: Payload, link: Link, node_rank: int) -> Start:
     """Return what a host is told that comes back to an elastic job as this node. Raises `HostError`."""
     diagnose.check(link.host.name, link.facts, facts.torch_version())
+    lead = launch.links[0]
+    diagnose.check_among((lead.host.name, link.host.name), (lead.facts, link.facts))
     reached = Reached(host=link.host, facts=link.facts, route=link.ask(plan.nodes[0].address))
     node = planning.add_node(spec, plan, node_rank, reached, local_cwd=str(Path.cwd()))
     return launch.request(plan, node, payload)

@@ -12,7 +12,15 @@ from dataclasses import replace
 from functools import partial
 
 from distmagic.blobs import LocalBlob
-from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostError, HostErrors, Unreachable
+from distmagic.errors import (
+    Cancelled,
+    ConnectionLost,
+    DistmagicError,
+    HostError,
+    HostErrors,
+    ProtocolError,
+    Unreachable,
+)
 from distmagic.hosts import Host
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
@@ -43,7 +51,7 @@ class Connections:
         if known is not None:
             try:
                 return Link.open(host, known, python, bundle)
-            except (ConnectionLost, HostError):
+            except (ConnectionLost, Unreachable):
                 self.drop(host, access)
         transport = self._connect(host, access, asker)
         with self._lock:
@@ -57,7 +65,7 @@ class Connections:
             try:
                 link.host = host  # it may have other slots now
                 link.facts = link.query(protocol.Describe(), protocol.Facts)
-            except (ConnectionLost, HostError):
+            except (ConnectionLost, HostError, ProtocolError):
                 link.close()
             else:
                 return link
@@ -84,8 +92,8 @@ class Connections:
 
 
 def _key(host: Host, access: Access) -> tuple[Host, Access]:
-    """Return what two runs must have in common to share a connection."""
-    return replace(host, slots=None), replace(access, cold=False, warm_idle_s=0.0)
+    """Return what two runs must have in common to share a connection: host, and way of reaching it."""
+    return replace(host, slots=None), Access(ssh_config=access.ssh_config, ssh_command=access.ssh_command)
 
 
 def connect(host: Host, access: Access, asker: Asker) -> Transport:
@@ -139,8 +147,9 @@ class Reaching:
             self.cancel()
             raise
         errors = {place: error for place, link in enumerate(self._links) if (error := link.exception()) is not None}
-        there = len(self.hosts) - len(errors)
-        if errors and not (enough and there >= enough and all(map(_is_out_of_reach, errors.values()))):
+        there = [host for place, host in enumerate(self.hosts) if place not in errors]
+        is_enough = enough and len(there) >= enough and not all(host.is_local for host in there)  # whom none can dial
+        if errors and not (is_enough and all(map(_is_out_of_reach, errors.values()))):
             self.cancel()
             raise join_errors(list(errors.values()))
         self._pool.shutdown(wait=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -19,6 +20,12 @@ LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
+
+
+def check_system() -> None:
+    """Raise `SpecError` on Windows: its processes, sockets and terminals are others."""
+    if sys.platform == "win32":
+        raise SpecError("distmagic needs Linux or macOS on the notebook's side.", "On Windows, run Jupyter in WSL.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -288,11 +288,21 @@ class RunState:
 
     @property
     def essential(self) -> tuple[NodeState, ...]:
-        """The nodes that decide how the run ends: all, or in an elastic one those that were not lost. The lead always."""
+        """The nodes that decide how the run ends: all, or in an elastic one those that were not lost. The lead always.
+
+        Nor one that came too late to have a rank: its torchrun fails when the others have ended.
+        """
         if not self.is_elastic:
             return self.nodes
         lost = {node for node, _ in self.lost}
-        return tuple(n for n in self.nodes if n.node_rank == 0 or (n.node_rank not in lost and n.stopping != "lost"))
+        there = [n for n in self.nodes if n.node_rank == 0 or (n.node_rank not in lost and n.stopping != "lost")]
+        at_work = [n for n in there if n.node_rank == 0 or n.code in (None, 0) or n.node_rank in self.at_work]
+        return tuple(at_work if len(at_work) >= self.min_nodes else there)
+
+    @property
+    def at_work(self) -> set[int]:
+        """The nodes that have, or had, a rank."""
+        return {worker.node_rank for worker in self.workers.values()}
 
     @property
     def is_lost(self) -> bool:

@@ -86,7 +86,7 @@ def _where_they_were(state: RunState) -> str:
 
 
 def _broken(state: RunState) -> RunError | None:
-    if state.failed_node is not None:
+    if state.failed_node is not None and state.nodes[state.failed_node] in state.essential:
         return _engine_failed(state, state.nodes[state.failed_node])
     broken = [node for node in state.essential if node.code not in (0, None) or node.reason not in _KNOWN]
     if broken:

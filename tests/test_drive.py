@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic import drive as driving
-from distmagic.drive import Limits, decide, drive
+from distmagic.drive import Limits, decide, drive, too_late
 from distmagic.fold import begin, fold
 from distmagic.remote import protocol as p
-from distmagic.state import Event, Gone, Lost, RunState, Stopping
+from distmagic.state import Added, Event, Gone, Lost, Planned, RunState, Stopping
 from tests.test_fold import EVENTS, HOSTS, at, begun, ended, hello, raised, worker
 
 UNREACHED = at(p.Endpoint(state="unreached", detail="refused"), 1)
@@ -86,6 +86,34 @@ def end_of(node: int, code: int = 0, reason: str = "done") -> list[Event]:
 
 def driven(launch: FakeLaunch, timeout_s: float | None = None, restarts: int = 0) -> RunState:
     return drive(launch, begin("j", HOSTS, restarts), FakeScreen(), lambda longest_s: None, Limits(timeout_s=timeout_s))
+
+
+def elastic(*events: Event) -> RunState:
+    """Return the state of a job of two hosts that goes on with one; a third one has come."""
+    whole = [hello(0), hello(1), worker(0, 0), worker(1, 1), OPEN]
+    planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
+    return fold(begin("j", HOSTS, 3), [planned, *whole, at(Added(host="gpu-c"), 2), *events])
+
+
+def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
+    late = at(p.Endpoint(state="unreached", detail="10.0.0.1 port 29500 (no answer)"), 2)
+    assert decide(elastic(late, at(None, at_s=999.0)), None) == ""
+
+
+def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
+    lead, other = ([ended(node, node), *end_of(node)] for node in (0, 1))
+    assert too_late(elastic(*other)) == ()
+    assert too_late(elastic(*lead, *other)) == (2,)
+    state = elastic(*lead, *other, *end_of(2, 1, "too late"))
+    assert (state.phase, decide(state, None), too_late(state)) == ("done", "", ())
+
+
+def test_who_comes_too_late_is_stopped():
+    added, gone = [at(Added(host="gpu-c"), 2)], [*end_of(0), *end_of(1)]
+    planned = at(Planned(addresses=("", ""), min_nodes=1))
+    launch = FakeLaunch([planned, *START], added, [ended(r, r // 2) for r in range(4)], gone, [], end_of(2, -9))
+    assert driven(launch, restarts=1).phase == "done"
+    assert launch.stops == [([2], 0.0, "too late")]
 
 
 def test_a_run_to_its_end():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.found import choose, found_jobs, whereabouts
+from distmagic.found import choose, found_jobs, known_whereabouts, whereabouts
 from distmagic.hosts import parse_hosts
 from distmagic.job_magic import table
 from distmagic.remote.protocol import Listed
@@ -54,7 +54,11 @@ def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
 def test_a_job_of_which_a_host_is_missing():
     with pytest.raises(SpecError) as caught:
         whereabouts(JOBS[2], parse_hosts("one,two"))
-    assert caught.value.message == "Job yyyy also ran on a, b, which is not among the hosts of this notebook."
+    assert caught.value.message == (
+        "Job yyyy also ran on a, b, which is not among the hosts of this notebook, or did not answer."
+    )
+    assert [host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))] == ["two"]
+    assert (JOBS[2].known, JOBS[2].missing) == ((2,), ("a", "b"))
 
 
 def test_the_table():

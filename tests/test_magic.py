@@ -35,6 +35,7 @@ WAIT_S = 10
 @dataclass
 class FakeReaching:
     cancelled: bool = False
+    absent: dict[int, str] = field(default_factory=dict)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -459,6 +460,8 @@ def test_windows_is_refused_with_a_sentence(shell, monkeypatch):
         SpecError, match=r"needs Linux or macOS on the notebook's side\.\nOn Windows, run Jupyter in WSL"
     ):
         magic.load_ipython_extension(shell)
+    with pytest.raises(SpecError, match="needs Linux or macOS"):
+        distmagic.run(len, [])
 
 
 @pytest.fixture

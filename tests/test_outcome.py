@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,6 +18,23 @@ from distmagic.remote import protocol as p
 from distmagic.state import Event
 
 LOST = "its result is lost: it takes 7 bytes, and /x has 0 bytes free (No space left on device)"
+
+
+def test_a_result_for_which_there_is_no_room_here(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = run_of(FakeHost(b"a large one"), {"result_bytes": 11})
+    monkeypatch.setattr(FakeHost, "fetch", refuse)
+    with pytest.raises(NoResult) as caught:
+        run.results[0]
+    assert re.fullmatch(
+        r"The result of rank 0, 11 bytes, can't be written here, to \S+: No space left on device\.",
+        caught.value.message,
+    )
+    assert caught.value.hint == (
+        "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again."
+    )
 
 
 class FakeHost:

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from distmagic.errors import HostError, HostErrors, HostKeyError, Unreachable
+from distmagic.blobs import LocalBlob
+from distmagic.errors import HostError, HostErrors, HostKeyError, PreflightError, Unreachable
 from distmagic.hosts import Host, parse_hosts
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
@@ -84,3 +85,49 @@ def test_too_many_are_down():
     hosts = Hosts({"gpu-b": DOWN, "gpu-c": Unreachable("gpu-c", "down.")})
     with pytest.raises(HostErrors, match=r"gpu-b: no answer(.|\n)*gpu-c: down"):
         hosts.reach().wait(enough=2)
+
+
+def test_a_laptop_that_is_there_alone_is_no_job_for_hosts_that_are_to_come():
+    hosts = Hosts({"gpu-b": DOWN})
+    reaching = Reaching(
+        parse_hosts("localhost,gpu-b"), Access(), hosts.asker, Connections(_refuse), ("python3",) * 2, hosts.open
+    )
+    with pytest.raises(Unreachable):
+        reaching.wait(enough=1)
+
+
+# ---- connections that are kept
+
+
+class FakeTransport:
+    """A connection over which nothing can be started; `why`."""
+
+    def __init__(self, why: HostError) -> None:
+        self.why = why
+        self.is_closed = False
+
+    def start(self, argv: tuple[str, ...]) -> Any:
+        raise self.why
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(
+    ("why", "logins"), [(PreflightError("gpu-a", "it has no torch."), 1), (Unreachable("gpu-a", "no answer."), 2)]
+)
+def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
+    made: list[FakeTransport] = []
+
+    def connect(*_: object) -> Any:
+        made.append(FakeTransport(why))
+        return made[-1]
+
+    connections, asker = Connections(connect), NotebookAsker(can_ask=False)
+    (host,) = parse_hosts("gpu-a")
+    ways = (Access(), Access(lease_s=5.0), Access(pythons=(("gpu-a", "/opt/python"),)), Access(connect_timeout_s=1.0))
+    for access in ways[: 4 if logins == 1 else 2]:
+        with pytest.raises(type(why)):
+            connections.link(host, access, asker, "python3", cast(LocalBlob, None))
+    assert len(made) == logins
+    assert made[0].is_closed == (logins > 1)

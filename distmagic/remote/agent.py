@@ -178,9 +178,14 @@ class Agent:
             self.roster.write(now, last=True)
             self.journal.add(protocol.Engineended(code=self.engine_code, exits=self.roster.engine_exits))
             self.roster.end_untold(self.engine_code)
-            if self.engine_code != 0:
+            if self.engine_code != 0 and not self._came_in_vain():
                 self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
             self.ending.begin(now, _LEFTOVER_GRACE_S)
+
+    def _came_in_vain(self) -> bool:
+        """Whether this host wanted to join an elastic job and never had a rank: the others go on, or are done."""
+        membership = self.start.membership
+        return membership is not None and self.start.node_rank >= membership.nodes and not self.roster.ranks
 
     # ---- readers
 

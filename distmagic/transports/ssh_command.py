@@ -65,6 +65,7 @@ class CommandTransport:
         self._socket = directory / "s"
         self._master: PipedProcess | None = None
         self._processes: list[PipedProcess] = []
+        self._is_late = False
 
     def open(self, seconds: float) -> str:
         """Start the master; return "" once it is connected, else what the client said. Raises OSError."""
@@ -78,7 +79,7 @@ class CommandTransport:
         )
         line = f"echo {_READY}; exec cat"  # every shell knows these
         self._master = PipedProcess(spawn((*self._client, *options, *self._destination, line)), self.name)
-        limit = threading.Timer(seconds, self._master.close)
+        limit = threading.Timer(seconds, self._give_up, (self._master,))
         limit.daemon = True
         limit.start()
         heard = b""
@@ -86,15 +87,19 @@ class CommandTransport:
             while _READY.encode() not in heard:  # a log-in shell may print a banner first
                 data = self._master.read()
                 if not data:
-                    return self._why_not(limit)
+                    return self._why_not()
                 heard = (heard + data)[-65536:]
         finally:
             limit.cancel()
         return ""
 
-    def _why_not(self, limit: threading.Timer) -> str:
+    def _give_up(self, master: PipedProcess) -> None:
+        self._is_late = True
+        master.close()
+
+    def _why_not(self) -> str:
         assert self._master is not None
-        if limit.finished.is_set() and self._master.wait(0) is None:
+        if self._is_late:
             return "Connection timed out"
         self._master.wait(_END_TIMEOUT_S)
         return self._master.stderr() or "it ended without a word"

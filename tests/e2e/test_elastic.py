@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
+import distmagic
+from distmagic.api import session
 from distmagic.errors import NodeLost, Unreachable
+from distmagic.found import known_whereabouts
+from distmagic.hosts import parse_hosts
+from distmagic.outcome import Detached
 from distmagic.state import RunState
 from tests.e2e import runner
+from tests.e2e.test_jobs import reach
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab
 
@@ -99,14 +105,39 @@ def test_a_host_that_is_down_at_the_start_joins_when_it_is_up(lab: Lab) -> None:
     lab.hosts[0].kill()
     way = runner.access(lab, connect_timeout_s=2.0)
     run = runner.run(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 60, screen=Late(lab), access=way, nnodes=(2, 3), max_restarts=3
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 150, screen=Late(lab), access=way, nnodes=(2, 3), max_restarts=3
     )
     assert [size for _, size in run.results[0]["worlds"]] == [2, 3]
-    assert run.results[0]["sum"] == 60.0
+    assert run.results[0]["sum"] == 150.0
     assert [node.host for node in run.state.nodes] == ["dm2", "dm3", "dm1"]
     assert run.state.notices == (
         "dm1: no answer from 10.99.0.11 port 22 within 2 s. The run begins without this host.",
     )
+
+
+def wait_for_ever() -> None:
+    """Be a rank that does not end by itself."""
+    import time
+
+    while True:
+        time.sleep(1)
+
+
+def test_a_job_that_began_without_a_host_is_found_again(lab: Lab) -> None:
+    lab.hosts[0].kill()
+    left = distmagic.run(
+        as_value(wait_for_ever), hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=1, detach=True,
+        access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
+    )  # fmt: skip
+    assert isinstance(left, Detached)
+    assert left.hosts == ("dm2", "dm3")
+    asked = parse_hosts("dm1,dm2,dm3")
+    reaching = reach(lab, asked, connect_timeout_s=2.0)
+    (job,) = session().jobs(reaching)
+    assert (job.hosts, job.places, job.phase) == (("dm2", "dm3"), (1, 2), "detached")
+    assert list(reaching.absent) == [0]
+    session().stop(reach(lab, known_whereabouts(job, asked)), job)
+    lab.assert_clean()
 
 
 def test_too_few_hosts_at_the_start(lab: Lab) -> None:

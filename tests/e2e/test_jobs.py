@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,8 +53,8 @@ def has_printed(host: LabHost) -> bool:
     return any(file.stat().st_size for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log"))
 
 
-def reach(lab: Lab, hosts: tuple[Host, ...]) -> Reaching:
-    return session().reach(hosts, runner.access(lab), NotebookAsker(can_ask=False))
+def reach(lab: Lab, hosts: tuple[Host, ...], **way: Any) -> Reaching:
+    return session().reach(hosts, runner.access(lab, **way), NotebookAsker(can_ask=False))
 
 
 def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:

@@ -80,6 +80,17 @@ def replace_timeout(home: Home, seconds: float) -> Home:
     return Quick(folder=home.folder, key=home.key, known_hosts=home.known_hosts, config=home.config)
 
 
+@pytest.mark.needs("ssh")
+def test_a_client_that_hangs_while_it_logs_in(home: Home) -> None:
+    client = home.folder / "client"
+    client.write_text('#!/bin/sh\n[ "$1" = -G ] && exec ssh "$@"\nexec sleep 60\n')
+    client.chmod(0o755)
+    access = replace(home.access, ssh_command=str(client), connect_timeout_s=1)
+    with pytest.raises(Unreachable) as caught:
+        ssh_command.connect(Host(name="127.0.0.1"), access, NoAsker())
+    assert caught.value.message == "127.0.0.1: no answer from 127.0.0.1 within 1 s."
+
+
 def test_a_port_that_is_no_ssh_server(home: Home, failure: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as web:
 

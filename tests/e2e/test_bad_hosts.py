@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +34,23 @@ def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
     assert error.message.startswith("dm1: Python /")
     assert error.message.endswith(" has no torch.")
     assert error.hint == "Install torch there, or name a Python that has it: --python dm1=/path/to/python"
+
+
+def test_a_host_with_another_torch(lab: Lab) -> None:
+    fake = lab.hosts[1].home / "other" / "torch"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").touch()
+    (fake / "version.py").write_text("__version__ = '2.4.1+cu124'\n")
+    (lab.hosts[1].home / ".bashrc").write_text("export PYTHONPATH=$HOME/other\n")
+    error = runner.failure(lab, "dm1,dm2", lambda: None)
+    assert isinstance(error, PreflightError)
+    ours = importlib.metadata.version("torch")
+    assert re.fullmatch(
+        r"dm2: torch 2\.4\.1\+cu124, but dm1 has torch [0-9.+a-z]+; the ranks of one job need the same minor version\.",
+        error.message,
+    )
+    assert f" {ours.partition('+')[0]}" in error.message
+    assert error.hint == "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH."
 
 
 def test_a_host_with_another_python(lab: Lab) -> None:

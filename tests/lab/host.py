@@ -225,17 +225,20 @@ class LabHost:
         files.write_names(self._wiring, self.hostname, to)
 
     def set_shell(self, shell: str) -> None:
-        """Have root log in with this shell, from the next connection on."""
+        """Have root log in with this shell, from the next connection on; one that is kept open has it to its end."""
+        self._is_broken = True
         files.write_passwd(self._wiring, shell)
 
     def set_python(self, kind: PythonKind) -> None:
         """Change what `python3` is on it, from the next connection on."""
+        self._is_broken = True
         self._setup = replace(self._setup, python=kind)
         if files.write_sshd_config(self._wiring, self._setup):
             self._reload()
 
     def set_sshd(self, lines: str) -> None:
         """Put these lines first in its sshd_config (the first to say something wins), from the next connection on."""
+        self._is_broken = True
         self._setup = replace(self._setup, sshd=lines)
         if files.write_sshd_config(self._wiring, self._setup):
             self._reload()

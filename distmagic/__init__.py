@@ -20,8 +20,9 @@ nothing flows back.
 
 On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
 IPython, api.py is the same from plain Python and puts the steps above in order, backend.py is where the magics meet
-the rest. prepare.py asks the hosts what the plan needs to know; takeback.py stops what had started where another host
-could not, orders.py is what a node is told at its start. notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
+the rest. prepare.py asks the hosts what the plan needs to know, orders.py is what a node is told at its start, inbox.py
+where its events wait for `fold`; takeback.py ends what had started where another host could not, or was lost.
+notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
 blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.
 delivery.py brings them to the hosts: what is large leaves the notebook once, with a one-time certificate
 (certificate.py) by which the hosts that hand it on know each other.

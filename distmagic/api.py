@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
@@ -19,7 +19,7 @@ from distmagic import interrupts, job_requests
 from distmagic import plan as planning
 from distmagic.bundle import build
 from distmagic.drive import Limits, Screen, drive
-from distmagic.errors import Cancelled, DistmagicError
+from distmagic.errors import Cancelled
 from distmagic.fold import begin, fold
 from distmagic.found import Job, check_orphans, choose, found_jobs, whereabouts
 from distmagic.hangs import Explanation
@@ -32,11 +32,12 @@ from distmagic.outcome import Detached, Run
 from distmagic.pack import Payload, pack_call
 from distmagic.plan import Plan
 from distmagic.prepare import in_parallel, join, prepare
-from distmagic.reach import PARALLEL, Connections, Reaching, connect
+from distmagic.reach import Connections, Reaching, connect
 from distmagic.remote.protocol import Look, Template, Templates
 from distmagic.screen import screen_for
 from distmagic.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec, check_system, from_options
-from distmagic.state import Event, Planned, RunState, Swept, Warned
+from distmagic.state import Planned, RunState, Warned
+from distmagic.takeback import sweep_lost
 from distmagic.verdict import verdict
 
 
@@ -162,8 +163,8 @@ class Session:
         """
         links = reaching.wait()
         try:
-            running = [(node, link) for node, link in zip(job.known, links, strict=True) if node in job.running]
-            in_parallel(lambda one: one[1].stop(job.name, one[0]), running)
+            of_node = dict(zip(job.known, links, strict=True))
+            in_parallel(lambda node: of_node[node].stop(job.name, node), job.running)
         finally:
             in_parallel(reaching.rest, range(len(links)), links)
 
@@ -212,11 +213,15 @@ class Session:
     ) -> Run | Detached:
         if not state.is_over:
             return self._leave(state, launch, reaching, screen)
-        state = fold(state, self._sweep_lost(state, reaching, launch, noted))
-        screen.finish(state)
 
         def open_link(node_rank: int) -> Link:
             return self._link(reaching, launch.host_of(node_rank))
+
+        def reopen(node_rank: int) -> Link:
+            return self._reopen(reaching, launch.host_of(node_rank))
+
+        state = fold(state, sweep_lost(state, reopen, noted, reaching.asker.serve))
+        screen.finish(state)
 
         error = verdict(state)
         if error is None and noted.take():
@@ -253,27 +258,6 @@ class Session:
         """Return a conversation over a new connection: the old one is broken, whatever it says of itself."""
         self._connections.drop(reaching.hosts[node_rank], reaching.access)
         return self._link(reaching, node_rank)
-
-    def _sweep_lost(
-        self, state: RunState, reaching: Reaching, launch: Launch, noted: interrupts.Interrupts
-    ) -> list[Event]:
-        """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives it up."""
-
-        def sweep(node_rank: int) -> list[Event]:
-            try:
-                link = self._reopen(reaching, launch.host_of(node_rank))
-                left = link.sweep(state.job).survivors
-                link.finish()
-            except DistmagicError:
-                return []  # out of reach: its own lease ends it, and the verdict says so
-            return [Event(node_rank=node_rank, at_s=state.at_s, what=Swept(survivors=left))]
-
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-sweep")
-        swept = [pool.submit(sweep, node) for node, _ in state.lost]
-        while wait(swept, 0.1).not_done and not noted.take():
-            noted.ask(reaching.asker.serve)
-        pool.shutdown(wait=False, cancel_futures=True)
-        return [event for one in swept if one.done() and not one.cancelled() for event in one.result()]
 
     def close(self) -> None:
         """End what hosts keep loaded for this kernel, and close all connections."""

@@ -5,10 +5,8 @@ Plan  --Launch-->  Event, Event, ...
 
 from __future__ import annotations
 
-import queue
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -17,21 +15,18 @@ from typing import Any
 from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
+from distmagic.inbox import Inbox
 from distmagic.link import Link
 from distmagic.orders import Orders
 from distmagic.pack import Payload
 from distmagic.plan import NodePlan, Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
-from distmagic.state import Added, Broken, Event, Gone, Launched, Lost, Mended, Sending, Starting, Warned
+from distmagic.state import Added, Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
 from distmagic.takeback import cancelled, take_back
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 _SMALL_TOGETHER_BYTES = 64 << 20  # of one node
-_AHEAD = 256  # events of one node that may wait to be folded; a host that says more is not read meanwhile
-
-
-_GATHER_S = 0.0003  # a node: to fold one event costs as much as to fold what all nodes say meanwhile
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
 _REFUSED_PAUSE_S = 60.0  # after one that was refused
 
@@ -60,8 +55,7 @@ class Launch:
         self._stops: dict[int, protocol.Stop] = {}
         self._missed: set[int] = set()  # nodes that ended because they, or the way to them, were lost
         self._resting: list[Link] = []  # they are no longer ours
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._room = [threading.BoundedSemaphore(_AHEAD) for _ in links]
+        self._inbox = Inbox(len(links), lambda: self.elapsed_s)
         self.places = list(range(len(links)))  # of hosts, by node rank: who comes back to an elastic job is a new node
         self._absent: tuple[int, ...] = ()
         self._join: Callable[[Link, int], protocol.Start] | None = None
@@ -89,7 +83,7 @@ class Launch:
             watch(delivery)
             _raise_first(delivery)
             for link, node in zip(self.links, plan.nodes, strict=True):
-                self._put(node.node_rank, Starting())
+                self._inbox.put(node.node_rank, Starting())
                 started.append(self._pool.submit(link.start, self.request(plan, node, payload)))
             watch(started)
             _raise_first(started)
@@ -106,10 +100,10 @@ class Launch:
 
     def _deliver(self, plan: Plan) -> None:
         def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
-            self._put(node_rank, Sending(sent_bytes=sent_bytes, total_bytes=total_bytes))
+            self._inbox.put(node_rank, Sending(sent_bytes=sent_bytes, total_bytes=total_bytes))
 
         def note(node_rank: int, text: str) -> None:
-            self._put(node_rank, Warned(text=f"{self.links[node_rank].host.name}: {text}"))
+            self._inbox.put(node_rank, Warned(text=f"{self.links[node_rank].host.name}: {text}"))
 
         Delivery(self.links, [node.address for node in plan.nodes], self._payload, tell, note).run()
 
@@ -149,12 +143,15 @@ class Launch:
 
     def _listen(self, node_rank: int, link: Link) -> None:
         """Follow a host's nodes: the one it is, and in an elastic job those that it becomes when it comes back."""
-        self._follow(node_rank, link)
-        if self._join is not None and node_rank in self._missed:
-            self._await(self.places[node_rank])
+        back: tuple[int, Link] | None = (node_rank, link)
+        while back is not None:
+            node_rank, link = back
+            self._follow(node_rank, link)
+            comes_back = self._join is not None and node_rank in self._missed
+            back = self._come_back(self.places[node_rank]) if comes_back else None
 
     def _await(self, host: int) -> None:
-        """Follow the node that a host becomes when it comes back to an elastic job."""
+        """Follow the nodes of a host that was not there when the job began."""
         back = self._come_back(host)
         if back is not None:
             self._listen(*back)
@@ -171,7 +168,7 @@ class Launch:
             except (ConnectionLost, Unreachable):
                 continue
             except DistmagicError as error:  # it may pass: a machine that boots lets nobody in at first
-                self._put(0, Warned(text=f"{error.message} The run goes on without this host."))
+                self._inbox.put(0, Warned(text=f"{error.message} The run goes on without this host."))
                 pause = _REFUSED_PAUSE_S
         return None
 
@@ -198,7 +195,7 @@ class Launch:
             link.close()
             if new >= 0:
                 self._missed.add(new)
-                self._put(new, Lost(why=str(error)))
+                self._inbox.put(new, Lost(why=str(error)))
             raise
         if self._stops or self._over.is_set():
             _send_quietly(link, protocol.Stop(grace_s=0.0, reason="too late"))
@@ -208,9 +205,9 @@ class Launch:
         """Count a host as a new node; who hears of it from the others must know it."""
         new = len(self.links)
         self.places.append(host)
-        self._room.append(threading.BoundedSemaphore(_AHEAD))
+        self._inbox.add_node()
         self.links.append(link)
-        self._put(new, Added(host=link.host.name))
+        self._inbox.put(new, Added(host=link.host.name))
         return new
 
     def _follow(self, node_rank: int, link: Link) -> None:
@@ -222,9 +219,9 @@ class Launch:
                 next_link = self._hear_or_mend(node_rank, next_link, heard)
         except DistmagicError as error:
             self._missed |= set() if heard.is_final else {node_rank}
-            self._put(node_rank, Gone() if heard.is_final else Lost(why=error.message))
+            self._inbox.put(node_rank, Gone() if heard.is_final else Lost(why=error.message))
         except Exception as error:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
-            self._put(node_rank, Lost(why=f"a fault of distmagic: {error!r}"))
+            self._inbox.put(node_rank, Lost(why=f"a fault of distmagic: {error!r}"))
 
     def _hear_or_mend(self, node_rank: int, link: Link, heard: _Heard) -> Link | None:
         """Listen to a link to its end; return the one to go on with, None when there is nothing more to hear."""
@@ -240,7 +237,7 @@ class Launch:
         """Take events until the agent is gone, then fetch its small results."""
         for n, message in link.events():
             heard.last = n
-            self._put(node_rank, message)
+            self._inbox.put(node_rank, message)
             heard.is_final = heard.is_final or isinstance(message, protocol.Final)
             if isinstance(message, protocol.Final) and message.reason == "lost" and node_rank != 0:
                 self._missed.add(node_rank)
@@ -248,16 +245,16 @@ class Launch:
                 heard.small[message.rank] = message.result_bytes or 0
         if not heard.is_final:
             self._missed.add(node_rank)
-            self._put(node_rank, Lost(why=_agent_gone(link.agent_error)))
+            self._inbox.put(node_rank, Lost(why=_agent_gone(link.agent_error)))
             return
         self._fetch_small(node_rank, link, heard.small)
         self._resting.append(link)
         self.rest(self.places[node_rank], link)
-        self._put(node_rank, Gone())
+        self._inbox.put(node_rank, Gone())
 
     def _mend(self, node_rank: int, last: int, why: str) -> Link:
         """Connect again and go on after event `last`. Raises `ConnectionLost` when the lease has run out before that."""
-        self._put(node_rank, Broken(why=why))
+        self._inbox.put(node_rank, Broken(why=why))
         give_up, pause = self._clock() + self.lease_s, _FIRST_PAUSE_S
         while self._clock() < give_up and not self._over.wait(pause):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -272,7 +269,7 @@ class Launch:
             except (ConnectionLost, Unreachable):
                 continue
             self.links[node_rank] = link
-            self._put(node_rank, Mended())
+            self._inbox.put(node_rank, Mended())
             return link
         raise ConnectionLost(f"no connection for {self.lease_s:g} s")
 
@@ -287,26 +284,9 @@ class Launch:
             link.fetch(request, data.extend, limit_bytes=size)
             self.small_results[node_rank, rank] = bytes(data)
 
-    def _put(self, node_rank: int, what: protocol.Message | Launched) -> None:
-        """Put an event on the queue, when there is room for one more of this node. Not for the thread of `batch`."""
-        while not self._room[node_rank].acquire(timeout=1.0):
-            if self._over.is_set():
-                return
-        self._events.put(Event(node_rank=node_rank, at_s=self.elapsed_s, what=what))
-
     def batch(self, timeout_s: float) -> list[Event]:
         """Return the events that have come, after at most `timeout_s`; [] for none."""
-        found: list[Event] = []
-        try:
-            found.append(self._events.get(timeout=timeout_s))
-            time.sleep(_GATHER_S * len(self.links))
-            while len(found) < 100_000:
-                found.append(self._events.get_nowait())
-        except queue.Empty:
-            pass
-        for event in found:
-            self._room[event.node_rank].release()
-        return found
+        return self._inbox.batch(timeout_s)
 
     def _keep_lease(self) -> None:
         while not self._over.wait(self.lease_s / 4):
@@ -337,6 +317,7 @@ class Launch:
     def close(self) -> None:
         """Hang up everywhere. Agents that still run end with their lease."""
         self._over.set()
+        self._inbox.close()
         for link in self.links:
             if link not in self._resting:
                 link.close()

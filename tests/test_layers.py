@@ -24,7 +24,7 @@ LAYERS = (
     ("what is packed to travel", "blobs bundle certificate local_modules pack"),
     ("a process on a host", "transports"),
     ("a conversation with a host", "limits link notebook_prompts resting reach job_requests"),
-    ("a run, from its start to its end", "delivery takeback orders launch prepare opening inquiry drive outcome"),
+    ("a run, from its start to its end", "delivery takeback orders inbox launch prepare opening inquiry drive outcome"),
     ("what is seen of it", "screen"),
     ("the whole, from Python", "api playground playground_command playground_server"),
     ("the whole, from a notebook", "backend line_magic job_magic magic"),

@@ -121,10 +121,6 @@ class Contact:
         except PermissionError as error:
             self.say(protocol.Refused(what="detach", error=str(error)))
             return
-        if folder.exists() and (request.job, request.node_rank) not in {
-            (r.job, r.node_rank) for r in listing.running()
-        }:
-            shutil.rmtree(folder)  # of a start that failed half-way
         for each in (folder.parent.parent, folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=each is not folder)
         listing.remember(folder, request)

@@ -186,7 +186,8 @@ class Link:
     def events(self) -> Iterator[tuple[int, protocol.Message]]:
         """Yield (number, event) until the agent is gone: from hello on, or from where `attach` said.
 
-        Raises `ConnectionLost` when the connection ends before that, and `ProtocolError`, also for a gap.
+        Raises `ConnectionLost` when the connection ends before that, `PreflightError` if the host refuses to tell them,
+        and `ProtocolError`, also for a gap.
         """
         n = self._last
         if self._hello is not None:
@@ -197,6 +198,8 @@ class Link:
             if isinstance(message, protocol.Over):
                 self.agent_error = message.error
                 return
+            if isinstance(message, protocol.Refused):
+                raise self._refusal(message)
             if number == 0:
                 continue  # no event
             if number != n + 1:
@@ -306,14 +309,16 @@ class Link:
                 break
             n, message = self._next()  # the one before was of a younger protocol
         if isinstance(message, protocol.Refused):
-            raise PreflightError(
-                self.host.name, f"{message.error}.".replace("..", "."), _REFUSAL_HINTS.get(message.what, "")
-            )
+            raise self._refusal(message)
         if isinstance(message, protocol.Over):
             raise PreflightError(self.host.name, f"its agent ended at once: {message.error or 'without a word'}.")
         if not isinstance(message, (kind, *more)):
             raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
         return n, cast(M, message)  # one of `more` is for who asked for these
+
+    def _refusal(self, message: protocol.Refused) -> PreflightError:
+        error = f"{message.error}.".replace("..", ".")
+        return PreflightError(self.host.name, error, _REFUSAL_HINTS.get(message.what, ""))
 
 
 _REFUSAL_HINTS = {

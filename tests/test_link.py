@@ -346,6 +346,15 @@ def test_events_of_an_unknown_type_are_left_out():
     assert [n for n, _ in link.events()] == [1, 3]
 
 
+def test_events_that_are_refused():
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="attach", error="no such room")))
+    events = link.events()
+    next(events)
+    with pytest.raises(PreflightError) as caught:
+        next(events)
+    assert str(caught.value) == "gpu-a: no such room."
+
+
 def test_an_agent_that_breaks_down():
     link, _ = started(lines(EVENTS[0], first=1), lines(p.Over(error="OSError: too many open files")))
     assert [n for n, _ in link.events()] == [1]

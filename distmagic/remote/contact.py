@@ -156,8 +156,10 @@ class Contact:
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
-            self._relay(run_dir / "readers", request)
-        except (FileNotFoundError, ConnectionRefusedError):
+            has_spoken = self._relay(run_dir / "readers", request)
+        except (FileNotFoundError, ConnectionError):
+            has_spoken = False
+        if not has_spoken:
             self._replay(request)  # the agent has ended meanwhile; its journal says how
         folder = places.job_dir(request.job, request.node_rank)
         self.say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
@@ -166,8 +168,9 @@ class Contact:
         for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
             self._write(line)
 
-    def _relay(self, path: Path, attach: protocol.Attach) -> None:
-        """Carry bytes both ways until the agent closes, which it does as its last act."""
+    def _relay(self, path: Path, attach: protocol.Attach) -> bool:
+        """Carry bytes both ways until the agent closes, which it does as its last act; return whether it said anything."""
+        has_spoken = False
         with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
             conn.connect(str(path))
             peers.check(conn)
@@ -179,13 +182,15 @@ class Contact:
                 if "agent" in sides:
                     data = _receive(conn)
                     if not data:
-                        return
+                        return has_spoken
+                    has_spoken = True
                     self._write(data)
                 if "notebook" in sides:
                     data = os.read(0, 65536)
                     if not data:
                         sys.exit(0)  # the channel is gone; the agent waits for its lease
-                    conn.sendall(data)
+                    with contextlib.suppress(ConnectionError):  # it ends; what it has said is still to be read
+                        conn.sendall(data)
                     self.renew()
 
     def fetch(self, request: protocol.Fetch) -> None:

@@ -87,7 +87,9 @@ class Session:
             with opening.guarded():
                 links = reaching.wait(opening.watch_hosts, _enough(spec, reaching))
                 plan = self._prepare(opening, links, spec, job, reaching)
-                launch = self._launch(job, links, reaching, reaching.access.lease_s, began)
+                launch = self._launch(
+                    job, dict(enumerate(links)), reaching.present, reaching, reaching.access.lease_s, began
+                )
                 if spec.is_elastic and spec.max_restarts:
                     launch.take_in(partial(join, launch, plan, spec, payload), tuple(reaching.absent))
                 try:
@@ -118,10 +120,13 @@ class Session:
         opening.tell(planned, *(Warned(text=text) for text in (*absent, *warnings)))
         return plan
 
-    def _launch(self, job: str, links: Sequence[Link], reaching: Reaching, lease_s: float, began: float) -> Launch:
+    def _launch(
+        self, job: str, links: Mapping[int, Link], places: Sequence[int], reaching: Reaching, lease_s: float,
+        began: float,
+    ) -> Launch:  # fmt: skip
         reopen = partial(self._reopen, reaching)
-        launch = Launch(job, links, lease_s, time.monotonic, reopen, began, owner())
-        launch.rest, launch.places = reaching.rest, list(reaching.present)
+        launch = Launch(job, links, places, lease_s, reopen, began, owner())
+        launch.rest = reaching.rest
         return launch
 
     # ---- jobs that were started before, also by other kernels
@@ -143,17 +148,23 @@ class Session:
 
         An interrupt ends it; of a detached job it only ends the following.
 
-        `reaching` are the job's own hosts in the order of its nodes. Raises what `launch` raises for a run.
+        `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as
+        when a connection breaks. Raises what `launch` raises for a run.
         """
         began, state = time.monotonic(), begin(job.name, job.hosts, job.max_restarts)
         with interrupts.noted() as noted:
             opening = _opening(state, began, reaching, screen, noted)
             with opening.guarded():
-                links = reaching.wait(opening.watch_hosts)
-            opening.tell(Planned(addresses=tuple(link.facts.address for link in links), min_nodes=job.min_nodes))
-            with closing(self._launch(job.name, links, reaching, job.lease_s, began)) as launch:
+                there = reaching.wait(opening.watch_hosts, enough=1)
+            links = dict(zip(reaching.present, there, strict=True))
+            nodes = range(len(reaching.hosts))
+            addresses = tuple(links[node].facts.address if node in links else "" for node in nodes)
+            missed = [f"{why} It is tried again." for why in reaching.absent.values()]
+            opening.tell(Planned(addresses=addresses, min_nodes=job.min_nodes), *(Warned(text=text) for text in missed))
+            with closing(self._launch(job.name, links, nodes, reaching, job.lease_s, began)) as launch:
                 launch.attach()
-                state = drive(launch, opening.state, screen, reaching.asker.serve, Limits(), noted)
+                limits = Limits(hang_timeout_s=job.hang_timeout_s)
+                state = drive(launch, opening.state, screen, reaching.asker.serve, limits, noted)
             return self._finish(state, launch, reaching, screen, noted)
 
     def stop(self, reaching: Reaching, job: Job) -> None:
@@ -183,11 +194,12 @@ class Session:
 
     def stacks(self, reaching: Reaching, job: Job) -> Explanation:
         """Ask all ranks of a running job where they are; nothing else is changed. `reaching` as for `attach`."""
-        links = reaching.wait()
+        there = reaching.wait(enough=1)
+        links = dict(zip(reaching.present, there, strict=True))
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
-            in_parallel(Link.close, links)
+            in_parallel(Link.close, there)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts; return the bytes."""

@@ -17,7 +17,8 @@ class Job:
     `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `places` says for each
     node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run, `began_s`
     seconds since 1970 by its hosts' clocks, `reason` how it ended, `owner` the notebook that
-    began it. An elastic job goes on with `min_nodes` nodes; `is_detached`: it needs no notebook.
+    began it. An elastic job goes on with `min_nodes` nodes; `is_detached`: it needs no notebook. `hang_timeout_s` is
+    None where nobody asked for that.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Job:
     owner: str
     is_detached: bool
     min_nodes: int
+    hang_timeout_s: float | None
 
     @property
     def is_running(self) -> bool:
@@ -78,6 +80,7 @@ def _job(name: str, found: dict[int, tuple[int, Listed]]) -> Job:
         max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
         size_bytes=sum(one.size_bytes for one in nodes.values()), owner=first.owner,
         is_detached=any(one.is_detached for one in nodes.values()), min_nodes=first.min_nodes,
+        hang_timeout_s=first.hang_timeout_s,
     )  # fmt: skip
 
 
@@ -103,14 +106,18 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
 
 
 def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `SpecError`."""
-    if job.missing:
+    """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `SpecError`.
+
+    A host that has not told of it, being down, is found by its name.
+    """
+    asked = {host.name: host for host in hosts}
+    if unknown := [name for name in dict.fromkeys(job.missing) if name not in asked]:
         raise SpecError(
-            f"Job {job.name} also ran on {', '.join(job.missing)}, which is not among the hosts of this notebook, or did "
-            "not answer.",
-            "Name all of its hosts with %distributed hosts, and try again when all are up.",
+            f"Job {job.name} also ran on {', '.join(unknown)}, which is not among the hosts of this notebook.",
+            "Name all of its hosts with %distributed hosts.",
         )
-    return known_whereabouts(job, hosts)
+    pairs = zip(job.places, job.hosts, strict=True)
+    return tuple(hosts[place] if place >= 0 else asked[name] for place, name in pairs)
 
 
 def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:

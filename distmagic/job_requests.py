@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -49,10 +49,12 @@ def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.St
     return found
 
 
-def explained(links: Sequence[Link], job: Job, asked: str) -> Explanation:
-    """Return where all ranks of a running job are; `links` are to its hosts, in the order of its nodes."""
+def explained(links: Mapping[int, Link], job: Job, asked: str) -> Explanation:
+    """Return where all ranks of a running job are; `links` are to those of its hosts that are up, by node rank."""
 
     def ask(node: int) -> list[protocol.Stacks] | None:
+        if node not in links:
+            return None
         try:
             return stacks(links[node], job.name, node, asked)
         except DistmagicError:
@@ -61,4 +63,4 @@ def explained(links: Sequence[Link], job: Job, asked: str) -> Explanation:
     with ThreadPoolExecutor(PARALLEL) as pool:
         found = dict(zip(job.running, pool.map(ask, job.running), strict=True))
     answers = [(job.hosts[node], one) for node, told in found.items() for one in told or ()]
-    return explain(answers, [job.hosts[node] for node, told in found.items() if told is None])
+    return explain(answers, (*(job.hosts[node] for node, told in found.items() if told is None), *job.missing))

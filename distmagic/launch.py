@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -41,22 +42,26 @@ class _Heard:
 
 
 class Launch:
-    """One run under way. `batch` yields its events; `stop` ends it; `close` lets go of everything."""
+    """One run under way. `batch` yields its events; `stop` ends it; `close` lets go of everything.
+
+    `links` are by node rank, `places` says of each node which host it is on: who comes back to an elastic job is a new
+    node.
+    """
 
     def __init__(
-        self, job: str, links: Sequence[Link], lease_s: float, clock: Callable[[], float],
+        self, job: str, links: Mapping[int, Link], places: Sequence[int], lease_s: float,
         reopen: Callable[[int], Link], began: float | None = None, owner: str = "",
     ) -> None:  # fmt: skip
-        self.job, self.links, self.lease_s = job, list(links), lease_s
+        self.job, self.links, self.lease_s = job, dict(links), lease_s
+        self.places = list(places)
         self._orders = Orders(job=job, secret=secrets.token_hex(32), lease_s=lease_s, owner=owner)
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
-        self._clock, self._began, self._reopen = clock, clock() if began is None else began, reopen
+        self._began, self._reopen = time.monotonic() if began is None else began, reopen
         self.rest: Callable[[int, Link], None] = lambda _, link: link.finish()  # where a conversation goes afterwards
         self._stops: dict[int, protocol.Stop] = {}
         self._missed: set[int] = set()  # nodes that ended because they, or the way to them, were lost
         self._resting: list[Link] = []  # they are no longer ours
-        self._inbox = Inbox(len(links), lambda: self.elapsed_s)
-        self.places = list(range(len(links)))  # of hosts, by node rank: who comes back to an elastic job is a new node
+        self._inbox = Inbox(len(places), lambda: self.elapsed_s)
         self._absent: tuple[int, ...] = ()
         self._join: Callable[[Link, int], protocol.Start] | None = None
         self._payload: tuple[LocalBlob, ...] = ()
@@ -67,7 +72,7 @@ class Launch:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the run began, by the notebook's clock."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     # ---- beginning
 
@@ -82,13 +87,14 @@ class Launch:
             delivery = [self._pool.submit(self._deliver, plan)]
             watch(delivery)
             _raise_first(delivery)
-            for link, node in zip(self.links, plan.nodes, strict=True):
+            for node in plan.nodes:
                 self._inbox.put(node.node_rank, Starting())
-                started.append(self._pool.submit(link.start, self.request(plan, node, payload)))
+                start = self.links[node.node_rank].start
+                started.append(self._pool.submit(start, self.request(plan, node, payload)))
             watch(started)
             _raise_first(started)
         except BaseException as error:
-            unsure = take_back(self._pool, self.links, started)
+            unsure = take_back(self._pool, tuple(self.links.values()), started)
             if isinstance(error, KeyboardInterrupt):
                 raise cancelled(began=bool(started), unsure=unsure) from None
             if isinstance(error, ConnectionLost) and not error.hint:
@@ -105,7 +111,7 @@ class Launch:
         def note(node_rank: int, text: str) -> None:
             self._inbox.put(node_rank, Warned(text=f"{self.links[node_rank].host.name}: {text}"))
 
-        Delivery(self.links, [node.address for node in plan.nodes], self._payload, tell, note).run()
+        Delivery(tuple(self.links.values()), [node.address for node in plan.nodes], self._payload, tell, note).run()
 
     def take_in(self, join: Callable[[Link, int], protocol.Start], absent: Sequence[int] = ()) -> None:
         """Let hosts that are lost, or `absent` from the start, come (back).
@@ -119,14 +125,14 @@ class Launch:
         return self.places[node_rank]
 
     def attach(self) -> None:
-        """Follow a job that was started before, from its first event on."""
-        for node_rank, link in enumerate(self.links):
+        """Follow a job that was started before, from its first event on; nodes without a link as soon as there is one."""
+        for node_rank, link in self.links.items():
             link.attach(protocol.Attach(job=self.job, node_rank=node_rank))
         self._begin()
 
     def _begin(self) -> None:
-        for node_rank, link in enumerate(self.links):
-            threading.Thread(target=self._listen, args=(node_rank, link), daemon=True).start()
+        for node_rank in range(len(self.places)):
+            threading.Thread(target=self._listen, args=(node_rank, self.links.get(node_rank)), daemon=True).start()
         for host in self._absent:
             threading.Thread(target=self._await, args=(host,), daemon=True).start()
         threading.Thread(target=self._keep_lease, daemon=True).start()
@@ -136,14 +142,14 @@ class Launch:
         first = len(plan.nodes)
         if node.node_rank < first:
             return self._orders.start(plan, node, payload, (), self.links[node.node_rank].warm)
-        joined = [link.host.name for link in self.links[first : node.node_rank]]
+        joined = [self.links[other].host.name for other in range(first, node.node_rank)]
         return self._orders.start(plan, node, payload, (*joined, node.host.name), None)
 
     # ---- going on
 
-    def _listen(self, node_rank: int, link: Link) -> None:
+    def _listen(self, node_rank: int, link: Link | None) -> None:
         """Follow a host's nodes: the one it is, and in an elastic job those that it becomes when it comes back."""
-        back: tuple[int, Link] | None = (node_rank, link)
+        back: tuple[int, Link | None] | None = (node_rank, link)
         while back is not None:
             node_rank, link = back
             self._follow(node_rank, link)
@@ -185,7 +191,7 @@ class Launch:
             with self._growing:
                 link.sweep(self.job)
                 link.deliver(self._payload)
-                request = self._join(link, len(self.links))
+                request = self._join(link, len(self.places))
                 if self._stops or self._over.is_set():
                     link.close()
                     return None
@@ -203,18 +209,18 @@ class Launch:
 
     def _add(self, host: int, link: Link) -> int:
         """Count a host as a new node; who hears of it from the others must know it."""
-        new = len(self.links)
+        new = len(self.places)
         self.places.append(host)
         self._inbox.add_node()
-        self.links.append(link)
+        self.links[new] = link
         self._inbox.put(new, Added(host=link.host.name))
         return new
 
-    def _follow(self, node_rank: int, link: Link) -> None:
-        """Put a node's events on the queue until its agent is gone; over a new connection where one breaks."""
+    def _follow(self, node_rank: int, link: Link | None) -> None:
+        """Put a node's events on the queue until its agent is gone; over a new connection where one breaks, or is none."""
         heard = _Heard()
-        next_link: Link | None = link
         try:
+            next_link: Link | None = link or self._mend(node_rank, 0, "it could not be reached")
             while next_link is not None:
                 next_link = self._hear_or_mend(node_rank, next_link, heard)
         except DistmagicError as error:
@@ -255,12 +261,12 @@ class Launch:
     def _mend(self, node_rank: int, last: int, why: str) -> Link:
         """Connect again and go on after event `last`. Raises `ConnectionLost` when the lease has run out before that."""
         self._inbox.put(node_rank, Broken(why=why))
-        give_up, pause = self._clock() + self.lease_s, _FIRST_PAUSE_S
-        while self._clock() < give_up and not self._over.wait(pause):
+        give_up, pause = time.monotonic() + self.lease_s, _FIRST_PAUSE_S
+        while time.monotonic() < give_up and not self._over.wait(pause):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 link = self._reopen(self.places[node_rank])
-                link.kept = self.links[node_rank].kept
+                link.kept = self.links[node_rank].kept if node_rank in self.links else None
                 if link.kept is not None:
                     link.send(link.kept)
                 link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=last))
@@ -290,26 +296,26 @@ class Launch:
 
     def _keep_lease(self) -> None:
         while not self._over.wait(self.lease_s / 4):
-            self._say(self.links, protocol.Renew())
+            self._say(list(self.links), protocol.Renew())
 
     def stop(self, node_ranks: Sequence[int], grace_s: float, reason: str) -> None:
         """Ask nodes to end: SIGTERM, and SIGKILL after `grace_s`. Returns at once; their events tell the rest."""
         message = protocol.Stop(grace_s=grace_s, reason=reason)
         self._stops.update(dict.fromkeys(node_ranks, message))
-        self._say([self.links[i] for i in node_ranks], message)
+        self._say(node_ranks, message)
 
     def detach(self) -> None:
         """Have the lead let the job live without this notebook; it tells when that is so."""
-        self._say(self.links[:1], protocol.Detach())
+        self._say([0], protocol.Detach())
 
     def ask_stacks(self) -> str:
         """Ask all ranks where they are; return the name by which the events that answer know the request."""
         asked = secrets.token_hex(8)
-        self._say(self.links, protocol.Dump(asked=asked))
+        self._say(list(self.links), protocol.Dump(asked=asked))
         return asked
 
-    def _say(self, links: Sequence[Link], message: protocol.Message) -> None:
-        for link in links:
+    def _say(self, node_ranks: Sequence[int], message: protocol.Message) -> None:
+        for link in [self.links[node] for node in node_ranks if node in self.links]:
             self._pool.submit(_send_quietly, link, message)
 
     # ---- the end
@@ -318,7 +324,7 @@ class Launch:
         """Hang up everywhere. Agents that still run end with their lease."""
         self._over.set()
         self._inbox.close()
-        for link in self.links:
+        for link in list(self.links.values()):
             if link not in self._resting:
                 link.close()
         self._pool.shutdown(wait=False)

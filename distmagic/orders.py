@@ -30,6 +30,7 @@ class Orders:
             lead=node.node_rank == 0, lease_s=self.lease_s, max_restarts=plan.max_restarts,
             membership=self._membership(plan, node), keep=plan.keep, owner=self.owner, timeout_s=plan.timeout_s,
             stays=plan.stays, volumes=tuple(volume.blob.sha256 for volume in payload.volumes), warm=warm,
+            hang_timeout_s=plan.hang_timeout_s,
         )  # fmt: skip
 
     def _membership(self, plan: Plan, node: NodePlan) -> protocol.Membership | None:

@@ -54,6 +54,7 @@ class Plan:
     keep: bool
     stays: bool
     timeout_s: float | None
+    hang_timeout_s: float | None
 
 
 def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd: str) -> Plan:
@@ -69,6 +70,7 @@ def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd:
         gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
         stays=spec.detach or spec.on_disconnect == "keep",
         timeout_s=spec.timeout_s,
+        hang_timeout_s=spec.hang_timeout_s,
     )  # fmt: skip
 
 

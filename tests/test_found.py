@@ -54,11 +54,15 @@ def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
 def test_a_job_of_which_a_host_is_missing():
     with pytest.raises(SpecError) as caught:
         whereabouts(JOBS[2], parse_hosts("one,two"))
-    assert caught.value.message == (
-        "Job yyyy also ran on a, b, which is not among the hosts of this notebook, or did not answer."
-    )
+    assert caught.value.message == "Job yyyy also ran on a, b, which is not among the hosts of this notebook."
     assert [host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))] == ["two"]
     assert (JOBS[2].known, JOBS[2].missing) == ((2,), ("a", "b"))
+
+
+def test_a_host_that_did_not_answer_is_found_by_its_name():
+    assert [host.name for host in whereabouts(JOBS[2], parse_hosts("b,two,a"))] == ["a", "b", "two"]
+    with pytest.raises(SpecError, match="also ran on b, which is not"):
+        whereabouts(JOBS[2], parse_hosts("a,two"))
 
 
 def test_the_table():

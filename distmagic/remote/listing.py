@@ -30,6 +30,7 @@ def remember(folder: Path, start: protocol.Start) -> None:
         "hosts": start.hosts,
         "lease_s": start.lease_s,
         "max_restarts": start.max_restarts,
+        "hang_timeout_s": start.hang_timeout_s,
         "owner": start.owner,
         "min_nodes": start.membership.min_nodes if start.membership else 0,
         "began_s": time.time(),
@@ -64,6 +65,7 @@ def _listed(folder: Path, about: dict[str, object]) -> protocol.Listed:
         began_s=float(str(about["began_s"])), is_running=is_running(job, node_rank), reason=_reason(folder),
         size_bytes=places.size_of(folder), owner=str(about.get("owner", "")),
         is_detached=(folder / _DETACHED).exists(), min_nodes=int(str(about.get("min_nodes", 0))),
+        hang_timeout_s=float(str(hang_timeout_s)) if (hang_timeout_s := about.get("hang_timeout_s")) else None,
     )  # fmt: skip
 
 

@@ -83,8 +83,9 @@ class Start:
 
     `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
     "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
-    runs out the job goes on. `owner` names the notebook. The lead ends the job after `timeout_s`.
-    `stays`: it must survive the end of the SSH session. Without `warm` all is started by exec.
+    runs out the job goes on. `owner` names the notebook. The lead ends the job after `timeout_s`;
+    `hang_timeout_s` is for whoever follows it. `stays`: it must survive the end of the SSH session. Without `warm` all
+    is started by exec.
     """
 
     job: str
@@ -107,6 +108,7 @@ class Start:
     stays: bool = False
     warm: Warm | None = None
     volumes: tuple[str, ...] = ()
+    hang_timeout_s: float | None = None
 
 
 @message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import socket
-import time
 from pathlib import Path
 
 from distmagic.drive import Limits, drive
@@ -56,12 +55,12 @@ def follow(path: Path, nodes: int) -> str:
     """Follow the job at `path` to its end, on this kernel's own screen; return its phase."""
     from IPython import get_ipython
 
-    links = [Link(Host(name=f"host-{i}"), SocketProcess(path)) for i in range(nodes)]
-    launch = Launch("crowd", links, 60.0, time.monotonic, lambda node: links[node])
+    links = {node: Link(Host(name=f"host-{node}"), SocketProcess(path)) for node in range(nodes)}
+    launch = Launch("crowd", links, range(nodes), 60.0, links.__getitem__)
     try:
         launch.attach()
         path.with_name(BEGUN).touch()
-        state = begin("crowd", [link.host.name for link in links])
+        state = begin("crowd", [link.host.name for link in links.values()])
         screen = screen_for(get_ipython())
         state = drive(launch, state, screen, lambda _: None, Limits())
         screen.finish(state)

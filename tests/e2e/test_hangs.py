@@ -156,15 +156,17 @@ from tests.e2e import runner
 from tests.e2e.test_hangs import train
 from tests.e2e.test_runs import as_value
 way = Access(ssh_config={config!r}, warm_idle_s=0.0)
-run = distmagic.run(as_value(train), 2, {path!r}, hosts="dm1:2,dm2:1", access=way, screen=runner.Watch())
+run = distmagic.run(
+    as_value(train), 2, {path!r}, hosts="dm1:2,dm2:1", access=way, screen=runner.Watch(), hang_timeout_s={hang_timeout_s}
+)
 print(dict(run.results), len(run.state.rolls))
 """
 
 
 @contextmanager
-def another_kernel(lab: Lab, path: str) -> Iterator[subprocess.Popen[str]]:
+def another_kernel(lab: Lab, path: str, hang_timeout_s: float | None = None) -> Iterator[subprocess.Popen[str]]:
     """Start a job of three ranks in another process, and wait until all of them have said that they work."""
-    script = KERNEL.format(path=path, config=str(lab.ssh_config))
+    script = KERNEL.format(path=path, hang_timeout_s=hang_timeout_s, config=str(lab.ssh_config))
     kernel = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: sum(at_work(host) for host in lab.hosts[:2]) == 3, "three ranks at work", 60)
@@ -195,6 +197,17 @@ def test_a_second_kernel_asks_a_job_that_then_goes_on(
         assert kernel.communicate(timeout=60)[0] == "{0: 3.0, 1: 3.0, 2: 3.0} 4\n"
     assert "has ended already (done)" in the_magic(lab, capsys, "stacks", job.name)
     assert "No job runs on these hosts." in the_magic(lab, capsys, "stacks")
+    lab.assert_clean()
+
+
+def test_a_second_kernel_ends_a_job_that_hangs(lab: Lab) -> None:
+    """The first one, which was told --hang-timeout, is dead."""
+    with another_kernel(lab, "", 8.0) as kernel:
+        kernel.kill()
+        job, hosts = the_job(lab, "dm1,dm2")
+        with pytest.raises(Hung) as caught:
+            session().attach(reach(lab, hosts), job, runner.Watch())
+    assert caught.value.message.endswith(filled(f" Where they were: {ODD}; {REST}."))
     lab.assert_clean()
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from distmagic.api import session
-from distmagic.errors import Cancelled, HostError
+from distmagic.errors import Cancelled, HostError, NodeLost
 from distmagic.found import Job, whereabouts
 from distmagic.hosts import Host, parse_hosts
 from distmagic.notebook_prompts import NotebookAsker
+from distmagic.outcome import Run
 from distmagic.reach import Reaching
 from tests.e2e import runner
 from tests.lab import Lab, LabHost
@@ -81,6 +82,37 @@ def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None
     with pytest.raises(HostError, match="is not on this host"):
         again.logs(0)
     assert not any(one.name == job.name for one in session().jobs(reach(lab, hosts)))
+
+
+def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(lab: Lab) -> None:
+    away = lab.hosts[1]
+    with another_kernel(lab, 12.0) as kernel:
+        away.reject(22)  # the first kernel's connection breaks as well; the ranks go on
+        kernel.kill()
+        job, hosts = the_job(lab, "dm1,dm2")
+        assert (job.phase, job.missing, [host.name for host in hosts]) == ("running", ("dm2",), ["dm1", "dm2"])
+        found = session().stacks(reach(lab, hosts), job)
+        assert ([group.ranks for group in found.groups], found.unheard) == ([(0,)], ("dm2",))
+        screen = runner.Watch(lambda state: (state.workers[0].step or 0) > 0 if state.workers else False, away.undrop)
+        run = session().attach(reach(lab, hosts), job, screen)
+    assert dict(run.results) == {0: 120, 1: 120}
+    for rank in (0, 1):
+        assert [line.text for line in run.state.lines if line.rank == rank] == [str(i) for i in range(120)]
+    refused = "dm2: 10.99.0.12 port 22 refused the connection: nothing listens on that port. It is tried again."
+    assert run.state.notices == (refused,)
+
+
+def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(lab: Lab) -> None:
+    with another_kernel(lab, 600.0):
+        lab.hosts[1].kill()
+        job, hosts = the_job(lab, "dm1,dm2")
+        with pytest.raises(NodeLost) as caught:
+            session().attach(reach(lab, hosts, connect_timeout_s=2.0), job, runner.Watch())
+    assert caught.value.message == (
+        "A host was lost, and the others were stopped. dm2: the other hosts have not heard of it any more"
+    )
+    assert isinstance(caught.value.run, Run)
+    assert [line.text for line in caught.value.run.state.lines if line.rank == 0][:3] == ["0", "1", "2"]
 
 
 def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""Open a notebook in a real JupyterLab in a real headless Chromium, and use it as a person does."""
+"""Open a notebook in a real JupyterLab, or Notebook 7, in a real headless Chromium, and use it as a person does."""
 
 from __future__ import annotations
 
@@ -41,11 +41,18 @@ _SERVER = (
     "--ip=127.0.0.1",
     "--ServerApp.terminals_enabled=False",
     "--ServerApp.port_retries=0",
-    "--LabApp.news_url=",
-    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    "--LabApp.extension_manager=readonly",
-    "--LabApp.expose_app_in_browser=True",  # as window.jupyterapp: what happens is asked of JupyterLab, not guessed
 )
+_EXPOSED = "expose_app_in_browser=True"  # as window.jupyterapp: what happens is asked of JupyterLab, not guessed
+_OWN_FLAGS = {
+    "jupyterlab": (
+        "--LabApp.news_url=",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.extension_manager=readonly",
+        f"--LabApp.{_EXPOSED}",
+    ),
+    "notebook": (f"--JupyterNotebookApp.{_EXPOSED}",),
+}
+_PATHS = {"jupyterlab": "lab/tree/notebook.ipynb", "notebook": "notebooks/notebook.ipynb"}
 _SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page, so they count
@@ -143,9 +150,10 @@ class NotebookPage:
 
 @contextlib.contextmanager
 def notebook_in_browser(
-    notebook: nbformat.NotebookNode, env: Mapping[str, str] | None = None, *, shots: Path | None = None
-) -> Iterator[NotebookPage]:
-    """Open `notebook` in JupyterLab in Chromium, with `env` added to its kernel's environment.
+    notebook: nbformat.NotebookNode, env: Mapping[str, str] | None = None, *, shots: Path | None = None,
+    program: str = "jupyterlab",
+) -> Iterator[NotebookPage]:  # fmt: skip
+    """Open `notebook` in Chromium in JupyterLab, or in `program` "notebook", with `env` added to its kernel's environment.
 
     At the end asserts that the page asked for nothing outside this machine. What is to be seen when a test fails is
     written to `failed.png` in the folder `shots`.
@@ -157,9 +165,9 @@ def notebook_in_browser(
         )
         (folder / "work").mkdir()
         nbformat.write(notebook, folder / "work" / "notebook.ipynb")
-        with _server(folder, dict(env or {})) as base, _page(folder) as page:
+        with _server(program, folder, dict(env or {})) as base, _page(folder) as page:
             shown = NotebookPage(page)
-            shown.open(base.format(path="lab/tree/notebook.ipynb"))
+            shown.open(base.format(path=_PATHS[program]))
             try:
                 yield shown
             except BaseException:
@@ -170,8 +178,8 @@ def notebook_in_browser(
 
 
 @contextlib.contextmanager
-def _server(folder: Path, env: dict[str, str]) -> Iterator[str]:
-    """Run JupyterLab with a home of its own; yield its address, with `{path}` in it."""
+def _server(program: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
+    """Run JupyterLab, or Notebook, with a home of its own; yield its address, with `{path}` in it."""
     settings = folder / "config" / "labconfig" / "default_setting_overrides.json"
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps(_SETTINGS))
@@ -182,7 +190,7 @@ def _server(folder: Path, env: dict[str, str]) -> Iterator[str]:
     dynamic = (f"--port={port}", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder / 'work'}")
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *_SERVER, *dynamic],
+            [sys.executable, "-m", program, *_SERVER, *_OWN_FLAGS[program], *dynamic],
             env={**os.environ, **own, **env},
             stdin=subprocess.DEVNULL,
             stdout=log,

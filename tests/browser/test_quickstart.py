@@ -66,6 +66,26 @@ def test_the_quickstart_in_jupyterlab(tmp_path: Path):
         assert page.console_errors == []
 
 
+def test_a_run_in_notebook_7(tmp_path: Path):
+    """The same view as in JupyterLab: a live bar a rank, then the table that stays; the button stops it."""
+    cells = [nbformat.v4.new_code_cell(text) for text in ("%load_ext distmagic", LONG, NEXT)]
+    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
+    with notebook_in_browser(nbformat.v4.new_notebook(cells=cells), env, shots=tmp_path, program="notebook") as page:
+        page.run_cell(0)
+        page.run_cell(1)
+        wait_until(lambda: (seen := bars(page, 1))[1:] and min(seen) > 0, "two bars", 60)
+        assert is_live(page, 1)
+        page.screenshot(tmp_path / "running.png")
+        page.interrupt()
+        page.wait_done(1, 15)
+        assert "Cancelled: The run was interrupted" in page.wait_text(1, r"^stopped")
+        page.run_cell(2)
+        page.wait_text(2, r"runs again", 60)
+        page.wait_done(2)
+        page.screenshot(tmp_path / "stopped.png")
+        assert page.console_errors == []
+
+
 def watch_training(page: NotebookPage) -> None:
     """Run the training; see each of four bars grow while it goes on, and the table and curves that stay."""
     page.run_cell(TRAIN)

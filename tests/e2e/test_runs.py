@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +130,44 @@ def test_the_system_s_ssh_client(lab: Lab) -> None:
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
 
 
+def test_a_host_behind_two_jump_hosts(lab: Lab, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    far = lab.hosts[1].address
+    config.write_text(f"Include {lab.ssh_config}\nHost dmfar\n  HostName {far}\n  ProxyJump dm3,dm1\n")
+
+    def where() -> tuple[str, str]:
+        import os
+
+        return os.uname().nodename, os.environ["SSH_CONNECTION"].split()[0]
+
+    run = runner.run(lab, "dmfar:1,dm3:1", where, access=runner.access(lab, ssh_config=str(config)))
+    assert dict(run.results) == {0: ("dm2", lab.hosts[0].address), 1: ("dm3", lab.address)}
+
+
+def test_nothing_listens_where_the_notebook_is(lab: Lab) -> None:
+    sockets: list[set[str]] = [listening()]
+    screen = runner.Watch(lambda state: state.phase == "running", lambda: sockets.append(listening()))
+    runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce), screen=screen)
+    assert sockets[1:] == sockets[:1]
+
+
+def listening() -> set[str]:
+    """Return the sockets of this process that take connections, or datagrams from anybody."""
+    own = {Path(f"/proc/self/fd/{fd}").readlink().name for fd in descriptors()}
+    found = set()
+    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == state and f"socket:[{words[9]}]" in own:
+                found.add(f"{table} {words[1]}")
+    return found
+
+
+def descriptors() -> list[str]:
+    """Return the descriptors of this process, but for the one that the listing itself needs."""
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+
 def test_variables_working_directory_and_stdin_of_ranks(lab: Lab) -> None:
     lab.hosts[0].exec(["mkdir", "-p", "/home/node/project"])
 
@@ -225,6 +266,39 @@ def test_a_large_result_waits_on_its_host(lab: Lab, capfd: pytest.CaptureFixture
     assert run.results[0]["weights"][-1] == 2_999_999
     assert run.results[0] is run.results[0]
     assert "result of rank 0: 12 of 12 MB" in capfd.readouterr().err
+
+
+def test_a_large_result_is_in_memory_once(lab: Lab) -> None:
+    """On its host no copy of it is made, and here not even one: it is a mapped file."""
+
+    def make() -> object:
+        import atexit
+        import resource
+
+        import torch
+
+        def peak_mb() -> int:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+        weights = torch.ones(50_000_000)
+        before = peak_mb()
+        atexit.register(lambda: print(peak_mb() - before))
+        return weights
+
+    importlib.import_module("torch")  # it takes memory as well
+    run = runner.run(lab, "dm1:1", make)
+    assert 0 <= int(run.logs(0, "stdout")) < 50
+    before = resident_mb("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak is counted anew
+    weights = run.results[0]
+    assert resident_mb("VmHWM") - before < 50
+    assert weights.sum() == 50_000_000
+
+
+def resident_mb(name: str) -> int:
+    """Return a line of this process's own status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def test_dry_run_starts_nothing(lab: Lab) -> None:

@@ -47,6 +47,7 @@ class Session:
     def __init__(self) -> None:
         self._connections = Connections(connect)
         self.kernel = secrets.token_hex(6)
+        self._warmed: set[str] = set()  # hosts that were asked to keep something loaded
 
     def reach(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
@@ -60,6 +61,7 @@ class Session:
             link.warm = planning.warming(spec, access, host, link.facts, self.kernel) if spec else None
             if link.warm is not None:
                 link.kept = link.warm
+                self._warmed.add(host.name)
                 link.send(link.warm)  # no answer: where that can't be, the job starts without it
             return link
 
@@ -179,16 +181,16 @@ class Session:
         finally:
             in_parallel(reaching.rest, range(len(links)), links)
 
-    def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
-        """Return what a rank of a job has written so far, wherever it ran; "" if it ran on none of these hosts.
+    def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
+        """Return what a rank of a job has written so far, wherever it ran; None if it ran on none of these hosts.
 
         `reaching` as for `stop`.
         """
         links = reaching.wait()
         try:
-            return "".join(
-                in_parallel(lambda link, node: job_requests.logs(link, job.name, node, rank), links, job.known)
-            )
+            told = in_parallel(lambda link, node: job_requests.logs(link, job.name, node, rank), links, job.known)
+            found = [text for text in told if text is not None]
+            return "".join(found) if found else None
         finally:
             in_parallel(reaching.rest, range(len(links)), links)
 
@@ -271,9 +273,10 @@ class Session:
         self._connections.drop(reaching.hosts[node_rank], reaching.access)
         return self._link(reaching, node_rank)
 
-    def close(self) -> None:
-        """End what hosts keep loaded for this kernel, and close all connections."""
-        self._connections.close()
+    def close(self) -> tuple[str, ...]:
+        """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""
+        untold, self._warmed = self._warmed - self._connections.close(), set()
+        return tuple(sorted(untold))
 
 
 @cache

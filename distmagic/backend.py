@@ -50,8 +50,8 @@ class Session(Protocol):
     def stop(self, reaching: Reaching, job: Job) -> None:
         """End a job."""
 
-    def logs(self, reaching: Reaching, job: Job, rank: int) -> str:
-        """Return what a rank has written."""
+    def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
+        """Return what a rank has written, None if there is no such rank."""
 
     def stacks(self, reaching: Reaching, job: Job) -> Explanation:
         """Return where all ranks of a running job are."""
@@ -62,7 +62,7 @@ class Session(Protocol):
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
         """Return what each host keeps loaded for this kernel."""
 
-    def close(self) -> None:
+    def close(self) -> tuple[str, ...]:
         """End what hosts keep loaded, and all connections."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from traitlets import Dict, Float, Unicode
+from traitlets import Dict, Float, List, TraitError, Unicode, Union
 from traitlets.config import Configurable
 
 from distmagic.errors import SpecError
@@ -19,7 +19,9 @@ from distmagic.spec import CONNECT_TIMEOUT_S, LEASE_S, PAYLOAD_LIMIT_BYTES, WARM
 class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets' base may be untyped
     """Defaults for every %%distributed cell; a cell's own line overrides them."""
 
-    hosts = Unicode("", help="Hosts and their ranks, such as 'gpu-a:4,gpu-b:2'.").tag(config=True)
+    hosts = Union([Unicode(), List(Unicode())], help="Hosts and their ranks, such as 'gpu-a:4,gpu-b:2'.").tag(
+        config=True
+    )
     hostfile = Unicode("", help="A file with a host a line, such as 'gpu-a slots=4'.").tag(config=True)
     ssh_config = Unicode("", help="OpenSSH configuration instead of ~/.ssh/config.").tag(config=True)
     ssh_command = Unicode("", help="Reach hosts with this program, such as 'ssh'.").tag(config=True)
@@ -39,6 +41,10 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
         """Return these settings as the magic's defaults. Raises `SpecError` naming the setting."""
         _positive(self.lease_s, "Distmagic.lease_s")
         _positive(self.connect_timeout_s, "Distmagic.connect_timeout_s")
+        if not self.warm_idle_s >= 0:
+            raise SpecError(
+                f"Distmagic.warm_idle_s: {self.warm_idle_s:g} is not a time.", "Use seconds; 0: not at all."
+            )
         pythons = {**({"": self.python} if self.python else {}), **self.pythons}
         nproc = self.nproc_per_node
         return Defaults(
@@ -54,6 +60,15 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
             payload_limit_bytes=parse_size(self.payload_limit, "Distmagic.payload_limit"),
             environ=environ,
         )
+
+
+def settings_of(parent: Configurable) -> Distmagic:
+    """Return the settings that this shell's configuration has. Raises `SpecError` for one of a wrong kind."""
+    try:
+        return Distmagic(parent=parent)
+    except TraitError as error:
+        hint = "Mend it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
+        raise SpecError(f"A setting can't be used: {error}", hint) from None
 
 
 def _positive(seconds: float, where: str) -> None:
@@ -94,7 +109,8 @@ def _of_line(request: Request) -> Chosen | None:
 
 def _of_settings(config: Distmagic, environ: Mapping[str, str]) -> Chosen:
     if config.hosts:
-        return Chosen(hosts=_named(config.hosts, "Distmagic.hosts"), source="%config Distmagic.hosts")
+        text = config.hosts if isinstance(config.hosts, str) else ",".join(config.hosts)
+        return Chosen(hosts=_named(text, "Distmagic.hosts"), source="%config Distmagic.hosts")
     if config.hostfile:
         return Chosen(hosts=read_hostfile(config.hostfile), source="%config Distmagic.hostfile")
     if environ.get("DISTMAGIC_HOSTS"):
@@ -111,6 +127,8 @@ def _named(text: str, where: str) -> tuple[Host, ...]:
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """Return the hosts of the hostfile at `path` (`~` is the home). Raises `SpecError` naming file and line."""
+    if not path:
+        raise SpecError("--hostfile names no file.", "Write --hostfile FILE.")
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

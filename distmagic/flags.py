@@ -220,10 +220,15 @@ def _parser() -> _Parser:
     return parser
 
 
+_DIGITS = 9  # of any number that makes sense
+
+
 def _number(flag: str) -> Callable[[str], int]:
     def read(text: str) -> int:
         if re.fullmatch(r"[+-]?\d+", text) is None:
             raise SpecError(f"{flag}: {text!r} is not a whole number.")
+        if len(text) > _DIGITS:
+            raise SpecError(f"{flag}: {text[:_DIGITS]}... is too large.")
         return int(text)
 
     return read
@@ -234,7 +239,7 @@ def _idle(text: str) -> float:
 
 
 def _nnodes(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(-?\d+)(?::(-?\d+))?", text)
+    found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
     if found is None:
         raise SpecError(f"--nnodes: {text!r} is not a number of nodes.", "Write --nnodes 2 or --nnodes 1:4.")
     return int(found[1]), int(found[2] or found[1])
@@ -260,9 +265,10 @@ def _python(text: str) -> tuple[str, str]:
     return pair
 
 
-def _name(text: str) -> str:
+def variable_name(text: str, where: str = "-o") -> str:
+    """Return the name of a variable of the notebook. Raises `SpecError` naming `where`."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise SpecError(f"-o {text!r} is not a variable's name.", "Write -o run.")
+        raise SpecError(f"{where} {text!r} is not a variable's name.", f"Write {where} run.")
     return text
 
 
@@ -310,5 +316,5 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ),
     ("whole", None, "run nothing here: the whole cell is every rank's program"),
     ("dry-run", None, "print what every host would run; the cell is not executed"),
-    ("output", ("NAME", _name), "variable that gets the run, also when it fails; _run has the last one"),
+    ("output", ("NAME", variable_name), "variable that gets the run, also when it fails; _run has the last one"),
 )

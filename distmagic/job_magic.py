@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -48,6 +49,8 @@ class JobCommands:
 
     def _attach(self, words: list[str]) -> object:
         _expect(words, 1, 2, "%distributed attach needs the name of a job.")
+        for name in words[1:]:
+            flags.variable_name(name, f"%distributed attach {words[0]}")
         job, hosts = self._find(words[0])
         try:
             run = self._notebook.session().attach(self._reach(hosts), job, self._backend.screen_for(self._shell))
@@ -69,10 +72,12 @@ class JobCommands:
 
     def _logs(self, words: list[str]) -> None:
         _expect(words, 2, 2, "%distributed logs needs the name of a job and a rank.")
-        if not words[1].isdecimal():
+        if not re.fullmatch(r"-1|\d{1,9}", words[1]):
             raise SpecError(f"{words[1]!r} is not a rank.", "Write %distributed logs ID 0.")
         job, hosts = self._find_known(words[0])
         text = self._notebook.session().logs(self._reach(hosts), job, int(words[1]))
+        if text is None:
+            raise _no_rank(job, words[1])
         text = text or f"rank {words[1]} of {job.name} has written nothing"
         print(harmless.log(text), end="" if text.endswith("\n") else "\n")
 
@@ -99,8 +104,11 @@ class JobCommands:
 
     def _clean(self, words: list[str]) -> None:
         _expect(words, 0, 1, "%distributed clean takes the name of one job, or all.")
-        ended = [job for job in self._jobs() if not job.is_running]
-        chosen = ended if words in ([], ["all"]) else [choose(ended, words[0])]
+        jobs = self._jobs()
+        ended = [job for job in jobs if not job.is_running]
+        chosen = ended if words in ([], ["all"]) else [choose(jobs, words[0])]
+        if any(job.is_running for job in chosen):
+            raise SpecError(f"Job {chosen[0].name} still runs.", f"%distributed stop {chosen[0].name} ends it.")
         print(table(chosen, time.time()))
         if words:
             freed = self._notebook.session().remove(self._reach(self._hosts()), chosen)
@@ -137,6 +145,13 @@ class JobCommands:
     def _find(self, name: str) -> tuple[Job, tuple[Host, ...]]:
         job = choose(self._jobs(), name)
         return job, whereabouts(job, self._hosts())
+
+
+def _no_rank(job: Job, rank: str) -> SpecError:
+    if job.missing:
+        silent = ", ".join(job.missing)
+        return SpecError(f"Rank {rank} of {job.name} ran on none of the hosts that answered; {silent} did not.")
+    return SpecError(f"Job {job.name} has no rank {rank}.", "Ranks are counted from 0; -1 is torchrun itself.")
 
 
 def _expect(words: list[str], low: int, high: int, message: str) -> None:

@@ -16,17 +16,18 @@ from distmagic.remote import journal, protocol
 _MAX_RANKS = 4096  # of one node
 
 
-def logs(link: Link, job: str, node_rank: int, rank: int) -> str:
-    """Return what a rank has written on this node so far, stdout before stderr; "" if it never ran here."""
-    texts = bytearray()
+def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
+    """Return what a rank has written on this node so far, stdout before stderr; None if it never ran here."""
+    texts, has_run = bytearray(), False
     for stream in ("stdout", "stderr"):
         name = journal.log_name(rank, stream)
         try:
             request = protocol.Fetch(job=job, node_rank=node_rank, name=name)
             link.fetch(request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
+            has_run = True
         except PreflightError:
             continue
-    return texts.decode(errors="replace")
+    return texts.decode(errors="replace") if has_run else None
 
 
 def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.Stacks]:

@@ -124,8 +124,9 @@ class Notebook:
                 "It ends the connections to all hosts.",
             )
         session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        untold = session.close() if session is not None else ()
+        if untold:
+            print(f"{', '.join(untold)} could not be told; what is loaded there ends when its lease runs out")
 
 
 def _unknown(word: str) -> SpecError:

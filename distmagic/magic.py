@@ -21,7 +21,7 @@ from distmagic import cell as cells
 from distmagic import flags
 from distmagic.backend import BACKEND, Backend, Reaching
 from distmagic.completion import Completer
-from distmagic.config import Distmagic
+from distmagic.config import settings_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.job_magic import JobCommands
 from distmagic.line_magic import Notebook
@@ -54,7 +54,7 @@ class Magics:
 
     def __init__(self, shell: InteractiveShell, backend: Backend = BACKEND) -> None:
         self.shell = shell
-        self.config = Distmagic(parent=shell)
+        self.config = settings_of(shell)
         self.notebook = Notebook(self.config, backend)
         self.jobs = JobCommands(shell, self.notebook, backend)
         self.completer = Completer(host_names=self.notebook.host_names)

@@ -43,14 +43,15 @@ class Run:
         """What was reported: one row a report, with rank, at_s (seconds since the rank began), step and the values.
 
         At most 20 rows a tenth of a second and rank come to the notebook; every one of them is on the rank's host.
-        `pandas.DataFrame(run.metrics)` makes a frame of it.
+        `pandas.DataFrame(run.metrics)` makes a frame of it. A metric called rank or at_s has an underscore behind it.
         """
         rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
         for rank, table in sorted(self.state.series.items()):
             for name, series in table.items():
+                column = f"{name}_" if name in ("rank", "at_s") else name
                 for point in series:
                     key = (rank, point.at_s, point.step)
-                    rows.setdefault(key, {"rank": rank, "at_s": point.at_s, "step": point.step})[name] = point.value
+                    rows.setdefault(key, {"rank": rank, "at_s": point.at_s, "step": point.step})[column] = point.value
         return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
 
     def logs(self, rank: int, stream: str | None = None) -> str:

@@ -88,6 +88,7 @@ def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun
             "List as many hosts with --hosts, or leave --nnodes out.",
         )
     address, port = _endpoint(spec, reached[0])
+    _check_endpoint(address, reached)
     return torchrun.Rendezvous(
         backend=choose_backend(spec, len(reached)), address=address, port=port, rdzv_id=spec.rdzv_id or job,
         min_nodes=low, max_nodes=high, max_restarts=spec.max_restarts,
@@ -108,6 +109,17 @@ def choose_backend(spec: JobSpec, nodes: int) -> str:
 def _endpoint(spec: JobSpec, lead: Reached) -> tuple[str, int]:
     address, port = split_endpoint(spec.rdzv_endpoint) if spec.rdzv_endpoint else (lead.route.address, None)
     return address, port or spec.master_port or lead.facts.free_port
+
+
+def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
+    """Raise `SpecError` where a host that isn't the first is to serve the rendezvous: nobody would listen there."""
+    names = [{one.host.name, one.facts.address, one.route.address} for one in reached]
+    others = [one.host.name for one, own in zip(reached[1:], names[1:], strict=True) if address in own]
+    if others and address not in names[0]:
+        raise SpecError(
+            f"--rdzv-endpoint names {others[0]}, but it is the first host, {reached[0].host.name}, where the nodes meet.",
+            f"List {others[0]} first.",
+        )
 
 
 def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str) -> NodePlan:

@@ -73,15 +73,18 @@ class Resting:
         with self._lock:
             return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
 
-    def close(self) -> None:
-        """End what the hosts keep loaded, and the conversations."""
+    def close(self) -> set[str]:
+        """End what the hosts keep loaded, and the conversations; return the hosts that were told."""
         with self._lock:
             links, self._links = list(self._links.values()), {}
             self._thread = None
             self._wake.set()
             self._wake = threading.Event()
+        told = set()
         for link in links:  # no threads: this is also called when Python ends
             with suppress(DistmagicError):  # out of reach: the lease ends it
                 link.send(protocol.Cool(owner=link.kept.owner if link.kept else ""))
+                told.add(link.host.name)
         for link in links:
             link.finish()
+        return told

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 import re
+import reprlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from distmagic.errors import SpecError
 from distmagic.hosts import SLOT_WORDS, Slots, is_port
@@ -20,6 +22,8 @@ LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
+_MOST_RESTARTS = 1_000_000
+_KINDS = {str: "a text", bool: "True or False", numbers.Integral: "a whole number", numbers.Real: "a number"}
 
 
 def check_system() -> None:
@@ -60,6 +64,8 @@ class JobSpec:
         _check_rendezvous(self)
         if self.max_restarts < 0:
             raise SpecError(f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more.")
+        if self.max_restarts > _MOST_RESTARTS:
+            raise SpecError("--max-restarts is too large.", f"Use at most {_MOST_RESTARTS:,}.")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
         _check_hang_timeout(self)
@@ -175,6 +181,7 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
         if name not in known:
             close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
             raise SpecError(f"There is no option {name!r}.", f"Did you mean {close[0]}?" if close else "")
+        _check_kind(name, options[name])
     job = {name: value for name, value in options.items() if name in of_job}
     if isinstance(job.get("env"), Mapping):
         job["env"] = tuple(job["env"].items())
@@ -182,6 +189,20 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
     if (python := options.get("python")) is not None:
         way["pythons"] = tuple(python.items()) if isinstance(python, Mapping) else (("", python),)
     return JobSpec(**job), replace(access, **way)
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Raise `SpecError` unless the value of an option is of the kind that its field says, where that is a simple one."""
+    hints = {**get_type_hints(JobSpec), **get_type_hints(Access)}
+    simple = {str: str, bool: bool, int: numbers.Integral, float: numbers.Real, type(None): type(None)}
+    wanted = [simple.get(kind) for kind in get_args(hints.get(name)) or (hints.get(name),)]
+    if None in wanted or (isinstance(value, bool) and bool not in wanted):
+        fits = None in wanted
+    else:
+        fits = isinstance(value, tuple(wanted))  # type: ignore[arg-type]
+    if not fits:
+        kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
+        raise SpecError(f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}.")
 
 
 def _names(kind: type) -> set[str]:

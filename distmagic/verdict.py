@@ -54,7 +54,7 @@ def _stopped(state: RunState) -> RunError | None:
         return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
     if state.stopping == "gang":
         return _not_joined(state)
-    if not state.lost and any(node.stopping == "lost" for node in state.nodes):
+    if not state.lost and any(node.stopping == "lost" for node in state.essential):
         return _parted(state)
     return _unreached(state) if state.stopping == "rendezvous" else None
 
@@ -178,7 +178,8 @@ def _parted(state: RunState) -> NodeLost:
     """No host is down: all of them told their end, and two did not hear each other."""
     lead = state.nodes[0].host
     cut_off = [node.host for node in state.nodes[1:] if node.gang == "lost" or node.node_rank == state.culprit]
-    others = ", ".join(cut_off or [node.host for node in state.nodes[1:]])
+    names = [name for name in cut_off or [node.host for node in state.nodes] if name != lead]
+    others = ", ".join(dict.fromkeys(names))
     return NodeLost(
         f"{others} and {lead} don't hear each other any more, though this notebook hears them; the run was stopped.",
         "Look at the network between them: UDP at the port of the rendezvous (--master-port names one) must pass all the time.",
@@ -213,6 +214,11 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     for worker in state.workers.values():
         if worker.node_rank == node.node_rank and _is_late(worker):
             return _failed_afterwards(state, worker)
+    for worker in state.workers.values():
+        if (
+            worker.ended is not None and worker.ended.failure is not None
+        ):  # an elastic job's: it may only have lost a peer
+            return _worker_failed(state, worker)
     said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
     hint = f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else ""
     code = node.code or 0

@@ -125,6 +125,8 @@ def test_defaults_are_used_where_the_line_says_nothing():
         ("--nnodes 3:1", "--nnodes 3:1 is not a range.\nWrite --nnodes MIN:MAX."),
         ("--nnodes a", "--nnodes: 'a' is not a number of nodes.\nWrite --nnodes 2 or --nnodes 1:4."),
         ("--max-restarts -1", "--max-restarts -1 is negative.\nUse 0 or more."),
+        ("--max-restarts 99999999999", "--max-restarts: 999999999... is too large."),
+        ("--max-restarts 2000000", "--max-restarts is too large.\nUse at most 1,000,000."),
         ("--max-restarts x", "--max-restarts: 'x' is not a whole number."),
         ("--rdzv-backend etcd", "--rdzv-backend 'etcd' is not known.\nUse static or c10d."),
         ("--master-port 0", "--master-port 0 is not a port.\nUse 1 to 65535."),

@@ -351,6 +351,18 @@ def test_an_elastic_job_that_shrinks_forgets_the_ranks_it_lost():
     assert (sorted(state.workers), state.world_size, state.first_failure) == ([0, 1], 2, None)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [ended(0, outcome="replaced", code=-9), killed(0, number=15), raised(0, message=ECHO)],
+    ids=["by its agent", "by torchrun", "when its peer was gone"],
+)
+def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
+    events = [hello(0), hello(1), worker(0, 0), worker(1, 0, local=1), at(Lost(why="cut"), 1), end]
+    state = fold(begin("j", HOSTS, 3, min_nodes=1), events)
+    assert (phases(state)[0], state.first_failure) == ("stopped", None)
+    assert begun(killed(0, number=15), restarts=3).first_failure == 0
+
+
 def test_the_node_whose_torchrun_failed_first():
     state = begun(at(p.Engineended(code=1), 1), at(Stopping(reason="failed")), at(p.Engineended(code=-15), 0))
     assert (state.failed_node, [n.code for n in state.nodes]) == (1, [-15, 1])

@@ -47,6 +47,7 @@ class FakeSession:
 
     log: list[str] = field(default_factory=list)
     failure: Exception | None = None
+    untold: tuple[str, ...] = ()
     reachings: list[FakeReaching] = field(default_factory=list)
 
     def reach(self, hosts, access, asker, spec=None):
@@ -67,8 +68,9 @@ class FakeSession:
         self.log.append("dry_run")
         return f"would run {spec.nproc_per_node}"
 
-    def close(self) -> None:
+    def close(self) -> tuple[str, ...]:
         self.log.append("close")
+        return self.untold
 
 
 @dataclass
@@ -326,6 +328,31 @@ def test_config_sets_hosts(lab, capsys):
     assert capsys.readouterr().out == "gpu-a:3  (%config Distmagic.hosts)\n"
 
 
+def test_config_sets_hosts_as_a_list_too(lab, capsys):
+    lab.value("%config Distmagic.hosts = ['gpu-a:3', 'gpu-b']")
+    lab.value("%distributed hosts")
+    assert capsys.readouterr().out == "gpu-a:3, gpu-b  (%config Distmagic.hosts)\n"
+
+
+def test_a_setting_of_a_wrong_kind(lab):
+    lab.value("%unload_ext distmagic")
+    lab.shell.config.Distmagic.hosts = 5
+    try:
+        error = lab.error("%load_ext distmagic")
+    finally:
+        del lab.shell.config["Distmagic"]
+    assert isinstance(error, SpecError)
+    assert error.message.startswith("A setting can't be used: The 'hosts' trait of a Distmagic instance expected ")
+    assert error.hint == "Mend it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
+
+
+def test_a_time_in_the_settings_that_is_none(lab):
+    lab.value("%config Distmagic.warm_idle_s = -1.0")
+    assert str(lab.error("%%distributed\nlen([])")) == (
+        "Distmagic.warm_idle_s: -1 is not a time.\nUse seconds; 0: not at all."
+    )
+
+
 def test_playground_sets_hosts_and_the_way_to_them(lab, capsys):
     lab.value("%distributed playground 2")
     (own,) = lab.playgrounds
@@ -350,12 +377,24 @@ def test_a_second_playground_ends_the_first(lab):
     assert [each.stopped for each in lab.playgrounds] == [True, False]
 
 
-def test_down_closes_the_session_once_opened(lab):
+def test_down_closes_the_session_once_opened(lab, capsys):
     lab.value("%distributed down")
     assert lab.session.log == []
     lab.value("%%distributed\nlen([])")
+    capsys.readouterr()
     lab.value("%distributed down")
     assert lab.session.log[-1] == "close"
+    assert capsys.readouterr().out == ""
+
+
+def test_down_names_the_hosts_that_could_not_be_told(lab, capsys):
+    lab.session.untold = ("gpu-a", "gpu-b")
+    lab.value("%%distributed\nlen([])")
+    capsys.readouterr()
+    lab.value("%distributed down")
+    assert capsys.readouterr().out == (
+        "gpu-a, gpu-b could not be told; what is loaded there ends when its lease runs out\n"
+    )
 
 
 FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic."

@@ -131,6 +131,18 @@ def test_a_lost_result_is_told_while_the_run_is_shown():
     assert run.state.workers[0].phase == "done"
 
 
+def test_a_metric_with_the_name_of_a_column_keeps_its_own():
+    row = p.Row(at_s=1.0, step=2.0, metrics={"rank": 7.0, "at_s": -1.0, "loss": 0.5})
+    events = [
+        p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1),
+        p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,)),
+    ]
+    state = fold(begin("j", ["gpu-a"]), [Event(node_rank=0, at_s=0.0, what=what) for what in events])
+    assert Run(state, {}, FakeHost(b"").open, shown=False).metrics == [
+        {"rank": 0, "at_s": 1.0, "step": 2.0, "rank_": 7.0, "at_s_": -1.0, "loss": 0.5}
+    ]
+
+
 def test_a_log_is_fetched_once_a_stream():
     run = run_of(FakeHost(b"hello\n"), {"result_bytes": 0})
     assert run.logs(0) == "hello\nhello\n"

@@ -63,6 +63,17 @@ def test_two_nodes_meet_by_c10d():
     assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") not in plan_of().nodes[1].defaults
 
 
+@pytest.mark.parametrize("backend", [None, "c10d"])
+@pytest.mark.parametrize("address", ["gpu-b", "10.0.0.2"])
+def test_an_endpoint_that_is_not_the_first_host_s(backend, address):
+    with pytest.raises(SpecError) as caught:
+        plan_of(rdzv_endpoint=f"{address}:29400", rdzv_backend=backend)
+    assert str(caught.value) == (
+        "--rdzv-endpoint names gpu-b, but it is the first host, gpu-a, where the nodes meet.\nList gpu-b first."
+    )
+    assert plan_of(rdzv_endpoint="gpu-a:29400").endpoint == "gpu-a 29400"
+
+
 def test_an_elastic_job():
     plan = plan_of(nnodes=(1, 4))
     assert plan.nodes[0].torchrun[0] == "--nnodes=1:4"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distmagic.errors import ConnectionLost
+from distmagic.hosts import Host
 from distmagic.remote import protocol
 from distmagic.resting import Resting
 from tests.lab.waiting import wait_until
@@ -19,7 +20,7 @@ class FakeLink:
     """A conversation that notes what was said; it breaks after `good_for` messages."""
 
     def __init__(self, kept: protocol.Warm | None = WARM, good_for: int = 1000) -> None:
-        self.kept, self.good_for = kept, good_for
+        self.kept, self.good_for, self.host = kept, good_for, Host(name="gpu-a" if good_for else "gpu-b")
         self.said: list[Any] = []
         self.ends: list[str] = []
 
@@ -87,7 +88,7 @@ def test_closing_says_goodbye_to_all_and_it_can_begin_again(resting: Resting) ->
     link, broken = FakeLink(), FakeLink(good_for=0)
     resting.give("gpu-a", link)
     resting.give("gpu-b", broken)
-    resting.close()
+    assert resting.close() == {"gpu-a"}
     assert link.said[-1] == protocol.Cool(owner="ab12")
     assert link.ends == ["finish"]
     assert broken.ends[-1] in ("finish", "close")

@@ -116,6 +116,26 @@ def test_options_become_a_job_and_a_way_to_the_hosts():
     assert from_options({}, way) == (JobSpec(), way)
 
 
+@pytest.mark.parametrize(("options", "text"), [
+    ({"max_restarts": "9" * 5000}, "max_restarts='999999999999...9999999999999' is not a whole number."),
+    ({"max_restarts": True}, "max_restarts=True is not a whole number."),
+    ({"timeout_s": "2m"}, "timeout_s='2m' is not a number."),
+    ({"detach": 1}, "detach=1 is not True or False."),
+    ({"cwd": 3}, "cwd=3 is not a text."),
+    ({"nproc_per_node": 2.5}, "nproc_per_node=2.5 is not a whole number or a text."),
+    ({"lease_s": None}, "lease_s=None is not a number."),
+])  # fmt: skip
+def test_an_option_of_a_wrong_kind(options, text):
+    with pytest.raises(SpecError) as caught:
+        from_options(options, Access())
+    assert caught.value.message == text
+
+
+def test_options_of_the_right_kinds_are_taken():
+    options = {"max_restarts": 0, "timeout_s": 5, "cwd": None, "nnodes": (1, 2), "env": {}, "detach": False}
+    assert from_options(options, Access())[0].timeout_s == 5
+
+
 @pytest.mark.parametrize(("name", "hint"), [
     ("nproc", "Did you mean nproc_per_node?"),
     ("pythons", "Did you mean python?"),

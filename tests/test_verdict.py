@@ -13,7 +13,7 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, Ti
 from distmagic.fold import begin, fold
 from distmagic.remote import exits, memory, ranks
 from distmagic.remote import protocol as p
-from distmagic.state import Broken, Event, Gone, Lost, RunState, Stopping, Swept
+from distmagic.state import Added, Broken, Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.verdict import verdict
 from tests.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
 
@@ -187,6 +187,23 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     assert message == (
         "gpu-b and gpu-a don't hear each other any more, though this notebook hears them; the run was stopped."
     )
+
+
+def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
+    events = [
+        *(at(what, 1) for what in (p.Stopping(reason="lost"), p.Engineended(code=-15), p.Final(reason="lost"), Gone())),
+        at(Added(host="gpu-b"), 2), *(at(what, 2) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
+        *(at(what, 0) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
+    ]  # fmt: skip
+    state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), events)
+    assert (state.phase, verdict(state)) == ("done", None)
+
+
+def test_an_elastic_job_whose_ranks_only_lost_each_other():
+    events = [at(p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)), raised(0, message="Broken pipe")]
+    ends = [at(what, n) for n in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="failed"), Gone())]
+    state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), [*events, *ends])
+    assert said(state)[:2] == (WorkerFailed, "rank 0 (gpu-a, local_rank 0) raised RuntimeError: Broken pipe")
 
 
 def test_a_host_that_its_gang_misses_has_a_moment_to_speak():

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from distmagic.remote import fresh, nursery, peers, places, processes, protocol
 from distmagic.remote.uncollected import uncollected
@@ -50,6 +52,7 @@ def main(argv: list[str]) -> None:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
+    mend_logs()
     if ranks is not None:
         _fork_ranks(ranks)
     args = parse_args(argv)
@@ -69,6 +72,25 @@ def main(argv: list[str]) -> None:
         sys.exit(1)
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)  # the agent's own doing: no traceback
+
+
+def mend_logs() -> None:
+    """Have torchrun log an exception without torch's formatter, which imports torch's compiler for it.
+
+    That takes seconds and leaves a directory in /tmp. And have it not log that the others were gone before it had
+    passed its last barrier: whoever comes there last lets the lead go, and then asks it once more.
+    """
+    make, plain = logging.getLogRecordFactory(), logging.Formatter()
+
+    def record(*args: Any, **more: Any) -> logging.LogRecord:
+        made = make(*args, **more)
+        if made.exc_info:
+            made.exc_text, made.exc_info = plain.formatException(made.exc_info), None
+        return made
+
+    logging.setLogRecordFactory(record)
+    agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
+    agent.addFilter(lambda record: not str(record.msg).startswith("Error waiting on exit barrier"))
 
 
 def _fork_ranks(ranks: nursery.Nursery) -> None:

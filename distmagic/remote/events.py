@@ -81,7 +81,10 @@ class Output:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal)."""
+    """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
+
+    Or "replaced": killed by its agent, because an elastic job forms anew.
+    """
 
     rank: int
     restart: int

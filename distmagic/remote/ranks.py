@@ -29,7 +29,7 @@ class Rank:
         self.cgroup = memory.Cgroup(hello.pid)
         self.pidfd = processes.open_pidfd(hello.pid)
         self.ended: protocol.Ended | None = None
-        self.is_over = False
+        self.is_over = self.is_replaced = False
         self.over_at = math.inf
         self.is_open = True
         self._latest: protocol.Progress | None = None
@@ -99,7 +99,7 @@ class Rank:
         """Return an end made from an exit code; of one that was killed `watch` knows why, perhaps."""
         out_of_memory = watch.why(self.process, self.cgroup) if exits.is_kill(code) else ""
         return protocol.Ended(
-            rank=self.hello.rank, restart=self.hello.restart, outcome=exits.outcome_of(code), code=code,
+            rank=self.hello.rank, restart=self.hello.restart, outcome="replaced" if self.is_replaced and code < 0 else exits.outcome_of(code), code=code,
             meaning=exits.meaning_of(code, out_of_memory=out_of_memory),
         )  # fmt: skip
 

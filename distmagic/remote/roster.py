@@ -204,6 +204,7 @@ class Roster:
         """Kill the ranks that were there before that time; younger ones are of a world without the lost node."""
         for rank in self.ranks:
             if rank.began < before and not rank.is_over and rank.process is not None:
+                rank.is_replaced = True
                 processes.send(rank.process, signal.SIGKILL)
 
     def notice_lingering(self, now: float) -> None:

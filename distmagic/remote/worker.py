@@ -210,7 +210,8 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
-    text = shown_traceback(error, labels)
+    is_ours = isinstance(error, parcel.ParcelError)  # the call was over: no line of it is to blame
+    text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
     failure = protocol.Failure(
         type=type(error).__name__, message=clipped(_text_of(error), _MAX_MESSAGE_BYTES),

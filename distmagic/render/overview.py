@@ -93,7 +93,8 @@ def _slow_words(state: RunState, slow: set[int]) -> str:
 
 
 def _size(state: RunState) -> str:
-    names = [plain(node.host) for node in state.nodes]
+    there = state.at_work if state.is_elastic else ()
+    names = list(dict.fromkeys(plain(n.host) for n in state.nodes if not there or n.node_rank in there))
     hosts = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts"  # more are not read
     ranks = state.world_size or len(state.workers)
     if not ranks:

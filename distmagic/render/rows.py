@@ -93,7 +93,8 @@ def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> I
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
         by_node.setdefault(worker.node_rank, []).append(worker)
-    waiting = [_waiting_row(state, node) for node in state.nodes if node.node_rank not in by_node]
+    without = [node for node in state.nodes if node.node_rank not in by_node and not _has_come_back(state, node)]
+    waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
         rows = [_rank_row(state, w, slow) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
@@ -103,6 +104,12 @@ def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> I
         yield Group(title="failed and slowest ranks", rows=tuple(_rank_row(state, w, slow) for w in picked))
     rows = [_host_row(state, node, by_node[node.node_rank]) for node in state.nodes if node.node_rank in by_node]
     yield Group(title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting)))
+
+
+def _has_come_back(state: RunState, node: NodeState) -> bool:
+    """Whether a node is over, and its host is another node of an elastic job since then."""
+    is_over = node.phase == "gone" or any(node.node_rank == lost for lost, _ in state.lost)
+    return is_over and any(other.host == node.host for other in state.nodes[node.node_rank + 1 :])
 
 
 def _picked(workers: Sequence[WorkerState], slow: set[int]) -> list[WorkerState]:

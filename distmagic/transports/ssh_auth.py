@@ -54,9 +54,8 @@ class LogIn:
 
     def _refusal(self, accepts: tuple[str, ...]) -> troubles.Trouble:
         resolved = self.resolved
-        login = resolved.name if resolved.name != resolved.hostname else f"{resolved.user}@{resolved.hostname}"
-        if resolved.name == resolved.hostname and resolved.port != 22:
-            login = f"-p {resolved.port} {login}"
+        port = f"-p {resolved.port} " if resolved.port != 22 else ""
+        login = f"{port}{resolved.user}@{resolved.name}"
         return troubles.not_accepted(self.session.where, resolved.user, login, tuple(self.tried), accepts)
 
     def _step(self, accepts: tuple[str, ...]) -> Answer:

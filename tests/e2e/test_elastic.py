@@ -12,15 +12,21 @@ from distmagic.errors import NodeLost, Unreachable
 from distmagic.found import known_whereabouts
 from distmagic.hosts import parse_hosts
 from distmagic.outcome import Detached
+from distmagic.render.overview import overview
 from distmagic.state import RunState
 from tests.e2e import runner
 from tests.e2e.test_jobs import reach
 from tests.e2e.test_runs import as_value
-from tests.lab import Lab
+from tests.lab import Lab, LabHost
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
 LOST_S = 3.0
+FAULTS = {
+    "cut": (LabHost.cut, LabHost.heal),
+    "power off": (LabHost.kill, LabHost.start),
+    "frozen": (LabHost.freeze, LabHost.thaw),
+}
 
 
 def train(steps: int) -> dict[str, Any]:
@@ -53,7 +59,9 @@ class Fault(runner.Watch):
 
     def __init__(self, lab: Lab, kind: str, *, comes_back: bool) -> None:
         super().__init__()
-        self.lab, self.kind, self.comes_back = lab, kind, comes_back
+        self.lab, self.comes_back = lab, comes_back
+        self.harm, self.cure = FAULTS[kind]
+        self.alerts: set[str] = set()
         self.at = "whole"
         self.broken_at_step = 0.0
         self.shrunk_s = self.grown_s = 0.0
@@ -61,22 +69,23 @@ class Fault(runner.Watch):
     def show(self, state: RunState) -> None:
         """Do what is due."""
         super().show(state)
+        self.alerts.update(alert.text for alert in overview(state).alerts if alert.level == "error")
         host = self.lab.hosts[2]
         step = max((worker.step or 0 for worker in state.workers.values()), default=0)
         if self.at == "whole" and state.world_size == 3 and step > 5:
             self.at, self.broken_at_step, self.shrunk_s = "broken", step, -state.at_s
-            host.cut() if self.kind == "cut" else host.kill()
+            self.harm(host)
         elif self.at == "broken" and state.world_size == 2 and step > self.broken_at_step + 5:
             self.at, self.grown_s = "shrunk", -state.at_s
             self.shrunk_s += state.at_s
             if self.comes_back:
-                host.heal() if self.kind == "cut" else host.start()
+                self.cure(host)
         elif self.at == "shrunk" and state.world_size == 3:
             self.at = "grown"
             self.grown_s += state.at_s
 
 
-@pytest.mark.parametrize("kind", ["cut", "power off"])
+@pytest.mark.parametrize("kind", FAULTS)
 def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab, kind: str) -> None:
     seen = Fault(lab, kind, comes_back=True)
     way = runner.access(lab, connect_timeout_s=2.0)
@@ -92,6 +101,12 @@ def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab,
     assert all(begun > 0 for begun, _ in worlds[1:]), "from the snapshot on"
     assert run.results[0]["sum"] == 200.0, "every step was made once"
     assert [node.host for node in run.state.nodes] == ["dm1", "dm2", "dm3", "dm3"]
+    assert seen.alerts <= {"dm3: the other hosts have not heard of it any more"}, (
+        "ranks that are replaced are no failure"
+    )
+    shown = overview(run.state)
+    assert shown.facts[0] == "3 ranks on dm1, dm2, dm3"
+    assert [row.host for group in shown.groups for row in group.rows] == ["dm1", "dm2", "dm3"]
 
 
 class Late(runner.Watch):

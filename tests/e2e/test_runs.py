@@ -12,6 +12,7 @@ import pytest
 
 import distmagic
 from distmagic import api
+from distmagic.errors import WorkerFailed
 from distmagic.notebook_prompts import NotebookAsker
 from distmagic.pack import pack_whole
 from distmagic.spec import Access, JobSpec
@@ -299,6 +300,21 @@ def resident_mb(name: str) -> int:
     """Return a line of this process's own status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def test_a_value_that_can_not_be_pickled(lab: Lab) -> None:
+    def make() -> object:
+        import threading
+
+        return {"loss": 0.5, "lock": threading.Lock()}
+
+    error = runner.failure(lab, "dm1:1", make)
+    assert isinstance(error, WorkerFailed)
+    said = (
+        "result['lock'], a lock, can't be pickled.\nReturn only what can be pickled: numbers, tensors, a state_dict()."
+    )
+    assert error.message == f"rank 0 (dm1, local_rank 0) raised Unpicklable: {said}"
+    assert error.remote_traceback == said
 
 
 def test_dry_run_starts_nothing(lab: Lab) -> None:

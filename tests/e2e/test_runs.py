@@ -310,9 +310,7 @@ def test_a_value_that_can_not_be_pickled(lab: Lab) -> None:
 
     error = runner.failure(lab, "dm1:1", make)
     assert isinstance(error, WorkerFailed)
-    said = (
-        "result['lock'], a lock, can't be pickled.\nReturn only what can be pickled: numbers, tensors, a state_dict()."
-    )
+    said = "result['lock'] is a lock, which can't be pickled.\nReturn only what can be pickled: numbers, tensors, a state_dict()."
     assert error.message == f"rank 0 (dm1, local_rank 0) raised Unpicklable: {said}"
     assert error.remote_traceback == said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -81,16 +82,19 @@ def _rate(old: WorkerState, step: float | None, at_s: float, bars: tuple[protoco
 
 def _add_rows(draft: Draft, worker: WorkerState, rows: tuple[protocol.Row, ...]) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
-    metrics, table = dict(worker.metrics), draft.series_of(worker.rank)
-    limit = max(100, min(KEPT_POINTS, _KEPT_BY_ALL // max(1, draft.world_size)))
+    table, told = draft.series_of(worker.rank), dict[str, list[float]]()
     for row in rows:
+        step = math.nan if row.step is None else row.step
         for name, value in row.metrics.items():
-            series = table.get(name)
-            if series is None and len(table) >= KEPT_METRICS:
-                continue
-            table[name] = (series or Series()).append(row.at_s, row.step, value, limit=limit)
-            metrics[name] = value
-    return metrics
+            if name not in told:
+                if name not in table and len({**table, **told}) >= KEPT_METRICS:
+                    continue
+                told[name] = []
+            told[name] += (row.at_s, step, value)
+    limit = max(100, min(KEPT_POINTS, _KEPT_BY_ALL // max(1, draft.world_size)))
+    for name, numbers in told.items():
+        table[name] = (table.get(name) or Series()).extended(numbers, limit=limit)
+    return {**worker.metrics, **{name: numbers[-1] for name, numbers in told.items()}}
 
 
 def _output(draft: Draft, node: int, what: protocol.Output) -> None:

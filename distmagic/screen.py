@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -19,6 +20,7 @@ from distmagic.drive import Screen
 from distmagic.state import Line, RunState
 
 _SHARES = {"table": (0.1, 50_000), "curves": (1.0, 20_000), "output": (0.25, 30_000)}  # (seconds, bytes a second)
+_DRAWING, _LONGEST_PAUSE_S = 0.015, 5.0  # of the time, at most; but no pane is older than this
 _PLAIN_EVERY = (0.5, 100_000)
 _SAVED_EVERY_S = 120.0  # what is saved meanwhile is at most this old; each time a scrolled pane jumps to its end
 _LIVE_LINES = 60
@@ -72,7 +74,10 @@ class SteadyScreen:
 
 
 class Pane:
-    """Some HTML widgets that are sent what changed, at most every so many seconds and bytes a second."""
+    """Some HTML widgets that are sent what changed, at most every so many seconds and bytes a second.
+
+    And so rarely that making it takes this thread a small share of its time: the curves of a thousand ranks take long.
+    """
 
     def __init__(self, widgets: tuple[Any, ...], every_s: float, bytes_per_s: int) -> None:
         self._widgets = widgets
@@ -84,12 +89,13 @@ class Pane:
         """Send what `make` returns, one value a widget, if it is time."""
         if now_s < self._next_s:
             return
-        size = 0
+        size, began_s = 0, time.thread_time()
         for i, value in enumerate(make()):
             if value != self._sent[i]:
                 self._widgets[i].value = self._sent[i] = value
                 size += len(value.encode())
-        self._next_s = now_s + max(self._every_s, size / self._bytes_per_s)
+        took_s = time.thread_time() - began_s
+        self._next_s = now_s + max(self._every_s, size / self._bytes_per_s, min(_LONGEST_PAUSE_S, took_s / _DRAWING))
 
 
 class Board:

@@ -19,7 +19,7 @@ class Point:
 
 
 class Series(Sequence[Point]):
-    """Points in order of arrival. `append` returns a longer one and leaves this one as it is.
+    """Points in order of arrival. `extended` returns a longer one and leaves this one as it is.
 
     The numbers lie in one table that a series and its longer successors share: each sees only its own length of it,
     so that appending copies nothing, and a state that somebody holds on to never changes.
@@ -31,12 +31,17 @@ class Series(Sequence[Point]):
         self._table = array("d") if table is None else table  # at_s, step, value; at_s, step, value; ...
         self._size = len(self._table) // 3
 
-    def append(self, at_s: float, step: float | None, value: float, *, limit: int) -> Series:
-        """Return this series and one point more; at more than `limit`, with every second point left out."""
+    def extended(self, numbers: Sequence[float], *, limit: int) -> Series:
+        """Return this series and more points; of more than `limit`, every second one is left out.
+
+        `numbers` are at_s, step (NaN where it wasn't told) and value of the first point, of the second, and so on.
+        """
         end = 3 * self._size
         table = self._table if len(self._table) == end else self._table[:end]  # another successor has grown it already
-        table.extend((at_s, math.nan if step is None else step, value))
-        return Series(table if self._size < limit else _thinned(table))
+        table.extend(numbers)
+        while len(table) > 3 * limit:
+            table = _thinned(table)
+        return Series(table)
 
     def __len__(self) -> int:
         return self._size

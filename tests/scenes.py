@@ -47,7 +47,7 @@ def series(rank: int, steps: int = 310) -> dict[str, Series]:
 def curve(points: list[tuple[float, float]]) -> Series:
     made = Series()
     for step, value in points:
-        made = made.append(step / 12, step, value, limit=2000)
+        made = made.extended((step / 12, step, value), limit=2000)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import sys
@@ -226,6 +227,16 @@ def test_a_pane_asks_for_nothing_before_it_is_time():
     for tenth in range(100):
         pane.offer(tenth / 10, lambda: (str(asked.append(1)),))
     assert 9 <= len(asked) <= 10
+
+
+@pytest.mark.parametrize(("took_s", "asked_in_ten_s"), [(0.0, 10), (0.03, 5), (9.0, 2)])
+def test_a_pane_that_takes_long_to_make_is_made_less_often(took_s, asked_in_ten_s, monkeypatch):
+    asked, clock = [], itertools.count(step=took_s)
+    monkeypatch.setattr(screen.time, "thread_time", lambda: next(clock))
+    pane = screen.Pane((Widget(),), 1.0, 50_000)
+    for second in range(10):
+        pane.offer(float(second), lambda: (str(asked.append(1)),))
+    assert len(asked) == asked_in_ten_s
 
 
 @pytest.mark.parametrize("scene", [running, ranks_1024])

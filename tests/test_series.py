@@ -14,7 +14,7 @@ from distmagic.series import Point, Series
 def series(*values: float, limit: int = 100) -> Series:
     found = Series()
     for i, value in enumerate(values):
-        found = found.append(i / 10, float(i), value, limit=limit)
+        found = found.extended((i / 10, float(i), value), limit=limit)
     return found
 
 
@@ -23,7 +23,7 @@ def values(one: Series) -> list[float]:
 
 
 def test_a_series_is_a_sequence_of_points():
-    found = series(1.0, 2.0).append(5.0, None, 3.0, limit=100)
+    found = series(1.0, 2.0).extended((5.0, math.nan, 3.0), limit=100)
     assert list(found) == [
         Point(at_s=0.0, step=0.0, value=1.0),
         Point(at_s=0.1, step=1.0, value=2.0),
@@ -42,15 +42,21 @@ def test_a_series_is_a_sequence_of_points():
 
 def test_two_successors_of_one_series():
     first = series(1.0, 2.0)
-    left, right = first.append(1.0, 2.0, 3.0, limit=100), first.append(1.0, 2.0, 4.0, limit=100)
+    left, right = first.extended((1.0, 2.0, 3.0), limit=100), first.extended((1.0, 2.0, 4.0), limit=100)
     assert [values(s) for s in (first, left, right)] == [[1.0, 2.0], [1.0, 2.0, 3.0], [1.0, 2.0, 4.0]]
     assert left != right
-    assert left == series(1.0, 2.0).append(1.0, 2.0, 3.0, limit=100)
+    assert left == series(1.0, 2.0).extended((1.0, 2.0, 3.0), limit=100)
 
 
 def test_what_is_no_number_stays_one():
     assert math.isnan(series(math.nan)[0].value)
     assert series(math.nan) == series(math.nan)
+
+
+def test_several_points_at_once_are_as_one_after_the_other():
+    both = Series().extended((0.0, 0.0, 1.0, 0.1, 1.0, 2.0), limit=100)
+    assert both == series(1.0, 2.0)
+    assert values(series(*map(float, range(4)), limit=4).extended((9.0, 9.0, 9.0) * 5, limit=4)) == [0.0, 9.0, 9.0]
 
 
 @pytest.mark.parametrize(("count", "kept"), [(4, [0, 1, 2, 3]), (5, [0, 2, 4]), (6, [0, 2, 4, 5]), (7, [0, 4, 6])])
@@ -63,7 +69,7 @@ def test_bounds_and_order(limit, count):
     seen = Series()
     for i in range(count):
         before, points = seen, list(seen)
-        seen = seen.append(float(i), None, float(i), limit=limit)
+        seen = seen.extended((float(i), math.nan, float(i)), limit=limit)
         assert list(before) == points
         assert len(seen) <= limit
         assert seen[-1].value == i

@@ -65,20 +65,32 @@ def decode(line: bytes) -> tuple[int, Message | None]:
     if not 0 <= raw["n"] <= _LARGEST:
         raise BadLine(f"not a message: {line[:80]!r}")
     kind = _TYPES.get(raw["t"])
-    return raw["n"], None if kind is None else _reader(kind)(raw, raw["t"])
+    try:
+        return raw["n"], None if kind is None else _reader(kind)(raw)
+    except _Wrong as wrong:
+        raise BadLine(f"{raw['t']}{wrong.path}: {wrong.what}") from None
 
 
-_READERS: dict[typing.Any, Callable[[typing.Any, str], typing.Any]] = {}
+class _Wrong(Exception):
+    """A value that is not what its field wants; `path` leads to the field, and grows on the way out."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.path = what, ""
 
 
-def _reader(kind: typing.Any) -> Callable[[typing.Any, str], typing.Any]:
-    """Return a function (value, where) that checks a plain value and makes a `kind` of it."""
+_Reader = Callable[[typing.Any], typing.Any]
+_READERS: dict[typing.Any, _Reader] = {}
+
+
+def _reader(kind: typing.Any) -> _Reader:
+    """Return a function that checks a plain value and makes a `kind` of it."""
     if kind not in _READERS:
         _READERS[kind] = _make_reader(kind)
     return _READERS[kind]
 
 
-def _make_reader(kind: typing.Any) -> Callable[[typing.Any, str], typing.Any]:
+def _make_reader(kind: typing.Any) -> _Reader:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
         return _dataclass_reader(typing.cast(type, kind))
@@ -88,61 +100,76 @@ def _make_reader(kind: typing.Any) -> Callable[[typing.Any, str], typing.Any]:
         return _dict_reader(_reader(args[1]))
     if origin in (types.UnionType, typing.Union):
         inner = _reader(args[0])
-        return lambda value, where: None if value is None else inner(value, where)
-    return _scalar_reader(kind)
+        return lambda value: None if value is None else inner(value)
+    return {str: _text, int: _whole, float: _number, bool: _yes_or_no}[kind]
 
 
-def _scalar_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
-    def read(value: typing.Any, where: str) -> typing.Any:
-        if kind is str and isinstance(value, str):
-            return value if value.isascii() else value.encode("utf-8", "replace").decode()  # no lone surrogates
-        if type(value) is kind:
-            if type(value) is int and not -_LARGEST <= value <= _LARGEST:
-                raise BadLine(f"{where}: too large a number")
-            return value
-        try:
-            if kind is float and type(value) is int:
-                return float(value)
-        except OverflowError:
-            raise BadLine(f"{where}: too large a number") from None
-        raise BadLine(f"{where}: {type(value).__name__} in place of {kind.__name__}")
-
-    return read
+def _text(value: typing.Any) -> str:
+    if type(value) is not str:
+        raise _Wrong(f"{type(value).__name__} in place of str")
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()  # no lone surrogates
 
 
-def _list_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typing.Any, str], typing.Any]:
-    def read(value: typing.Any, where: str) -> typing.Any:
+def _whole(value: typing.Any) -> int:
+    if type(value) is not int:
+        raise _Wrong(f"{type(value).__name__} in place of int")
+    if not -_LARGEST <= value <= _LARGEST:
+        raise _Wrong("too large a number")
+    return value
+
+
+def _number(value: typing.Any) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is not int:
+        raise _Wrong(f"{type(value).__name__} in place of float")
+    try:
+        return float(value)
+    except OverflowError:
+        raise _Wrong("too large a number") from None
+
+
+def _yes_or_no(value: typing.Any) -> bool:
+    if type(value) is not bool:
+        raise _Wrong(f"{type(value).__name__} in place of bool")
+    return value
+
+
+def _list_reader(item: _Reader) -> _Reader:
+    def read(value: typing.Any) -> typing.Any:
         if not isinstance(value, list):
-            raise BadLine(f"{where}: no list")
-        return tuple(item(v, where) for v in value)
+            raise _Wrong("no list")
+        return tuple(map(item, value))
 
     return read
 
 
-def _dict_reader(item: Callable[[typing.Any, str], typing.Any]) -> Callable[[typing.Any, str], typing.Any]:
-    name = _reader(str)
-
-    def read(value: typing.Any, where: str) -> typing.Any:
+def _dict_reader(item: _Reader) -> _Reader:
+    def read(value: typing.Any) -> typing.Any:
         if not isinstance(value, dict):
-            raise BadLine(f"{where}: no object")
-        return {name(k, where): item(v, where) for k, v in value.items()}
+            raise _Wrong("no object")
+        return {_text(k): item(v) for k, v in value.items()}
 
     return read
 
 
-def _dataclass_reader(kind: type) -> Callable[[typing.Any, str], typing.Any]:
+def _dataclass_reader(kind: type) -> _Reader:
     hints = typing.get_type_hints(kind)
     readers = [(f.name, _reader(hints[f.name]), f.default is MISSING) for f in fields(kind)]
 
-    def read(value: typing.Any, where: str) -> typing.Any:
+    def read(value: typing.Any) -> typing.Any:
         if not isinstance(value, dict):
-            raise BadLine(f"{where}: no object")
+            raise _Wrong("no object")
         found = {}
         for name, reader, required in readers:
             if name in value:
-                found[name] = reader(value[name], f"{where}.{name}")
+                try:
+                    found[name] = reader(value[name])
+                except _Wrong as wrong:
+                    wrong.path = f".{name}{wrong.path}"
+                    raise
             elif required:
-                raise BadLine(f"{where}: {name} is missing")
+                raise _Wrong(f"{name} is missing")
         return kind(**found)
 
     return read

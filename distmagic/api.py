@@ -41,6 +41,9 @@ from distmagic.takeback import sweep_lost
 from distmagic.verdict import verdict
 
 
+_ENDED_S = 1.0  # for a host that is down to come back, when a job is looked at that has ended
+
+
 class Session:
     """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
 
@@ -163,7 +166,8 @@ class Session:
             addresses = tuple(links[node].facts.address if node in links else "" for node in nodes)
             missed = [f"{why} It is tried again." for why in reaching.absent.values()]
             opening.tell(Planned(addresses=addresses, min_nodes=job.min_nodes), *(Warned(text=text) for text in missed))
-            with closing(self._launch(job.name, links, nodes, reaching, job.lease_s, began)) as launch:
+            patience_s = job.lease_s if job.is_running else _ENDED_S
+            with closing(self._launch(job.name, links, nodes, reaching, patience_s, began)) as launch:
                 launch.attach()
                 limits = Limits(hang_timeout_s=job.hang_timeout_s)
                 state = drive(launch, opening.state, screen, reaching.asker.serve, limits, noted)

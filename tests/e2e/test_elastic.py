@@ -11,13 +11,14 @@ from distmagic.api import session
 from distmagic.errors import NodeLost, Unreachable
 from distmagic.found import known_whereabouts
 from distmagic.hosts import parse_hosts
-from distmagic.outcome import Detached
+from distmagic.outcome import Detached, Run
 from distmagic.render.overview import overview
 from distmagic.state import RunState
 from tests.e2e import runner
 from tests.e2e.test_jobs import reach
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab, LabHost
+from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
@@ -152,6 +153,21 @@ def test_a_job_that_began_without_a_host_is_found_again(lab: Lab) -> None:
     assert (job.hosts, job.places, job.phase) == (("dm2", "dm3"), (1, 2), "detached")
     assert list(reaching.absent) == [0]
     session().stop(reach(lab, known_whereabouts(job, asked)), job)
+    lab.assert_clean()
+
+
+def test_a_job_that_nobody_watches_goes_on_without_a_lost_host(lab: Lab) -> None:
+    left = distmagic.run(
+        as_value(train), 100, hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=3, node_lost_after_s=LOST_S,
+        detach=True, access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
+    )  # fmt: skip
+    assert isinstance(left, Detached)
+    wait_until((lab.hosts[2].home / "snapshot.pt").exists, "the first snapshot", 60)
+    lab.hosts[2].kill()
+    run = left.attach()  # from the first event on, as if it had watched; one of the job's hosts is down
+    assert isinstance(run, Run)
+    assert [size for _, size in run.results[0]["worlds"]] == [3, 2]
+    assert run.results[0]["sum"] == 100.0
     lab.assert_clean()
 
 

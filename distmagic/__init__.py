@@ -19,8 +19,8 @@ nothing flows back.
     the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
 
 On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
-IPython, api.py is the same from plain Python and puts the steps above in order, backend.py is where the magics meet
-the rest. prepare.py asks the hosts what the plan needs to know, orders.py is what a node is told at its start, inbox.py
+IPython, api.py is the same from plain Python. session.py puts the steps above in order, backend.py is where the magics
+meet the rest. prepare.py asks the hosts what the plan needs to know, orders.py is what a node is told at its start, inbox.py
 where its events wait for `fold`; takeback.py ends what had started where another host could not, or was lost.
 notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
 blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.

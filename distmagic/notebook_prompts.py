@@ -87,8 +87,10 @@ class NotebookAsker:
             question.answer.set_exception(_unanswered(question))
 
 
-def asker_of(shell: InteractiveShell) -> NotebookAsker:
-    """Return an asker for the cell that `shell` is executing now."""
+def asker_of(shell: InteractiveShell | None = None) -> NotebookAsker:
+    """Return an asker for the cell that `shell` is executing now; None is this process's own shell, if it has one."""
+    ipython = sys.modules.get("IPython")
+    shell = shell if shell is not None or ipython is None else ipython.get_ipython()
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
         return NotebookAsker(can_ask=bool(getattr(kernel, "_allow_stdin", False)))

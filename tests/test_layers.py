@@ -26,7 +26,7 @@ LAYERS = (
     ("a conversation with a host", "limits link notebook_prompts resting reach job_requests"),
     ("a run, from its start to its end", "delivery takeback orders inbox launch prepare opening inquiry drive outcome"),
     ("what is seen of it", "screen"),
-    ("the whole, from Python", "api playground playground_command playground_server"),
+    ("the whole, from Python", "session api playground playground_command playground_server"),
     ("the whole, from a notebook", "backend line_magic job_magic magic"),
     ("what `import distmagic` offers", "distmagic"),
 )

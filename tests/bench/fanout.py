@@ -12,13 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic import api, plan
+from distmagic import plan
 from distmagic.hosts import parse_hosts
 from distmagic.launch import Launch
 from distmagic.notebook_prompts import asker_of
 from distmagic.pack import pack_call
 from distmagic.reach import PARALLEL, connect
 from distmagic.remote.protocol import Route
+from distmagic.session import Session
 from distmagic.spec import Access, JobSpec
 from distmagic.state import Gone, Lost
 from tests.bench.bench import Bench
@@ -113,7 +114,7 @@ def _crowd(lab: Lab, folder: Path) -> Crowd:
 
 def _start(crowd: Crowd, count: int) -> Took:
     """Return what it takes until every host's agent has said hello, from nothing. They are ended again after that."""
-    session, hosts = api.Session(), parse_hosts(",".join(crowd.names[:count]))
+    session, hosts = Session(), parse_hosts(",".join(crowd.names[:count]))
     job = secrets.token_hex(6)
     spec = JobSpec(nproc_per_node=1, master_port=29000)
     with contextlib.closing(asker_of(None)) as asker, contextlib.closing(session):

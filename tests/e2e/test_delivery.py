@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic import api, blobs, delivery
+from distmagic import blobs, delivery
 from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
 from distmagic.errors import Cancelled, PreflightError
 from distmagic.hosts import parse_hosts
 from distmagic.link import Link
 from distmagic.notebook_prompts import asker_of
+from distmagic.session import Session
 from distmagic.state import RunState
 from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
@@ -50,7 +51,7 @@ def hosts(four: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @contextmanager
 def links_to(lab: Lab, names: Sequence[str] = FOUR) -> Iterator[tuple[Link, ...]]:
     """Open a conversation with each host; in the end nothing of it is left anywhere."""
-    session = api.Session()
+    session = Session()
     try:
         with_asker = asker_of(None)
         reaching = session.reach(parse_hosts(",".join(names)), runner.access(lab), with_asker)

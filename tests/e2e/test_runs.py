@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic import api
 from distmagic.errors import WorkerFailed
 from distmagic.notebook_prompts import NotebookAsker
 from distmagic.pack import pack_whole
+from distmagic.session import Session
 from distmagic.spec import Access, JobSpec
 from tests.e2e import runner
 from tests.lab import HostSetup, Lab
@@ -99,7 +99,7 @@ work()
 def test_what_a_rank_leaves_is_deleted_while_python_is_whole() -> None:
     """A process group that dies later, with its model, aborts processes that had done all their work."""
     payload = pack_whole(LEFT, filename="<cell>", labels={}, limit_bytes=1 << 20)
-    with closing(api.Session()) as session, closing(NotebookAsker(can_ask=False)) as asker:
+    with closing(Session()) as session, closing(NotebookAsker(can_ask=False)) as asker:
         reaching = session.reach((), Access(), asker)
         run = session.launch(reaching, JobSpec(nproc_per_node=1), payload, runner.Watch())
         assert run.logs(0, "stdout") == 2 * "Python is whole\n"

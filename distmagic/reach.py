@@ -124,7 +124,7 @@ class Reaching:
         self.absent: dict[int, str] = {}  # hosts that a job begins without, by place, and what is wrong with them
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
         self._links = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=True)]
-        self._pool.submit(places.expire)  # this machine keeps payloads too
+        self._pool.submit(places.tidy)  # this machine keeps payloads too
 
     def rest(self, node_rank: int, link: Link) -> None:
         """Give back a conversation of which nothing more is to come."""

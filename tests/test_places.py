@@ -336,3 +336,20 @@ def test_folders_of_somebody_else_are_refused(home, which):
     with pytest.raises(PermissionError) as caught:
         places.make_private(home / "blobs")
     assert str(caught.value) == f"{home / which} belongs to another user (uid 1)"
+
+
+def test_it_is_tidied_at_most_once_a_minute(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    called = []
+    monkeypatch.setattr(places, "expire", lambda: called.append(1))
+    places.tidy()  # there is no home yet: nothing to remember it by
+    (tmp_path / "home").mkdir()
+    places.tidy()
+    places.tidy()
+    assert len(called) == 2
+    stamp = tmp_path / "home" / "tidied"
+    assert stamp.stat().st_mode & 0o777 == 0o600
+    for age_s in (61.0, -3600.0):  # the second: its clock was put back since
+        os.utime(stamp, times=(time.time() - age_s,) * 2)
+        places.tidy()
+    assert len(called) == 4

@@ -41,7 +41,7 @@ class Contact:
     def run(self) -> None:
         """Tell the facts, then answer until end of file."""
         _sweep_dead()
-        places.expire()
+        places.tidy()
         self.say(replace(facts.gather(), running=listing.running()))
         while (line := self._line()) is not None:
             _, request = protocol.decode(line)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import os
 import socket
 import sys
@@ -80,6 +79,8 @@ def mend_logs() -> None:
     That takes seconds and leaves a directory in /tmp. And have it not log that the others were gone before it had
     passed its last barrier: whoever comes there last lets the lead go, and then asks it once more.
     """
+    import logging  # torch has it already; the agent, which imports this file too, needs none
+
     make, plain = logging.getLogRecordFactory(), logging.Formatter()
 
     def record(*args: Any, **more: Any) -> logging.LogRecord:

@@ -30,6 +30,7 @@ LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
 _LEAST_LOG_BYTES = 64 << 10
 _SETTLED_S = 10.0
 _PARTIAL_S = 3600.0
+_TIDY_S = 60.0
 _YOUNG_S = 300.0  # what changed this recently may be in use
 
 
@@ -185,6 +186,17 @@ def touch(paths: Iterable[str | Path]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path)
+
+
+def tidy() -> None:
+    """`expire`, unless somebody has within the last minute: it looks at every file, which takes long where many are."""
+    stamp = home() / "tidied"
+    with contextlib.suppress(OSError):
+        if 0 <= time.time() - stamp.stat().st_mtime < _TIDY_S:
+            return
+    with contextlib.suppress(OSError):  # no folder yet, or no room
+        stamp.touch(mode=0o600)
+    expire()
 
 
 def expire(now: float | None = None) -> None:

@@ -59,11 +59,14 @@ class Session(Protocol):
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove what ended jobs have left; return the bytes."""
 
-    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
-        """Return what each host keeps loaded for this kernel."""
+    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
+        """Return what each host keeps loaded for this kernel; None for one that is down."""
 
-    def close(self) -> tuple[str, ...]:
-        """End what hosts keep loaded, and all connections."""
+    def down(self) -> tuple[str, ...]:
+        """End what hosts keep loaded, and all connections; return the hosts that could not be told."""
+
+    def close(self) -> None:
+        """The same without a new connection: hosts that can't be told so end what they keep with their lease."""
 
 
 class Playground(Protocol):

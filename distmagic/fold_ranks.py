@@ -52,7 +52,7 @@ def _progress(draft: Draft, node: int, what: protocol.Progress) -> None:
         restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
         total=worker.total if what.total is None else what.total, bars=bars,
         metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics, at_s=what.at_s,
-        rate=_rate(worker, step, what.at_s, bars), ended=worker.ended, exit=worker.exit,
+        rate=_rate(worker, step, what, bars), ended=worker.ended, exit=worker.exit,
     )  # fmt: skip
 
 
@@ -68,15 +68,21 @@ def _merge_bars(old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]) ->
     return tuple(alive[:KEPT_BARS] or just_closed[:1] or merged[:1])
 
 
-def _rate(old: WorkerState, step: float | None, at_s: float, bars: tuple[protocol.Bar, ...]) -> float | None:
-    """Steps a second, smoothed over about 10 updates; the bar's own rate where there is no step."""
+def _rate(
+    old: WorkerState, step: float | None, what: protocol.Progress, bars: tuple[protocol.Bar, ...]
+) -> float | None:
+    """Steps a second, smoothed over about 10 updates; the bar's own rate where there is no step.
+
+    The first step says nothing yet: training may go on from a snapshot, and much came before it.
+    """
     if step is None:
         return bars[0].rate if bars else None
-    if old.step is None:
-        return step / at_s if at_s > 0 else None
-    if step <= old.step or at_s <= old.at_s:
+    before, before_s = old.step, old.at_s
+    if before is None:
+        before, before_s = next(((row.step, row.at_s) for row in what.rows if row.step is not None), (step, what.at_s))
+    if step <= before or what.at_s <= before_s:
         return old.rate
-    now = (step - old.step) / (at_s - old.at_s)
+    now = (step - before) / (what.at_s - before_s)
     return now if old.rate is None else 0.8 * old.rate + 0.2 * now
 
 

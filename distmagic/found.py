@@ -18,7 +18,7 @@ class Job:
     node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run, `began_s`
     seconds since 1970 by its hosts' clocks, `reason` how it ended, `owner` the notebook that
     began it. An elastic job goes on with `min_nodes` nodes; `is_detached`: it needs no notebook. `hang_timeout_s` is
-    None where nobody asked for that.
+    None where nobody asked for that, `age_s` how long it has run, or ran.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Job:
     is_detached: bool
     min_nodes: int
     hang_timeout_s: float | None
+    age_s: float
 
     @property
     def is_running(self) -> bool:
@@ -80,7 +81,7 @@ def _job(name: str, found: dict[int, tuple[int, Listed]]) -> Job:
         max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
         size_bytes=sum(one.size_bytes for one in nodes.values()), owner=first.owner,
         is_detached=any(one.is_detached for one in nodes.values()), min_nodes=first.min_nodes,
-        hang_timeout_s=first.hang_timeout_s,
+        hang_timeout_s=first.hang_timeout_s, age_s=max(one.age_s for one in nodes.values()),
     )  # fmt: skip
 
 

@@ -111,7 +111,8 @@ class JobCommands:
             raise SpecError(f"Job {chosen[0].name} still runs.", f"%distributed stop {chosen[0].name} ends it.")
         print(table(chosen, time.time()))
         if words:
-            freed = self._notebook.session().remove(self._reach(self._hosts()), chosen)
+            reaching = self._reach(self._hosts())
+            freed = self._notebook.session().remove(reaching, chosen)
             print(f"removed: {freed / 1e6:,.1f} MB")
         elif ended:
             print("Remove them with %distributed clean all, or one with %distributed clean ID.")
@@ -172,14 +173,14 @@ def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
     return _aligned(rows)
 
 
-def kept_table(hosts: tuple[Host, ...], kept: tuple[tuple[Template, ...], ...]) -> str:
-    """Return the table of what hosts keep loaded; a host that keeps nothing has a line as well."""
+def kept_table(hosts: tuple[Host, ...], kept: tuple[tuple[Template, ...] | None, ...]) -> str:
+    """Return the table of what hosts keep loaded; a host that keeps nothing, or is down (None), has a line as well."""
     rows = [["host", "torch loaded", "memory", "last used"]]
     for host, templates in zip(hosts, kept, strict=True):
         rows += [
             [host.name, f"{_minutes(one.age_s)} ago", f"{one.size_bytes / 1e6:,.0f} MB", f"{_minutes(one.idle_s)} ago"]
-            for one in templates
-        ] or [[host.name, "no", "", ""]]
+            for one in templates or ()
+        ] or [[host.name, "no answer" if templates is None else "no", "", ""]]
     return _aligned(rows)
 
 

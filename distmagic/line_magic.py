@@ -124,7 +124,7 @@ class Notebook:
                 "It ends the connections to all hosts.",
             )
         session, self._session = self._session, None
-        untold = session.close() if session is not None else ()
+        untold = session.down() if session is not None else ()
         if untold:
             print(f"{', '.join(untold)} could not be told; what is loaded there ends when its lease runs out")
 

@@ -82,14 +82,17 @@ class Connections:
         if transport is not None:
             transport.close()
 
-    def close(self) -> set[str]:
-        """End what hosts keep loaded, and close all connections; return the hosts that were told."""
-        told = self._resting.close()
+    def cool(self) -> set[str]:
+        """End what hosts keep loaded with which a conversation rests; return their names."""
+        return self._resting.close()
+
+    def close(self) -> None:
+        """End what hosts keep loaded, and close all connections."""
+        self._resting.close()
         with self._lock:
             transports, self._open = list(self._open.values()), {}
         for transport in transports:
             transport.close()
-        return told
 
 
 def _key(host: Host, access: Access) -> tuple[Host, Access]:

@@ -17,7 +17,7 @@ from distmagic import interrupts, job_requests
 from distmagic import plan as planning
 from distmagic.bundle import build
 from distmagic.drive import Limits, Screen, drive
-from distmagic.errors import Cancelled
+from distmagic.errors import Cancelled, DistmagicError
 from distmagic.fold import begin, fold
 from distmagic.found import Job, check_orphans, choose, found_jobs, whereabouts
 from distmagic.hangs import Explanation
@@ -31,13 +31,14 @@ from distmagic.pack import Payload
 from distmagic.plan import Plan
 from distmagic.prepare import in_parallel, join, prepare
 from distmagic.reach import Connections, Reaching, connect
-from distmagic.remote.protocol import Look, Template, Templates
+from distmagic.remote.protocol import Cool, Look, Template, Templates
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec
 from distmagic.state import Planned, RunState, Warned
 from distmagic.takeback import sweep_lost
 from distmagic.verdict import verdict
 
+_SOON_S = 3.0  # to connect to a host that only has to be told to end something
 _ENDED_S = 1.0  # for a host that is down to come back, when a job is looked at that has ended
 
 
@@ -47,7 +48,7 @@ class Session:
     def __init__(self) -> None:
         self._connections = Connections(connect)
         self.kernel = secrets.token_hex(6)
-        self._warmed: set[str] = set()  # hosts that were asked to keep something loaded
+        self._warmed: dict[Host, tuple[Access, str]] = {}  # hosts that were asked to keep something loaded
 
     def reach(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
@@ -61,7 +62,7 @@ class Session:
             link.warm = planning.warming(spec, access, host, link.facts, self.kernel) if spec else None
             if link.warm is not None:
                 link.kept = link.warm
-                self._warmed.add(host.name)
+                self._warmed[host] = access, python
                 link.send(link.warm)  # no answer: where that can't be, the job starts without it
             return link
 
@@ -153,7 +154,8 @@ class Session:
         `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as
         when a connection breaks. Raises what `launch` raises for a run.
         """
-        began, state = time.monotonic(), begin(job.name, job.hosts, job.max_restarts)
+        began = time.monotonic()
+        state = replace(begin(job.name, job.hosts, job.max_restarts), before_s=job.age_s)
         with interrupts.noted() as noted:
             opening = _opening(state, began, reaching, screen, noted)
             with opening.guarded():
@@ -205,21 +207,23 @@ class Session:
             in_parallel(Link.close, there)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
-        """Remove logs and results of jobs that have ended from their hosts; return the bytes."""
-        links = reaching.wait()
+        """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes."""
+        links = reaching.wait(enough=1)
         try:
             names = {job.name for job in jobs}
             return sum(in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
         finally:
-            in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, reaching.present, links)
 
-    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...], ...]:
-        """Return what each host keeps loaded for this kernel."""
-        links = reaching.wait()
+    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
+        """Return what each host keeps loaded for this kernel; None for one that is down."""
+        links = reaching.wait(enough=1)
         try:
-            return tuple(in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links))
+            told = in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links)
+            known = dict(zip(reaching.present, told, strict=True))
+            return tuple(known.get(place) for place in range(len(reaching.hosts)))
         finally:
-            in_parallel(reaching.rest, range(len(links)), links)
+            in_parallel(reaching.rest, reaching.present, links)
 
     # ---- the end of a run
 
@@ -274,10 +278,30 @@ class Session:
         self._connections.drop(reaching.hosts[node_rank], reaching.access)
         return self._link(reaching, node_rank)
 
-    def close(self) -> tuple[str, ...]:
+    def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""
-        untold, self._warmed = self._warmed - self._connections.close(), set()
+        told = self._connections.cool()
+        rest = [host for host in self._warmed if host.name not in told]
+        with closing(NotebookAsker(can_ask=False)) as asker:
+            untold = [name for name in in_parallel(partial(self._cool, asker), rest) if name]
+        self._warmed = {}
+        self.close()
         return tuple(sorted(untold))
+
+    def _cool(self, asker: NotebookAsker, host: Host) -> str:
+        """End what a host keeps loaded with which no conversation rests; return its name if that can't be."""
+        access, python = self._warmed[host]
+        try:
+            link = self._connections.link(host, replace(access, connect_timeout_s=_SOON_S), asker, python, build())
+            link.query(Cool(owner=self.kernel), Templates)
+            link.finish()
+        except DistmagicError:
+            return host.name
+        return ""
+
+    def close(self) -> None:
+        """End what hosts keep loaded, where a conversation rests, and close all connections."""
+        self._connections.close()
 
 
 def _opening(

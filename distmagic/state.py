@@ -252,7 +252,7 @@ class RunState:
     `min_nodes` nodes. `abandoned` says why it ended before it had begun, "" if it did not. `started_at_s`: when the first
     node was told to start, None before. `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint,
     with the endpoint and why. `advanced_at_s`: when a rank advanced last (see `hangs.is_hung`), before any stop;
-    `rolls`: the last few roll calls.
+    `rolls`: the last few roll calls. It had run for `before_s` when this kernel began to follow it.
     """
 
     job: str
@@ -280,6 +280,7 @@ class RunState:
     detached_by: str = ""
     advanced_at_s: float = 0.0
     rolls: tuple[Roll, ...] = ()
+    before_s: float = 0.0
 
     @property
     def is_elastic(self) -> bool:

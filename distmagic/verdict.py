@@ -47,7 +47,8 @@ def _verdict(state: RunState) -> RunError | None:
 def _stopped(state: RunState) -> RunError | None:
     if state.stopping == "interrupted":
         hint = "\n".join(part for part in (_where_they_were(state), _lost_hint(state)) if part)
-        return Cancelled("The run was interrupted; every rank on every host was stopped.", hint)
+        where = "every rank that could be reached" if state.lost else "every rank on every host"
+        return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
     if state.stopping == "hung":
         return _hung(state)
     if state.stopping == "timeout":
@@ -82,7 +83,9 @@ def _hung(state: RunState) -> Hung:
 
 def _where_they_were(state: RunState) -> str:
     explanation = explain_last(state)
-    return "" if explanation is None else f"No rank had advanced for long. Where they were: {explanation.sentence}."
+    if explanation is None or state.before_s:  # what is only replayed has lost its order in time
+        return ""
+    return f"No rank had advanced for long. Where they were: {explanation.sentence}."
 
 
 def _broken(state: RunState) -> RunError | None:

@@ -171,13 +171,22 @@ def test_one_event_at_a_time_or_all_at_once():
 def test_progress_of_report():
     state = begun(progress(0, at_s=2.0, step=10.0, total=100.0, device="cuda:0"))
     one = state.workers[0]
-    assert (one.progress, one.rate, one.device, one.eta_s) == ((10.0, 100.0), 5.0, "cuda:0", 18.0)
-    state = fold(state, [progress(0, at_s=3.0, step=20.0)])
-    assert state.workers[0].rate == pytest.approx(0.8 * 5 + 0.2 * 10)
+    assert (one.progress, one.rate, one.device, one.eta_s) == ((10.0, 100.0), None, "cuda:0", None)
+    state = fold(state, [progress(0, at_s=4.0, step=20.0)])
+    assert (state.workers[0].rate, state.workers[0].eta_s) == (pytest.approx(5.0), pytest.approx(16.0))
     assert state.workers[0].total == 100.0
-    state = fold(state, [progress(0, at_s=3.0, step=20.0), progress(0, at_s=4.0)])
+    state = fold(state, [progress(0, at_s=5.0, step=30.0)])
+    assert state.workers[0].rate == pytest.approx(0.8 * 5 + 0.2 * 10)
+    state = fold(state, [progress(0, at_s=5.0, step=30.0), progress(0, at_s=6.0)])
     assert state.workers[0].rate == pytest.approx(6.0)
-    assert state.workers[0].at_s == 4.0
+    assert state.workers[0].at_s == 6.0
+
+
+def test_the_rate_counts_from_the_first_step_that_was_told():
+    """Training that goes on from a snapshot has not made 900 steps in its first second."""
+    rows = tuple(p.Row(at_s=9.0 + i / 2, step=900.0 + i, metrics={"loss": 1.0}) for i in range(3))
+    state = begun(progress(0, at_s=10.0, step=902.0, total=1000.0, rows=rows))
+    assert (state.workers[0].rate, state.workers[0].eta_s) == (2.0, 49.0)
 
 
 def test_no_eta_without_rate_total_or_a_running_rank():

@@ -68,9 +68,12 @@ class FakeSession:
         self.log.append("dry_run")
         return f"would run {spec.nproc_per_node}"
 
-    def close(self) -> tuple[str, ...]:
-        self.log.append("close")
+    def down(self) -> tuple[str, ...]:
+        self.log.append("down")
         return self.untold
+
+    def close(self) -> None:
+        self.log.append("close")
 
 
 @dataclass
@@ -383,7 +386,7 @@ def test_down_closes_the_session_once_opened(lab, capsys):
     lab.value("%%distributed\nlen([])")
     capsys.readouterr()
     lab.value("%distributed down")
-    assert lab.session.log[-1] == "close"
+    assert lab.session.log[-1] == "down"
     assert capsys.readouterr().out == ""
 
 

@@ -22,7 +22,7 @@ BLOB = p.Blob(sha256=SHA, size_bytes=7)
 SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
 LISTED = p.Listed(
     job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
-    reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2, hang_timeout_s=60.0,
+    reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2, hang_timeout_s=60.0, age_s=90.0,
 )  # fmt: skip
 WARM = p.Warm(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
 START = p.Start(

@@ -116,6 +116,12 @@ def test_options_become_a_job_and_a_way_to_the_hosts():
     assert from_options({}, way) == (JobSpec(), way)
 
 
+def test_a_variable_that_torchrun_sets_itself():
+    with pytest.raises(SpecError) as caught:
+        JobSpec(env=(("RANK", "7"),))
+    assert str(caught.value) == "--env RANK: torchrun sets this variable itself.\nLeave it out."
+
+
 @pytest.mark.parametrize(("options", "text"), [
     ({"max_restarts": "9" * 5000}, "max_restarts='999999999999...9999999999999' is not a whole number."),
     ({"max_restarts": True}, "max_restarts=True is not a whole number."),

@@ -58,15 +58,24 @@ def jobs() -> tuple[protocol.Listed, ...]:
 
 def _listed(folder: Path, about: dict[str, object]) -> protocol.Listed:
     job, node_rank = str(about["job"]), int(str(about["node_rank"]))
-    hosts = about["hosts"]
+    hosts, began_s, runs = about["hosts"], float(str(about["began_s"])), is_running(job, node_rank)
+    until_s = time.time() if runs else _written_s(folder)
     return protocol.Listed(
         job=job, node_rank=node_rank, hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
         lease_s=float(str(about["lease_s"])), max_restarts=int(str(about["max_restarts"])),
-        began_s=float(str(about["began_s"])), is_running=is_running(job, node_rank), reason=_reason(folder),
+        began_s=began_s, is_running=runs, age_s=max(0.0, until_s - began_s), reason=_reason(folder),
         size_bytes=places.size_of(folder), owner=str(about.get("owner", "")),
         is_detached=(folder / _DETACHED).exists(), min_nodes=int(str(about.get("min_nodes", 0))),
         hang_timeout_s=float(str(hang_timeout_s)) if (hang_timeout_s := about.get("hang_timeout_s")) else None,
     )  # fmt: skip
+
+
+def _written_s(folder: Path) -> float:
+    """Return when the job said its last word on this node, in seconds since 1970; 0 where that can't be seen."""
+    try:
+        return (folder / journal.FILE).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def running() -> tuple[protocol.Listed, ...]:

@@ -107,7 +107,8 @@ class Listed:
     `hosts` are the job's hosts as the user named them, in the order of node ranks; `reason` is how it ended on this
     node, "" while it runs or where its agent ended without a word. `owner` is the notebook that began it, "" where
     that has no name; `is_detached`: it needs no notebook. `min_nodes`: with so many it
-    can go on, 0 for all. Who follows it ends it when no rank advances for `hang_timeout_s`.
+    can go on, 0 for all. Who follows it ends it when no rank advances for `hang_timeout_s`. `age_s`: how long it has run,
+    or ran.
     """
 
     job: str
@@ -123,6 +124,7 @@ class Listed:
     is_detached: bool = False
     min_nodes: int = 0
     hang_timeout_s: float | None = None
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

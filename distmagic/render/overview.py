@@ -71,7 +71,8 @@ def _share_sent(state: RunState) -> float | None:
 
 def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
     yield _size(state)
-    yield f"took {q.duration(state.at_s)}" if state.is_over else q.duration(state.at_s)
+    took = q.duration(state.before_s + state.at_s)
+    yield f"took {took}" if state.is_over else took
     if state.phase == "connecting" and len(state.nodes) > 1:
         yield f"{sum(node.phase != 'connecting' for node in state.nodes)} of {len(state.nodes)} connected"
     left = [w.eta_s for w in workers if w.eta_s is not None]
@@ -93,8 +94,9 @@ def _slow_words(state: RunState, slow: set[int]) -> str:
 
 
 def _size(state: RunState) -> str:
-    there = state.at_work if state.is_elastic else ()
-    names = list(dict.fromkeys(plain(n.host) for n in state.nodes if not there or n.node_rank in there))
+    lost = {node for node, _ in state.lost}
+    there = {n.host for n in state.nodes if not state.is_elastic or (n.node_rank not in lost and n.stopping != "lost")}
+    names = [plain(host) for host in dict.fromkeys(node.host for node in state.nodes) if host in there]
     hosts = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts"  # more are not read
     ranks = state.world_size or len(state.workers)
     if not ranks:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic import api
+from distmagic import session as sessions
+from distmagic.api import session
 from distmagic.errors import PreflightError
 from tests.e2e import runner
 from tests.e2e.test_endings import at_work
@@ -73,7 +74,7 @@ def log_in_with(host: LabHost, line: str) -> None:
     script = f'#!/bin/bash\n{line}\nexec /bin/bash "$@"\n'
     host.exec(["sh", "-c", "cat > ~/shell; chmod 755 ~/shell"], stdin=script).check_returncode()
     host.set_shell("/home/node/shell")
-    api.session().close()  # a connection that stands goes on with the old one
+    session().close()  # a connection that stands goes on with the old one
 
 
 def modes(host: LabHost, *tops: str) -> dict[str, str]:
@@ -149,7 +150,7 @@ def _cmdline(pid: str) -> str:
 @pytest.mark.parametrize("what", ["a directory", "a link"])
 def test_a_socket_directory_that_was_there_before(lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     host, path = lab.hosts[0], f"/tmp/distmagic-{os.getuid()}-{JOB}-0"
-    monkeypatch.setattr(api, "_new_job", lambda: JOB)
+    monkeypatch.setattr(sessions, "_new_job", lambda: JOB)
     host.exec(["mkdir", "-m", "700", "/home/node/precious"]).check_returncode()
     make = f"os.mkdir({path!r}, 0o777)" if what == "a directory" else f"os.symlink('/home/node/precious', {path!r})"
     as_other(host, make)

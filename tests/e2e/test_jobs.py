@@ -113,6 +113,8 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(lab: Lab
     )
     assert isinstance(caught.value.run, Run)
     assert [line.text for line in caught.value.run.state.lines if line.rank == 0][:3] == ["0", "1", "2"]
+    assert session().templates(reach(lab, hosts, connect_timeout_s=2.0)) == ((), None)
+    assert session().remove(reach(lab, hosts, connect_timeout_s=2.0), [job]) > 0
 
 
 def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:

@@ -60,7 +60,7 @@ def templates(lab: Lab, host: int = 0) -> list[HostProcess]:
     return [one for one in lab.hosts[host].processes() if one.cmdline[-1:] == ("template",)]
 
 
-def kept(lab: Lab, hosts: str) -> tuple[tuple[Template, ...], ...]:
+def kept(lab: Lab, hosts: str) -> tuple[tuple[Template, ...] | None, ...]:
     access = runner.access(lab, warm_idle_s=900.0)
     return session().templates(session().reach(parse_hosts(hosts), access, NotebookAsker(can_ask=False)))
 
@@ -87,6 +87,16 @@ def test_its_memory_and_age_are_told_and_down_ends_it(warm: Lab) -> None:
     session().close()
     assert templates(warm) == []
     warm.assert_clean(within_s=0)
+
+
+def test_down_reaches_the_hosts_of_a_detached_job_too(warm: Lab) -> None:
+    left: Any = run(warm, "dm1:1,dm2:1", stubborn, detach=True)
+    assert [len(templates(warm, host)) for host in (0, 1)] == [1, 1]
+    left.stop()
+    assert session().down() == ()
+    assert templates(warm) == templates(warm, 1) == []
+    run(warm, "dm1:1", who)
+    assert len(templates(warm)) == 1
 
 
 def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> None:

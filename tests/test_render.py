@@ -403,3 +403,8 @@ def test_a_run_of_nothing_can_be_shown():
     state = RunState(job="", nodes=(NodeState(node_rank=0, host="localhost"),))
     Page(render.html(state))
     assert render.text(state).startswith("connecting · localhost · 0 s")
+
+
+def test_the_time_before_this_kernel_followed_it_counts():
+    assert overview(replace(done(), before_s=0.0, at_s=5.0)).facts[1] == "took 5 s"
+    assert overview(replace(done(), before_s=60.0, at_s=5.0)).facts[1] == "took 1 min 05 s"

@@ -59,6 +59,9 @@ class Session(Protocol):
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove what ended jobs have left; return the bytes."""
 
+    def cached(self, reaching: Reaching, *, removes: bool = False) -> tuple[int, ...]:
+        """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
+
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""
 

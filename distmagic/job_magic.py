@@ -110,12 +110,16 @@ class JobCommands:
         if any(job.is_running for job in chosen):
             raise SpecError(f"Job {chosen[0].name} still runs.", f"%distributed stop {chosen[0].name} ends it.")
         print(table(chosen, time.time()))
-        if words:
-            reaching = self._reach(self._hosts())
-            freed = self._notebook.session().remove(reaching, chosen)
-            print(f"removed: {freed / 1e6:,.1f} MB")
-        elif ended:
-            print("Remove them with %distributed clean all, or one with %distributed clean ID.")
+        session, hosts = self._notebook.session(), self._hosts()
+        if not words:
+            kept = sum(session.cached(self._reach(hosts)))
+            print(f"kept of what was sent for jobs that are over: {kept / 1e6:,.1f} MB")
+            print("Remove all of it with %distributed clean all, or one job with %distributed clean ID.")
+            return
+        freed = session.remove(self._reach(hosts), chosen)
+        if words == ["all"]:
+            freed += sum(session.cached(self._reach(hosts), removes=True))
+        print(f"removed: {freed / 1e6:,.1f} MB")
 
     def _status(self, words: list[str]) -> None:
         _expect(words, 0, 0, "%distributed status takes nothing after it.")

@@ -242,6 +242,10 @@ class Link:
         """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
         return self.query(protocol.Remove(job=job), protocol.Removed).size_bytes
 
+    def clear(self, *, removes: bool) -> int:
+        """Return the bytes that the host keeps of what was sent and nobody uses; with `removes` they are gone."""
+        return self.query(protocol.Clear(removes=removes), protocol.Removed).size_bytes
+
     def stop(self, job: str, node_rank: int) -> None:
         """End a job on this node, which runs; returns when nothing of it is left."""
         self.attach(protocol.Attach(job=job, node_rank=node_rank))

@@ -215,6 +215,14 @@ class Session:
         finally:
             in_parallel(reaching.rest, reaching.present, links)
 
+    def cached(self, reaching: Reaching, *, removes: bool = False) -> tuple[int, ...]:
+        """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
+        links = reaching.wait(enough=1)
+        try:
+            return tuple(in_parallel(lambda link: link.clear(removes=removes), links))
+        finally:
+            in_parallel(reaching.rest, reaching.present, links)
+
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""
         links = reaching.wait(enough=1)

@@ -353,3 +353,11 @@ def test_it_is_tidied_at_most_once_a_minute(tmp_path, monkeypatch):
         os.utime(stamp, times=(time.time() - age_s,) * 2)
         places.tidy()
     assert len(called) == 4
+
+
+def test_what_nobody_uses_of_what_was_sent(home):
+    old, own = (make(home / "blobs" / name, 600.0, 100) for name in (SHA, "b" * 64))
+    make(home / "blobs" / ("c" * 64), 30.0, 100)  # touched by an agent that lives
+    assert places.unused(own.name, NOW) == [(old, 100)]
+    places.remove([old, home / "gone"])
+    assert (old.exists(), own.exists()) == (False, True)

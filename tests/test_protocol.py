@@ -146,6 +146,7 @@ MESSAGES = (
     (0, p.Jobs(jobs=(LISTED,))),
     (0, p.Remove(job="j-1")),
     (0, p.Removed(size_bytes=7)),
+    (0, p.Clear(removes=True)),
     (11, p.Member(node_rank=1, state="joined")),
     (12, p.Stopping(reason="lost", culprit=1)),
     (13, p.Detached(why="asked")),

@@ -88,7 +88,7 @@ class Jobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What a job had left is gone: so many bytes of it."""
+    """What a job had left, or what was kept of what was sent, is gone: so many bytes of it."""
 
     size_bytes: int
 

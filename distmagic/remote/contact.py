@@ -220,6 +220,13 @@ class Contact:
         """Remove what a job that has ended left here."""
         self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
+    def clear(self, request: protocol.Clear) -> None:
+        """Tell what is kept of what was sent, and remove it if that is asked for."""
+        found = places.unused(Path(sys.path[0]).name)
+        if request.removes:
+            places.remove(path for path, _ in found)
+        self.say(protocol.Removed(size_bytes=sum(size for _, size in found)))
+
     # ---- templates
 
     def describe(self, _: protocol.Describe) -> None:
@@ -311,6 +318,7 @@ _HANDLERS = {
     protocol.Sweep: Contact.sweep,
     protocol.List: Contact.list,
     protocol.Remove: Contact.remove,
+    protocol.Clear: Contact.clear,
     protocol.Describe: Contact.describe,
     protocol.Warm: Contact.warm,
     protocol.Renew: Contact.renew,

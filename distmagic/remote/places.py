@@ -31,6 +31,7 @@ _LEAST_LOG_BYTES = 64 << 10
 _SETTLED_S = 10.0
 _PARTIAL_S = 3600.0
 _TIDY_S = 60.0
+_TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
 _YOUNG_S = 300.0  # what changed this recently may be in use
 
 
@@ -213,6 +214,19 @@ def expire(now: float | None = None) -> None:
             is_partial = kind == "blobs" and len(path.name) != 64  # whoever was writing it was killed
             if age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400) or (kept > KEPT_BYTES and age_s > _YOUNG_S):
                 _remove(path)
+
+
+def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
+    """Return the blobs that nobody uses, and their bytes: not this bundle, nor what a living process touches."""
+    now = time.time() if now is None else now
+    entries = _entries(home() / "blobs")
+    return [(path, size) for changed, size, path in entries if path.name != bundle and now - changed > _TOUCHED_S]
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders, as far as that can be done."""
+    for path in paths:
+        _remove(path)
 
 
 def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:

@@ -186,6 +186,14 @@ class Remove:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clear:
+    """Tell the bytes of what was once sent here and nobody uses now; with `removes` it is gone. `Removed` follows."""
+
+    removes: bool = False
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Describe:
     """Ask for `Facts` once more: a conversation that was kept open begins anew."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from distmagic.remote import agent, fresh, marks, peers, processes, protocol, warmth
+from distmagic.remote import agent, fresh, marks, peers, places, processes, protocol, warmth
 from distmagic.remote.uncollected import uncollected
 
 # None of these starts a thread, touches a device or draws a random number when it is imported (numpy is reseeded).
@@ -70,6 +70,7 @@ class Template:
             request, fds = _receive(conn)
             if isinstance(request, protocol.Renew):
                 self._renewed = self._clock()
+                places.touch((sys.path[0],))  # what is forked from here still needs it
             elif isinstance(request, protocol.Fork) and len(fds) == 2:
                 conn.sendall(protocol.encode(protocol.Forked(pid=self._fork(request, fds))))
         except (OSError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -36,8 +37,14 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
         assert "'x' is not a rank." in notebook.fail(f"%distributed logs {job} x")
         assert "%distributed stop needs the name of a job." in notebook.fail("%distributed stop")
 
-        assert "Remove them with %distributed clean all" in notebook.run("%distributed clean")
+        sent = [path for host in lab.hosts[:2] for path in (host.home / ".distmagic/blobs").iterdir()]
+        for path in sent:
+            os.utime(path, times=(1e9, 1e9))  # nobody has used it for long
+        said = notebook.run("%distributed clean")
+        assert re.search(r"kept of what was sent for jobs that are over: \d+\.\d MB\nRemove all of it with", said)
+        assert len([path for path in sent if path.exists()]) == len(sent)
         assert re.search(r"removed: \d+\.\d MB", notebook.run("%distributed clean all"))
+        assert len([path for path in sent if path.exists()]) == 2, "the bundle of each host, which is in use"
         assert "no jobs on these hosts" in notebook.run("%distributed jobs")
         notebook.run("%distributed down")
     lab.assert_clean()

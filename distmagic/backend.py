@@ -8,14 +8,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from distmagic.found import Job
-from distmagic.hangs import Explanation
-from distmagic.hosts import Host
-from distmagic.notebook_prompts import NotebookAsker
-from distmagic.remote.protocol import Template
-from distmagic.spec import Access, JobSpec
+if TYPE_CHECKING:
+    from distmagic.found import Job
+    from distmagic.hangs import Explanation
+    from distmagic.hosts import Host
+    from distmagic.notebook_prompts import NotebookAsker
+    from distmagic.remote.protocol import Template
+    from distmagic.spec import Access, JobSpec
 
 
 class Reaching(Protocol):

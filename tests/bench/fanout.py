@@ -127,7 +127,8 @@ def _start(crowd: Crowd, count: int) -> Took:
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
         made = plan.make_plan(spec, reached, job=job, local_cwd="/")
-        launch = session._launch(job, links, reaching, 60.0, time.monotonic())
+        links_of = dict(enumerate(links))
+        launch = session._launch(job, links_of, range(count), reaching, 60.0, time.monotonic())
         with contextlib.closing(launch):
             launch.start(made, payload)
             took = clock.took()

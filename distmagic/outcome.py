@@ -42,7 +42,8 @@ class Run:
     def metrics(self) -> list[dict[str, float | int | None]]:
         """What was reported: one row a report, with rank, at_s (seconds since the rank began), step and the values.
 
-        At most 20 rows a tenth of a second and rank come to the notebook; every one of them is on the rank's host.
+        At most 20 rows a tenth of a second and rank come to the notebook (of more than 200 ranks, 20 in a longer time);
+        every one of them is on the rank's host.
         `pandas.DataFrame(run.metrics)` makes a frame of it. A metric called rank or at_s has an underscore behind it.
         """
         rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}

@@ -24,7 +24,7 @@ _LINGERING_S = 10.0
 
 
 def pace_s(world_size: int) -> float:
-    """Return how often a rank's progress is told. Reports in between travel together, none is left out.
+    """Return how often a rank's progress is told. Reports in between travel together, 20 of them at most.
 
     So a notebook that follows more than 200 ranks has 2,000 lines a second to read; nobody sees more of a table.
     """

@@ -18,10 +18,14 @@ nothing flows back.
     RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
     the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
 
+In an elastic job a host may come (back) later: growth.py tries those that are lost, newcomers.py brings one in, as the
+node that the lead counts it as (remote/muster.py). The lead's event `Enlisted` tells all who follow the job.
+
 On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
-IPython, api.py is the same from plain Python. session.py puts the steps above in order, backend.py is where the magics
-meet the rest. prepare.py asks the hosts what the plan needs to know, orders.py is what a node is told at its start, inbox.py
-where its events wait for `fold`; takeback.py ends what had started where another host could not, or was lost.
+IPython, api.py is the same from plain Python. session.py puts the steps above in order, housekeeping.py is what
+is asked of hosts apart from a run, backend.py is where the magics meet the rest. prepare.py asks the hosts what the
+plan needs to know, orders.py is what a node is told at its start, inbox.py where its events wait for `fold`; takeback.py
+ends what had started where another host could not, or was lost.
 notebook_prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
 blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.
 delivery.py brings them to the hosts: what is large leaves the notebook once, with a one-time certificate

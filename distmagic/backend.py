@@ -32,9 +32,13 @@ class Session(Protocol):
     """The connections of this kernel."""
 
     def reach(
-        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
-    ) -> Reaching:
-        """Begin to reach `hosts` in the background, and return at once. `spec` is the run that is to come, if any."""
+        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
+        spare: tuple[Host, ...] = (),
+    ) -> Reaching:  # fmt: skip
+        """Begin to reach `hosts` in the background, and return at once. `spec` is the run that is to come, if any.
+
+        A job that is followed may yet come to `spare` hosts.
+        """
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: object, screen: object) -> object:
         """Run to the end and return the `Run`. Raises a `RunError` that carries it, or what kept it from starting."""
@@ -47,6 +51,9 @@ class Session(Protocol):
 
     def attach(self, reaching: Reaching, job: Job, screen: object) -> object:
         """Follow a job to its end, as `launch`."""
+
+    def add(self, reaching: Reaching, job: Job) -> tuple[int, ...]:
+        """Have hosts come to an elastic job; return which nodes they are."""
 
     def stop(self, reaching: Reaching, job: Job) -> None:
         """End a job."""

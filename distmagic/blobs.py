@@ -6,7 +6,7 @@ import hashlib
 import io
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -39,6 +39,30 @@ def keep(data: bytes, where: Path) -> LocalBlob:
         Path(aside).unlink()
         raise
     return LocalBlob(blob=blob, path=where / blob.sha256)
+
+
+def receive(local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object]) -> None:
+    """Take a file from elsewhere; `pull` writes its bytes. Raises OSError if it arrives damaged."""
+    digest = hashlib.sha256()
+
+    def write(data: bytes) -> None:
+        digest.update(data)
+        file.write(data)
+
+    descriptor, aside = tempfile.mkstemp(dir=local.path.parent, prefix=".blob-")
+    try:
+        with open(descriptor, "wb") as file:
+            pull(write)
+        _check(digest.hexdigest(), local)
+        Path(aside).replace(local.path)
+    except BaseException:
+        Path(aside).unlink()
+        raise
+
+
+def _check(digest: str, local: LocalBlob) -> None:
+    if digest != local.blob.sha256:
+        raise OSError("a file arrived damaged")
 
 
 def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:

@@ -10,7 +10,7 @@ from distmagic.flags import flag_names
 from distmagic.hosts import SLOT_WORDS
 from distmagic.spec import BACKENDS
 
-SUBCOMMANDS = ("hosts", "playground", "jobs", "attach", "stop", "logs", "stacks", "clean", "status", "down")
+SUBCOMMANDS = ("hosts", "playground", "jobs", "attach", "add", "stop", "logs", "stacks", "clean", "status", "down")
 _VALUES = {"--nproc-per-node": SLOT_WORDS, "--rdzv-backend": BACKENDS, "--ssh-command": ("ssh",)}
 
 HostNames = Callable[[], Iterable[str]]
@@ -41,7 +41,7 @@ class Completer:
         words = _words(event)
         if not words[1:]:
             return list(SUBCOMMANDS)
-        if words[0] == "hosts":
+        if words[0] == "hosts" or (words[0] == "add" and len(words) > 2):
             return ["--hostfile"] if event.symbol.startswith("-") else list(self.host_names())
         return ["stop"] if words[0] == "playground" else []
 

@@ -15,17 +15,12 @@ from dataclasses import replace
 from distmagic import fold_launcher, fold_ranks
 from distmagic.draft import Draft
 from distmagic.remote import protocol
-from distmagic.state import (
-    Added,
-    Event,
-    NodeState,
-    RunState,
-)
+from distmagic.remote.gang import MOST_NODES
+from distmagic.state import Event, NodeState, RunState
 
 _GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
 UNHEARD = "the other hosts have not heard of it any more"
-_MOST_NODES = 4096
 
 
 def begin(
@@ -47,8 +42,6 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     for event in events:
         draft.at_s = max(draft.at_s, event.at_s)
         handler = _HANDLERS.get(type(event.what))
-        if isinstance(event.what, Added) and event.node_rank == len(draft.nodes) < _MOST_NODES:
-            draft.nodes.append(NodeState(node_rank=event.node_rank, host=event.what.host, phase="starting"))
         if handler is not None and 0 <= event.node_rank < len(draft.nodes):
             handler(draft, event.node_rank, event.what)
     return draft.freeze()
@@ -115,6 +108,12 @@ def _member(draft: Draft, node: int, what: protocol.Member) -> None:
         draft.notice(text)
 
 
+def _enlisted(draft: Draft, node: int, what: protocol.Enlisted) -> None:
+    """Take from the lead which nodes have come to an elastic job."""
+    for host in what.hosts[len(draft.nodes) : MOST_NODES] if node == 0 else ():
+        draft.nodes.append(NodeState(node_rank=len(draft.nodes), host=host, phase="starting"))
+
+
 def _node_stopping(draft: Draft, node: int, what: protocol.Stopping) -> None:
     """Take why a node ends its ranks; the first reason of all is the run's."""
     draft.nodes[node] = replace(draft.nodes[node], stopping=what.reason or "stopped", accused_at_s=None)
@@ -156,6 +155,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Skipped: _skipped,
     protocol.Final: _final,
     protocol.Member: _member,
+    protocol.Enlisted: _enlisted,
     protocol.Stopping: _node_stopping,
     protocol.Detached: _detached,
     **fold_ranks.HANDLERS,

@@ -20,8 +20,9 @@ class Job:
     `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `places` says for each
     node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run, `began_s`
     seconds since 1970 by its hosts' clocks, `reason` how it ended, `owner` the notebook that
-    began it. An elastic job goes on with `min_nodes` nodes; `is_detached`: it needs no notebook. `hang_timeout_s` is
-    None where nobody asked for that, `age_s` how long it has run, or ran.
+    began it. An elastic job goes on with `min_nodes` nodes and takes in hosts up to `max_nodes`, which is 0 for any other;
+    `awaited` were not there when it began. `is_detached`: it needs no notebook. `hang_timeout_s` is None where nobody
+    asked for that, `age_s` how long it has run, or ran.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Job:
     owner: str
     is_detached: bool
     min_nodes: int
+    max_nodes: int
+    awaited: tuple[str, ...]
     hang_timeout_s: float | None
     age_s: float
 
@@ -43,6 +46,11 @@ class Job:
     def is_running(self) -> bool:
         """Whether any of its nodes runs."""
         return bool(self.running)
+
+    @property
+    def grows(self) -> bool:
+        """Whether hosts may come (back) to it."""
+        return self.is_running and self.max_nodes > 0
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -83,7 +91,8 @@ def _job(name: str, found: dict[int, tuple[int, Listed]]) -> Job:
         running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running)),
         max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
         size_bytes=sum(one.size_bytes for one in nodes.values()), owner=first.owner,
-        is_detached=any(one.is_detached for one in nodes.values()), min_nodes=first.min_nodes,
+        is_detached=any(one.is_detached for one in nodes.values()), min_nodes=first.min_nodes, max_nodes=nodes[0].max_nodes if 0 in nodes else 0,
+        awaited=nodes[0].awaited if 0 in nodes else (),
         hang_timeout_s=first.hang_timeout_s, age_s=max(one.age_s for one in nodes.values()),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`%distributed jobs | attach | stop | logs | stacks | clean | status`: what is found on the hosts, from any kernel."""
+"""`%distributed jobs | attach | add | stop | logs | stacks | clean | status`: what is found on the hosts, from any kernel."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from distmagic import flags, harmless
 from distmagic.errors import RunError, SpecError
 from distmagic.found import Job, choose, known_whereabouts, whereabouts
-from distmagic.hosts import LOCALHOST, Host
+from distmagic.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.notebook_prompts import NotebookAsker, asker_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class JobCommands:
         self._shell, self._notebook, self._backend = shell, notebook, backend
         self._asker: NotebookAsker
         self.table: dict[str, Callable[[list[str]], object]] = {
-            "jobs": self._list, "attach": self._attach, "stop": self._stop, "logs": self._logs, "stacks": self._stacks,
+            "jobs": self._list, "attach": self._attach, "add": self._add, "stop": self._stop, "logs": self._logs, "stacks": self._stacks,
             "clean": self._clean, "status": self._status,
         }  # fmt: skip
 
@@ -53,12 +53,28 @@ class JobCommands:
             flags.variable_name(name, f"%distributed attach {words[0]}")
         job, hosts = self._find(words[0])
         try:
-            run = self._notebook.session().attach(self._reach(hosts), job, self._backend.screen_for(self._shell))
+            spare = tuple(host for host in self._hosts() if host not in hosts)
+            reaching = self._reach(hosts, spare)
+            run = self._notebook.session().attach(reaching, job, self._backend.screen_for(self._shell))
         except RunError as error:
             self._shell.push(dict.fromkeys(words[1:], error.run))
             raise
         self._shell.push(dict.fromkeys(words[1:], run))
         return run
+
+    def _add(self, words: list[str]) -> None:
+        _expect(words, 2, 2, "%distributed add needs the name of a job and a list of hosts.")
+        new = parse_hosts(words[1])
+        job, known = self._find_known(words[0])
+        if not job.is_running:
+            raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
+        if 0 not in job.known:
+            raise SpecError(f"{job.hosts[0]}, the first host of {job.name}, did not answer; it takes in all others.")
+        nodes = self._notebook.session().add(self._reach((known[0], *new)), job)
+        for host, node_rank in zip(new, nodes, strict=True):
+            print(
+                f"{host.name} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew"
+            )
 
     def _stop(self, words: list[str]) -> None:
         _expect(words, 1, 1, "%distributed stop needs the name of a job.")
@@ -131,9 +147,9 @@ class JobCommands:
     def _hosts(self) -> tuple[Host, ...]:
         return self._notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
 
-    def _reach(self, hosts: tuple[Host, ...]) -> Reaching:
+    def _reach(self, hosts: tuple[Host, ...], spare: tuple[Host, ...] = ()) -> Reaching:
         request = flags.parse_line("", self._notebook.config.defaults(os.environ))
-        return self._notebook.session().reach(hosts, self._notebook.access(request, hosts), self._asker)
+        return self._notebook.session().reach(hosts, self._notebook.access(request, hosts), self._asker, spare=spare)
 
     def _jobs(self) -> tuple[Job, ...]:
         reaching = self._reach(self._hosts())

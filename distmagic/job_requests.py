@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import TypeVar
 
-from distmagic.errors import DistmagicError, PreflightError
+from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
 from distmagic.found import Job
 from distmagic.hangs import Explanation, explain
 from distmagic.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
 from distmagic.reach import PARALLEL
 from distmagic.remote import journal, protocol
+
+A = TypeVar("A", protocol.Recalled, protocol.Enlisted)
 
 _MAX_RANKS = 4096  # of one node
 
@@ -48,6 +51,36 @@ def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.St
             if is_last or len(found) == _MAX_RANKS:
                 break
     return found
+
+
+def recall(link: Link, job: str) -> protocol.Start:
+    """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
+    answer = _ask_lead(link, job, protocol.Recall(), protocol.Recalled)
+    if answer.start.recipe is None or answer.start.membership is None or answer.start.job != job:
+        raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
+    return answer.start
+
+
+def enlist(link: Link, job: str, host: str, asked: str) -> tuple[str, ...]:
+    """Have the first host of an elastic job count a host as one more node; return the hosts of all its nodes.
+
+    Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
+    """
+    return _ask_lead(link, job, protocol.Enlist(host=host, asked=asked), protocol.Enlisted, asked).hosts
+
+
+def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], asked: str = "") -> A:
+    link.attach(protocol.Attach(job=job, node_rank=0, live=True))
+    link.send(request)
+    with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
+        for message in messages:
+            if isinstance(message, protocol.Refused):
+                raise SpecError(f"Job {job} takes in no host now: {message.error}.")
+            if isinstance(message, protocol.Over):
+                raise SpecError(f"Job {job} has ended.")
+            if isinstance(message, kind) and getattr(message, "asked", asked) == asked:
+                return message
+    raise ProtocolError(f"{link.host.name}: it gave no answer.")  # not reached: messages end with an error
 
 
 def explained(links: Mapping[int, Link], job: Job, asked: str) -> Explanation:

@@ -16,20 +16,22 @@ from typing import Any
 from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
+from distmagic.growth import FIRST_PAUSE_S, LONGEST_PAUSE_S, Ground, Growth
 from distmagic.inbox import Inbox
 from distmagic.link import Link
+from distmagic.newcomers import Newcomers
 from distmagic.orders import Orders
 from distmagic.pack import Payload
-from distmagic.plan import NodePlan, Plan
+from distmagic.plan import Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
-from distmagic.state import Added, Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
+from distmagic.remote.gang import MOST_NODES
+from distmagic.state import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
 from distmagic.takeback import cancelled, take_back
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 _SMALL_TOGETHER_BYTES = 64 << 20  # of one node
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
-_REFUSED_PAUSE_S = 60.0  # after one that was refused
+NOWHERE = -1  # the place of a host that this notebook does not know
 
 
 @dataclass(slots=True)
@@ -41,11 +43,24 @@ class _Heard:
     small: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """How hosts come to an elastic job. A host is known by its place.
+
+    `open_lead` opens one more conversation with the first node's host, `place_of` finds a host by its name (NOWHERE for
+    one that this notebook does not know), `awaited` are those that were not there at the beginning.
+    """
+
+    open_lead: Callable[[], Link]
+    place_of: Callable[[str], int]
+    awaited: tuple[int, ...] = ()
+
+
 class Launch:
     """One run under way. `batch` yields its events; `stop` ends it; `close` lets go of everything.
 
     `links` are by node rank, `places` says of each node which host it is on: who comes back to an elastic job is a new
-    node.
+    node. `reopen` connects to a host, by its place, once more.
     """
 
     def __init__(
@@ -62,10 +77,10 @@ class Launch:
         self._missed: set[int] = set()  # nodes that ended because they, or the way to them, were lost
         self._resting: list[Link] = []  # they are no longer ours
         self._inbox = Inbox(len(places), lambda: self.elapsed_s)
-        self._absent: tuple[int, ...] = ()
-        self._join: Callable[[Link, int], protocol.Start] | None = None
+        self._intake: Intake | None = None
+        self._growth: Growth | None = None
         self._payload: tuple[LocalBlob, ...] = ()
-        self._growing = threading.Lock()
+        self._begun: protocol.Start | None = None  # what the lead was told
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
 
@@ -89,8 +104,10 @@ class Launch:
             _raise_first(delivery)
             for node in plan.nodes:
                 self._inbox.put(node.node_rank, Starting())
-                start = self.links[node.node_rank].start
-                started.append(self._pool.submit(start, self.request(plan, node, payload)))
+                link = self.links[node.node_rank]
+                request = self._orders.start(plan, node, payload, link.warm)
+                self._begun = self._begun or request
+                started.append(self._pool.submit(link.start, request))
             watch(started)
             _raise_first(started)
         except BaseException as error:
@@ -113,12 +130,9 @@ class Launch:
 
         Delivery(tuple(self.links.values()), [node.address for node in plan.nodes], self._payload, tell, note).run()
 
-    def take_in(self, join: Callable[[Link, int], protocol.Start], absent: Sequence[int] = ()) -> None:
-        """Let hosts that are lost, or `absent` from the start, come (back).
-
-        `join` says what a host is told that is node so-and-so then.
-        """
-        self._join, self._absent = join, tuple(absent)
+    def take_in(self, intake: Intake) -> None:
+        """Let hosts come (back) to the job, which is elastic: those that are lost, and those that it awaits."""
+        self._intake = intake
 
     def host_of(self, node_rank: int) -> int:
         """Return which of the job's hosts a node is on."""
@@ -131,90 +145,60 @@ class Launch:
         self._begin()
 
     def _begin(self) -> None:
+        awaited = self._intake.awaited if self._intake is not None else ()
+        self._growth = self._grow(self._intake) if self._intake is not None else None
         for node_rank in range(len(self.places)):
-            threading.Thread(target=self._listen, args=(node_rank, self.links.get(node_rank)), daemon=True).start()
-        for host in self._absent:
-            threading.Thread(target=self._await, args=(host,), daemon=True).start()
-        threading.Thread(target=self._keep_lease, daemon=True).start()
+            self._in_thread(self._listen, node_rank, self.links.get(node_rank))
+        for place in awaited:
+            self._in_thread(self._await, place)
+        self._in_thread(self._keep_lease)
 
-    def request(self, plan: Plan, node: NodePlan, payload: Payload) -> protocol.Start:
-        """Return what one node is told. A node beyond the plan is one that joins later, and is started by exec."""
-        first = len(plan.nodes)
-        if node.node_rank < first:
-            return self._orders.start(plan, node, payload, (), self.links[node.node_rank].warm)
-        joined = [self.links[other].host.name for other in range(first, node.node_rank)]
-        return self._orders.start(plan, node, payload, (*joined, node.host.name), None)
+    def _grow(self, intake: Intake) -> Growth:
+        ground = Ground(
+            reopen=self._reopen, is_over=lambda seconds: bool(self._stops) or self._over.wait(seconds),
+            newest=lambda place: max((n for n, other in enumerate(self.places) if other == place), default=-1),
+            is_lost=lambda node_rank: node_rank in self._missed, lose=self._lose,
+            warn=lambda text: self._inbox.put(0, Warned(text=text)),
+        )  # fmt: skip
+        return Growth(Newcomers(self.job, intake.open_lead, self._begun, self._payload), ground)
+
+    def _in_thread(self, act: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=act, args=args, daemon=True).start()
 
     # ---- going on
 
     def _listen(self, node_rank: int, link: Link | None) -> None:
         """Follow a host's nodes: the one it is, and in an elastic job those that it becomes when it comes back."""
-        back: tuple[int, Link | None] | None = (node_rank, link)
-        while back is not None:
+        self._follow(node_rank, link)
+        if node_rank in self._missed:
+            self._await(self.places[node_rank])
+
+    def _await(self, place: int) -> None:
+        """Follow the nodes of a host that is not there (any more)."""
+        while self._growth is not None and (back := self._growth.come_back(place)) is not None:
             node_rank, link = back
+            self.links[node_rank] = link
+            if self._stops or self._over.is_set():
+                _send_quietly(link, protocol.Stop(grace_s=0.0, reason="too late"))
             self._follow(node_rank, link)
-            comes_back = self._join is not None and node_rank in self._missed
-            back = self._come_back(self.places[node_rank]) if comes_back else None
+            if node_rank not in self._missed:
+                return
 
-    def _await(self, host: int) -> None:
-        """Follow the nodes of a host that was not there when the job began."""
-        back = self._come_back(host)
-        if back is not None:
-            self._listen(*back)
+    def _enlisted(self, message: protocol.Enlisted) -> None:
+        """Count the nodes that have come to an elastic job, and follow those that another notebook starts."""
+        for host in message.hosts[len(self.places) : MOST_NODES]:
+            place = self._intake.place_of(host) if self._intake is not None else NOWHERE
+            node_rank = len(self.places)
+            self._inbox.add_node()
+            self.places.append(place)
+            if place == NOWHERE:
+                self._inbox.put(node_rank, Lost(why="it is not among the hosts of this notebook"))
+            elif self._growth is None or not self._growth.take_seat(message.asked, node_rank):
+                self._in_thread(self._listen, node_rank, None)
 
-    def _come_back(self, host: int) -> tuple[int, Link] | None:
-        """Try again and again to start a host as a new node; None when the run is over."""
-        pause = _FIRST_PAUSE_S
-        while not self._stops and not self._over.wait(pause):
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-            try:
-                back = self._start_again(host, self._reopen(host))
-                if back is not None:
-                    return back
-            except (ConnectionLost, Unreachable):
-                continue
-            except DistmagicError as error:  # it may pass: a machine that boots lets nobody in at first
-                self._inbox.put(0, Warned(text=f"{error.message} The run goes on without this host."))
-                pause = _REFUSED_PAUSE_S
-        return None
-
-    def _start_again(self, host: int, link: Link) -> tuple[int, Link] | None:
-        """Start a host as a new node; None when it isn't free for that yet, or when the run is over."""
-        assert self._join is not None
-        new = -1
-        try:
-            for one in [one for one in link.facts.running if one.job == self.job]:
-                if one.node_rank in self._missed:
-                    link.stop(self.job, one.node_rank)  # it has not noticed that we have lost it
-                link.close()
-                return None
-            with self._growing:
-                link.sweep(self.job)
-                link.deliver(self._payload)
-                request = self._join(link, len(self.places))
-                if self._stops or self._over.is_set():
-                    link.close()
-                    return None
-                new = self._add(host, link)
-                link.start(request)
-        except BaseException as error:
-            link.close()
-            if new >= 0:
-                self._missed.add(new)
-                self._inbox.put(new, Lost(why=str(error)))
-            raise
-        if self._stops or self._over.is_set():
-            _send_quietly(link, protocol.Stop(grace_s=0.0, reason="too late"))
-        return new, link
-
-    def _add(self, host: int, link: Link) -> int:
-        """Count a host as a new node; who hears of it from the others must know it."""
-        new = len(self.places)
-        self.places.append(host)
-        self._inbox.add_node()
-        self.links[new] = link
-        self._inbox.put(new, Added(host=link.host.name))
-        return new
+    def _lose(self, node_rank: int, why: str) -> None:
+        self._missed.add(node_rank)
+        self._inbox.put(node_rank, Lost(why=why))
 
     def _follow(self, node_rank: int, link: Link | None) -> None:
         """Put a node's events on the queue until its agent is gone; over a new connection where one breaks, or is none."""
@@ -224,8 +208,10 @@ class Launch:
             while next_link is not None:
                 next_link = self._hear_or_mend(node_rank, next_link, heard)
         except DistmagicError as error:
-            self._missed |= set() if heard.is_final else {node_rank}
-            self._inbox.put(node_rank, Gone() if heard.is_final else Lost(why=error.message))
+            if heard.is_final:
+                self._inbox.put(node_rank, Gone())
+            else:
+                self._lose(node_rank, error.message)
         except Exception as error:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
             self._inbox.put(node_rank, Lost(why=f"a fault of distmagic: {error!r}"))
 
@@ -244,14 +230,15 @@ class Launch:
         for n, message in link.events():
             heard.last = n
             self._inbox.put(node_rank, message)
+            if isinstance(message, protocol.Enlisted) and node_rank == 0:
+                self._enlisted(message)
             heard.is_final = heard.is_final or isinstance(message, protocol.Final)
             if isinstance(message, protocol.Final) and message.reason == "lost" and node_rank != 0:
                 self._missed.add(node_rank)
             if isinstance(message, protocol.Ended) and 0 < (message.result_bytes or 0) <= SMALL_RESULT_BYTES:
                 heard.small[message.rank] = message.result_bytes or 0
         if not heard.is_final:
-            self._missed.add(node_rank)
-            self._inbox.put(node_rank, Lost(why=_agent_gone(link.agent_error)))
+            self._lose(node_rank, _agent_gone(link.agent_error))
             return
         self._fetch_small(node_rank, link, heard.small)
         self._resting.append(link)
@@ -261,9 +248,9 @@ class Launch:
     def _mend(self, node_rank: int, last: int, why: str) -> Link:
         """Connect again and go on after event `last`. Raises `ConnectionLost` when the lease has run out before that."""
         self._inbox.put(node_rank, Broken(why=why))
-        give_up, pause = time.monotonic() + self.lease_s, _FIRST_PAUSE_S
+        give_up, pause = time.monotonic() + self.lease_s, FIRST_PAUSE_S
         while time.monotonic() < give_up and not self._over.wait(pause):
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
             try:
                 link = self._reopen(self.places[node_rank])
                 link.kept = self.links[node_rank].kept if node_rank in self.links else None

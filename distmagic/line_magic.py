@@ -25,6 +25,7 @@ _USAGE = """\
 %distributed playground stop         end them
 %distributed jobs                    list the jobs on these hosts, running and ended
 %distributed attach ID [NAME]        follow a running job, or see an ended one; its run goes into the variable NAME
+%distributed add ID LIST             have hosts come to a running elastic job
 %distributed stop ID                 end a job
 %distributed logs ID RANK            show all that a rank has written
 %distributed stacks [ID]             say where the ranks of a running job are, and who stands out

@@ -6,7 +6,6 @@ A `Link` is one `contact` process on the host, reached over a transport. Every w
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +18,7 @@ from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unre
 from distmagic.hosts import Host
 from distmagic.remote import boot, protocol
 from distmagic.remote.lines import Lines
+from distmagic.remote.protocol import Blob
 from distmagic.transports import Process, Transport
 
 BOOT_TIMEOUT_S = 30.0
@@ -99,7 +99,7 @@ class Link:
         reply = self._boot_reply(python)
         name = self.host.name
         diagnose.check_system(name, str(reply.get("system")))
-        diagnose.check_python(name, _version(reply), sys.version_info[:3], str(reply.get("executable")))
+        diagnose.check_python(name, limits.version(reply), sys.version_info[:3], str(reply.get("executable")))
         if reply.get("error"):
             raise PreflightError(
                 name, f"can't write to {reply.get('home')}: {reply['error']}.",
@@ -121,7 +121,7 @@ class Link:
             noise += len(line) + 1
             start = line.find(boot.MARK)
             if start >= 0:
-                return _parse_reply(line[start + len(boot.MARK) :], self.host.name)
+                return limits.first_reply(line[start + len(boot.MARK) :], self.host.name)
         raise ProtocolError(f"{self.host.name}: its log-in shell prints without end.", "Look at its start-up files.")
 
     def _no_python(self, python: str) -> Exception:
@@ -221,18 +221,30 @@ class Link:
         `limit_bytes`; the conversation is at its end then.
         """
         self.send(request)
-        size = left = self._expect(protocol.Data).size_bytes
+        size = self._expect(protocol.Data).size_bytes
         if not 0 <= size <= limit_bytes:
             self.close()
             raise ProtocolError(
                 f"{self.host.name}: {request.name} is {size:,} bytes long; at most {limit_bytes:,} are taken.",
                 f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
             )
-        while left > 0:
-            data = self._lines.take(min(left, _CHUNK)) or self._read(min(left, _CHUNK))
-            left -= len(data)
-            write(data)
+        self._take(size, write)
         return size
+
+    def give(self, blob: Blob, write: Callable[[bytes], object]) -> None:
+        """Hand a blob that the host has to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
+        self.send(protocol.Give(sha256=blob.sha256))
+        size = self._expect(protocol.Data).size_bytes
+        if size != blob.size_bytes:
+            self.close()
+            raise ProtocolError(f"{self.host.name}: a file is {size:,} bytes long, and should be {blob.size_bytes:,}.")
+        self._take(size, write)
+
+    def _take(self, size: int, write: Callable[[bytes], object]) -> None:
+        while size > 0:
+            data = self._lines.take(min(size, _CHUNK)) or self._read(min(size, _CHUNK))
+            size -= len(data)
+            write(data)
 
     def jobs(self) -> tuple[protocol.Listed, ...]:
         """Return the jobs of which the host has something, the oldest first."""
@@ -331,18 +343,3 @@ _REFUSAL_HINTS = {
     "start": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
     "fetch": "Logs and results are kept for 7 days, at most 2 GiB of them.",
 }
-
-
-def _version(reply: dict[str, object]) -> tuple[int, ...]:
-    found = reply.get("python")
-    return tuple(part for part in found if isinstance(part, int)) if isinstance(found, list) else ()
-
-
-def _parse_reply(text: bytes, host: str) -> dict[str, object]:
-    try:
-        reply = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.") from None
-    if not isinstance(reply, dict):
-        raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.")
-    return {name: value[:500] if isinstance(value, str) else value for name, value in reply.items()}

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from distmagic import torchrun
 from distmagic.errors import PreflightError, SpecError
 from distmagic.hosts import Host, Slots
-from distmagic.remote.protocol import Facts, Route, Warm
+from distmagic.remote.protocol import Facts, Recipe, Route, Warm
 from distmagic.spec import Access, JobSpec, split_endpoint
+
+# Every round makes a store of its own, where there may be more than one. With one store for all (torch 2.13):
+# - a node that comes later waits in vain for its address: the lead told it in the first round only
+#   (`next_rendezvous` in dynamic_rendezvous.py)
+# - ranks of a later round find what those of the first left in it, the addresses of dead peers among it
+#   (`_create_c10d_store` in distributed/rendezvous.py takes it for new at every attempt)
+OWN_STORES = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,8 @@ class NodePlan:
 class Plan:
     """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
 
-    The nodes' agents meet at `gang_port` (UDP) of the first node's address.
+    The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only one that may grow has a `recipe`, in
+    which the payload's sizes are still open.
     """
 
     job: str
@@ -55,12 +63,16 @@ class Plan:
     stays: bool
     timeout_s: float | None
     hang_timeout_s: float | None
+    recipe: Recipe | None
 
 
-def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd: str) -> Plan:
+def make_plan(
+    spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd: str, awaited: tuple[str, ...] = ()
+) -> Plan:
     """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
 
-    `local_cwd` is the working directory of ranks on this machine, unless the job names one.
+    `local_cwd` is the working directory of ranks on this machine, unless the job names one; `awaited` are hosts that
+    are to come later.
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
@@ -70,13 +82,14 @@ def make_plan(spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd:
         gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
         stays=spec.detach or spec.on_disconnect == "keep",
         timeout_s=spec.timeout_s,
-        hang_timeout_s=spec.hang_timeout_s,
+        hang_timeout_s=spec.hang_timeout_s, recipe=_recipe(spec, awaited),
     )  # fmt: skip
 
 
-def add_node(spec: JobSpec, plan: Plan, node_rank: int, one: Reached, *, local_cwd: str) -> NodePlan:
-    """Return what a host is told that joins an elastic job later. Raises `PreflightError`."""
-    return _node(spec, plan.rdzv, node_rank, one, local_cwd)
+def _recipe(spec: JobSpec, awaited: tuple[str, ...]) -> Recipe | None:
+    if not (spec.is_elastic and spec.max_restarts):
+        return None
+    return Recipe(sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or "", awaited=awaited)
 
 
 def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
@@ -128,7 +141,8 @@ def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, loc
     return NodePlan(
         host=one.host, node_rank=rank, nproc_per_node=nproc,
         torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
-        env=spec.env, defaults=(*_defaults(one, nproc), *_store(rdzv)), cwd=spec.cwd or (local_cwd if one.host.is_local else "~"),
+        env=spec.env, defaults=(*defaults(one, nproc), *(() if _is_one_round(rdzv) else OWN_STORES)),
+        cwd=spec.cwd or default_cwd(one.host, local_cwd),
         address=one.route.address,
     )  # fmt: skip
 
@@ -147,7 +161,12 @@ def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
     return facts.gpus or (facts.cpus if slots == "auto" else 1)
 
 
-def _defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
+def default_cwd(host: Host, local_cwd: str) -> str:
+    """Return the working directory of ranks on a host where the user names none."""
+    return local_cwd if host.is_local else "~"
+
+
+def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
     """Bind the collectives to the interface that the other nodes dial, and spare users torchrun's thread warning."""
     name = one.route.interface
     binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}")) if name else ()
@@ -171,18 +190,9 @@ def _threads(nproc: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if nproc > 1 else {}
 
 
-def _store(rdzv: torchrun.Rendezvous) -> tuple[tuple[str, str], ...]:
-    """Have every round make a store of its own, where there may be more than one.
-
-    With one store for all (torch 2.13):
-
-    - a node that comes later waits in vain for its address: the lead told it in the first round only
-      (`next_rendezvous` in dynamic_rendezvous.py)
-    - ranks of a later round find what those of the first left in it, the addresses of dead peers among it
-      (`_create_c10d_store` in distributed/rendezvous.py takes it for new at every attempt)
-    """
-    is_one = rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
-    return () if is_one else (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
+def _is_one_round(rdzv: torchrun.Rendezvous) -> bool:
+    """Whether the nodes meet only once."""
+    return rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
 
 
 def commands(plan: Plan, pythons: Sequence[str]) -> str:

@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 
 from distmagic import diagnose
 from distmagic import plan as planning
-from distmagic.launch import Launch
 from distmagic.link import Link
-from distmagic.pack import Payload
 from distmagic.plan import Plan, Reached
 from distmagic.reach import PARALLEL
 from distmagic.remote import facts
-from distmagic.remote.protocol import Route, Start
+from distmagic.remote.protocol import Route
 from distmagic.spec import JobSpec
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-def prepare(links: Sequence[Link], spec: JobSpec, job: str) -> tuple[Plan, tuple[str, ...]]:
+def prepare(
+    links: Sequence[Link], spec: JobSpec, job: str, awaited: tuple[str, ...] = ()
+) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
@@ -31,7 +31,7 @@ def prepare(links: Sequence[Link], spec: JobSpec, job: str) -> tuple[Plan, tuple
     diagnose.check_among(names, tuple(link.facts for link in links))
     routes = _routes(links)
     reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
-    return planning.make_plan(spec, reached, job=job, local_cwd=str(Path.cwd())), tuple(warnings)
+    return planning.make_plan(spec, reached, job=job, local_cwd=str(Path.cwd()), awaited=awaited), tuple(warnings)
 
 
 def _routes(links: Sequence[Link]) -> list[Route]:
@@ -40,16 +40,6 @@ def _routes(links: Sequence[Link]) -> list[Route]:
     peers = [link.facts.address for link in others if not link.host.is_local]
     first = lead.ask(peers[0] if lead.host.is_local and peers else "")
     return [first, *in_parallel(lambda link: link.ask(first.address), others)]
-
-
-def join(launch: Launch, plan: Plan, spec: JobSpec, payload: Payload, link: Link, node_rank: int) -> Start:
-    """Return what a host is told that comes back to an elastic job as this node. Raises `HostError`."""
-    diagnose.check(link.host.name, link.facts, facts.torch_version())
-    lead = launch.links[0]
-    diagnose.check_among((lead.host.name, link.host.name), (lead.facts, link.facts))
-    reached = Reached(host=link.host, facts=link.facts, route=link.ask(plan.nodes[0].address))
-    node = planning.add_node(spec, plan, node_rank, reached, local_cwd=str(Path.cwd()))
-    return launch.request(plan, node, payload)
 
 
 def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:

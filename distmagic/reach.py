@@ -116,17 +116,22 @@ def connect(host: Host, access: Access, asker: Asker) -> Transport:
 
 
 class Reaching:
-    """Conversations with hosts that are being opened. `wait` returns them all, or says what is wrong with each."""
+    """Conversations with hosts that are being opened. `wait` returns them all, or says what is wrong with each.
+
+    `pythons` are for all that are `known`: after the hosts that are reached may come `spare` ones, which a job may yet
+    come to.
+    """
 
     def __init__(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, connections: Connections,
-        pythons: tuple[str, ...], open_link: Callable[[Host, str], Link],
+        pythons: tuple[str, ...], open_link: Callable[[Host, str], Link], spare: tuple[Host, ...] = (),
     ) -> None:  # fmt: skip
         self.hosts, self.access, self.pythons = hosts, access, pythons
+        self.known = (*hosts, *spare)
         self.asker, self._connections = asker, connections
         self.absent: dict[int, str] = {}  # hosts that a job begins without, by place, and what is wrong with them
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
-        self._links = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=True)]
+        self._links = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=False)]
         self._pool.submit(places.tidy)  # this machine keeps payloads too
 
     def rest(self, node_rank: int, link: Link) -> None:

@@ -1,4 +1,4 @@
-"""A kernel's session with its hosts: runs jobs there, finds those that were started before, and keeps hosts warm."""
+"""A kernel's session with its hosts: runs jobs there, follows those that were started before, and keeps hosts warm."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from distmagic import interrupts, job_requests
+from distmagic import interrupts
 from distmagic import plan as planning
 from distmagic.bundle import build
 from distmagic.drive import Limits, Screen, drive
-from distmagic.errors import Cancelled, DistmagicError
+from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.fold import begin, fold
 from distmagic.found import Job, check_orphans, choose, found_jobs, whereabouts
-from distmagic.hangs import Explanation
 from distmagic.hosts import LOCALHOST, Host
-from distmagic.launch import Launch
+from distmagic.housekeeping import Housekeeping
+from distmagic.launch import NOWHERE, Intake, Launch
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker, asker_of
 from distmagic.opening import Opening
 from distmagic.outcome import Detached, Run
 from distmagic.pack import Payload
 from distmagic.plan import Plan
-from distmagic.prepare import in_parallel, join, prepare
+from distmagic.prepare import in_parallel, prepare
 from distmagic.reach import Connections, Reaching, connect
-from distmagic.remote.protocol import Cool, Look, Template, Templates
+from distmagic.remote.protocol import Cool, Templates
 from distmagic.screen import screen_for
 from distmagic.spec import Access, JobSpec
 from distmagic.state import Planned, RunState, Warned
@@ -42,7 +42,7 @@ _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 _ENDED_S = 1.0  # for a host that is down to come back, when a job is looked at that has ended
 
 
-class Session:
+class Session(Housekeeping):
     """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
 
     def __init__(self) -> None:
@@ -51,11 +51,15 @@ class Session:
         self._warmed: dict[Host, tuple[Access, str]] = {}  # hosts that were asked to keep something loaded
 
     def reach(
-        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None
-    ) -> Reaching:
-        """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come."""
+        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
+        spare: tuple[Host, ...] = (),
+    ) -> Reaching:  # fmt: skip
+        """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come.
+
+        Of `spare` hosts only the names are needed for now: they may come to a job that is followed.
+        """
         hosts = hosts or (LOCALHOST,)
-        pythons = tuple(python_of(host, access) for host in hosts)
+        pythons = tuple(python_of(host, access) for host in (*hosts, *spare))
 
         def open_link(host: Host, python: str) -> Link:
             link = self._connections.rested(host, access, asker, python, build())
@@ -66,7 +70,7 @@ class Session:
                 link.send(link.warm)  # no answer: where that can't be, the job starts without it
             return link
 
-        return Reaching(hosts, access, asker, self._connections, pythons, open_link)
+        return Reaching(hosts, access, asker, self._connections, pythons, open_link, spare)
 
     def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
         """Return the commands that a run would start on every host, having started nothing."""
@@ -93,8 +97,8 @@ class Session:
                 launch = self._launch(
                     job, dict(enumerate(links)), reaching.present, reaching, reaching.access.lease_s, began
                 )
-                if spec.is_elastic and spec.max_restarts:
-                    launch.take_in(partial(join, launch, plan, spec, payload), tuple(reaching.absent))
+                if plan.recipe is not None:
+                    launch.take_in(self._intake(reaching, launch, tuple(reaching.absent)))
                 try:
                     launch.start(plan, payload, partial(opening.watch, events=partial(launch.batch, 0.0)))
                 except BaseException:
@@ -111,7 +115,8 @@ class Session:
         pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
         try:
             check_orphans(found_jobs([link.facts.running for link in links]), owner())
-            plan, warnings = opening.result(pool.submit(prepare, links, spec, job))
+            awaited = tuple(reaching.hosts[place].name for place in reaching.absent)
+            plan, warnings = opening.result(pool.submit(prepare, links, spec, job, awaited))
         except BaseException:
             in_parallel(Link.close, links)
             raise
@@ -132,19 +137,15 @@ class Session:
         launch.rest = reaching.rest
         return launch
 
+    def _intake(self, reaching: Reaching, launch: Launch, awaited: tuple[int, ...]) -> Intake:
+        names = [host.name for host in reaching.known]
+        return Intake(
+            open_lead=lambda: self._link(reaching, launch.host_of(0)),
+            place_of=lambda name: names.index(name) if name in names else NOWHERE,
+            awaited=awaited,
+        )
+
     # ---- jobs that were started before, also by other kernels
-
-    def jobs(self, reaching: Reaching) -> tuple[Job, ...]:
-        """Return the jobs of which these hosts have something, the oldest first.
-
-        Of several hosts some may be down: see `reaching.absent`.
-        """
-        links = reaching.wait(enough=1)
-        try:
-            answers = dict(zip(reaching.present, in_parallel(Link.jobs, links), strict=True))
-            return found_jobs([answers.get(place, ()) for place in range(len(reaching.hosts))])
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
@@ -162,76 +163,21 @@ class Session:
                 there = reaching.wait(opening.watch_hosts, enough=1)
             links = dict(zip(reaching.present, there, strict=True))
             nodes = range(len(reaching.hosts))
+            places = [reaching.hosts.index(host) for host in reaching.hosts]  # it may have been several nodes
             addresses = tuple(links[node].facts.address if node in links else "" for node in nodes)
             missed = [f"{why} It is tried again." for why in reaching.absent.values()]
             opening.tell(Planned(addresses=addresses, min_nodes=job.min_nodes), *(Warned(text=text) for text in missed))
             patience_s = job.lease_s if job.is_running else _ENDED_S
-            with closing(self._launch(job.name, links, nodes, reaching, patience_s, began)) as launch:
+            with closing(self._launch(job.name, links, places, reaching, patience_s, began)) as launch:
+                if job.grows:
+                    awaited = [
+                        n for n, host in enumerate(reaching.known) if n >= len(nodes) and host.name in job.awaited
+                    ]
+                    launch.take_in(self._intake(reaching, launch, tuple(awaited)))
                 launch.attach()
                 limits = Limits(hang_timeout_s=job.hang_timeout_s)
                 state = drive(launch, opening.state, screen, reaching.asker.serve, limits, noted)
             return self._finish(state, launch, reaching, screen, noted)
-
-    def stop(self, reaching: Reaching, job: Job) -> None:
-        """End a job on its own hosts, as far as they are known; returns when its processes are gone there.
-
-        `reaching` are these hosts, in the order of `job.known`.
-        """
-        links = reaching.wait()
-        try:
-            of_node = dict(zip(job.known, links, strict=True))
-            in_parallel(lambda node: of_node[node].stop(job.name, node), job.running)
-        finally:
-            in_parallel(reaching.rest, range(len(links)), links)
-
-    def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
-        """Return what a rank of a job has written so far, wherever it ran; None if it ran on none of these hosts.
-
-        `reaching` as for `stop`.
-        """
-        links = reaching.wait()
-        try:
-            told = in_parallel(lambda link, node: job_requests.logs(link, job.name, node, rank), links, job.known)
-            found = [text for text in told if text is not None]
-            return "".join(found) if found else None
-        finally:
-            in_parallel(reaching.rest, range(len(links)), links)
-
-    def stacks(self, reaching: Reaching, job: Job) -> Explanation:
-        """Ask all ranks of a running job where they are; nothing else is changed. `reaching` as for `attach`."""
-        there = reaching.wait(enough=1)
-        links = dict(zip(reaching.present, there, strict=True))
-        try:
-            return job_requests.explained(links, job, secrets.token_hex(8))
-        finally:
-            in_parallel(Link.close, there)
-
-    def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
-        """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes."""
-        links = reaching.wait(enough=1)
-        try:
-            names = {job.name for job in jobs}
-            return sum(in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
-
-    def cached(self, reaching: Reaching, *, removes: bool = False) -> tuple[int, ...]:
-        """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
-        links = reaching.wait(enough=1)
-        try:
-            return tuple(in_parallel(lambda link: link.clear(removes=removes), links))
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
-
-    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
-        """Return what each host keeps loaded for this kernel; None for one that is down."""
-        links = reaching.wait(enough=1)
-        try:
-            told = in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links)
-            known = dict(zip(reaching.present, told, strict=True))
-            return tuple(known.get(place) for place in range(len(reaching.hosts)))
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
 
     # ---- the end of a run
 
@@ -263,12 +209,13 @@ class Session:
 
     def _leave(self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen) -> Detached:
         """Let a detached job go on, and return what finds it again."""
-        hosts = tuple(dict.fromkeys(reaching.hosts[place] for place in launch.places))
+        hosts = tuple(dict.fromkeys(reaching.known[place] for place in launch.places if place != NOWHERE))
+        others = tuple(host for host in reaching.known if host not in hosts)
 
         def again() -> tuple[Reaching, Job]:
             with closing(asker_of()) as asker:
                 job = choose(self.jobs(self.reach(hosts, reaching.access, asker)), state.job)
-                return self.reach(whereabouts(job, hosts), reaching.access, asker), job
+                return self.reach(whereabouts(job, hosts), reaching.access, asker, spare=others), job
 
         left = Detached(
             state.job, tuple(host.name for host in hosts),
@@ -277,14 +224,20 @@ class Session:
         screen.finish(replace(state, notices=(*state.notices, str(left))))
         return left
 
-    def _link(self, reaching: Reaching, node_rank: int) -> Link:
-        host, python = reaching.hosts[node_rank], reaching.pythons[node_rank]
+    def _link(self, reaching: Reaching, place: int) -> Link:
+        if place == NOWHERE:
+            raise SpecError(
+                "That host is not among the hosts of this notebook.",
+                "Name all hosts of the job with %distributed hosts.",
+            )
+        host, python = reaching.known[place], reaching.pythons[place]
         return self._connections.link(host, reaching.access, reaching.asker, python, build())
 
-    def _reopen(self, reaching: Reaching, node_rank: int) -> Link:
+    def _reopen(self, reaching: Reaching, place: int) -> Link:
         """Return a conversation over a new connection: the old one is broken, whatever it says of itself."""
-        self._connections.drop(reaching.hosts[node_rank], reaching.access)
-        return self._link(reaching, node_rank)
+        if place != NOWHERE:
+            self._connections.drop(reaching.known[place], reaching.access)
+        return self._link(reaching, place)
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""

@@ -185,13 +185,6 @@ class Mended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Added:
-    """Event of the launcher: a node more, because a host has come back to an elastic job; the event's node is its own."""
-
-    host: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """Event of the launcher: a node's agent has said all and is gone, and what is wanted of it has come."""
 

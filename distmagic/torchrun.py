@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # How long a range of nodes waits for one more before it begins, and when a node that is gone no longer counts (torch's
@@ -43,6 +44,13 @@ def flags(rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: 
     if rdzv.min_nodes != rdzv.max_nodes:
         conf += f",{_ELASTIC_CONF}"
     return (*common, f"--rdzv-endpoint={_join(rdzv.address, rdzv.port)}", f"--rdzv-conf={conf}")
+
+
+def joining(flags: Sequence[str], *, nproc_per_node: int, local_addr: str) -> tuple[str, ...]:
+    """Return the flags of a node that comes to an elastic job later; `flags` are its lead's."""
+    own = {"--nproc-per-node": str(nproc_per_node), "--local-addr": local_addr}
+    others = (flag.replace("is_host=1", "is_host=0") if flag.startswith("--rdzv-conf=") else flag for flag in flags)
+    return tuple(f"{name}={own[name]}" if (name := flag.partition("=")[0]) in own else flag for flag in others)
 
 
 def _join(address: str, port: int) -> str:

@@ -24,9 +24,12 @@ LAYERS = (
     ("what is packed to travel", "blobs bundle certificate local_modules pack"),
     ("a process on a host", "transports"),
     ("a conversation with a host", "limits link notebook_prompts resting reach job_requests"),
-    ("a run, from its start to its end", "delivery takeback orders inbox launch prepare opening inquiry drive outcome"),
+    (
+        "a run, from its start to its end",
+        "delivery takeback orders inbox newcomers growth launch prepare opening inquiry drive outcome",
+    ),
     ("what is seen of it", "screen"),
-    ("the whole, from Python", "session api playground playground_command playground_server"),
+    ("the whole, from Python", "housekeeping session api playground playground_command playground_server"),
     ("the whole, from a notebook", "backend line_magic job_magic magic"),
     ("what `import distmagic` offers", "distmagic"),
 )
@@ -39,7 +42,7 @@ REMOTE_LAYERS = (
     ("files and lines", "lines logs journal listing facts logout streams readers stacks spread intake"),
     (
         "parts of the agent and of a rank",
-        "endpoint ending gang_channel ranks roster roll_call report bars checkpoint fresh marks",
+        "endpoint ending gang_channel muster ranks roster roll_call report bars checkpoint fresh marks",
     ),
     ("a rank, and torchrun that starts it", "worker nursery engine starting"),
     ("what else is started as a process", "agent warmth template contact"),

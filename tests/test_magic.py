@@ -50,7 +50,7 @@ class FakeSession:
     untold: tuple[str, ...] = ()
     reachings: list[FakeReaching] = field(default_factory=list)
 
-    def reach(self, hosts, access, asker, spec=None):
+    def reach(self, hosts, access, asker, spec=None, spare=()):
         self.hosts, self.access, self.asker = hosts, access, asker
         self.log.append("reach")
         self.reachings.append(FakeReaching())
@@ -408,11 +408,11 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, stop, logs, stacks, clean, status, down.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, stop, logs, stacks, clean, status, down.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
         ),
         (
             "--hosts gpu-a",
@@ -560,7 +560,7 @@ from distmagic.backend import Backend
 from distmagic.notebook_prompts import asker_of
 
 class Session:
-    def reach(self, hosts, access, asker, spec=None): return self
+    def reach(self, hosts, access, asker, spec=None, spare=()): return self
     def cancel(self): print("cancelled")
     def launch(self, reaching, spec, payload, screen): return payload()
 

@@ -22,7 +22,8 @@ BLOB = p.Blob(sha256=SHA, size_bytes=7)
 SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
 LISTED = p.Listed(
     job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
-    reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2, hang_timeout_s=60.0, age_s=90.0,
+    reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2, max_nodes=4,
+    awaited=("gpu-c",), hang_timeout_s=60.0, age_s=90.0,
 )  # fmt: skip
 WARM = p.Warm(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
 START = p.Start(
@@ -126,6 +127,7 @@ MESSAGES = (
                 nodes=2,
                 min_nodes=1,
                 lost_after_s=10.0,
+                max_nodes=4,
             ),
             keep=True,
             owner="laptop:nb.ipynb",
@@ -134,6 +136,7 @@ MESSAGES = (
             stays=True,
             warm=WARM,
             volumes=(SHA,),
+            recipe=p.Recipe(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", awaited=("gpu-c",)),
         ),
     ),
     (0, p.Attach(job="j-1", node_rank=1, after=7, live=True)),
@@ -158,6 +161,11 @@ MESSAGES = (
     (0, p.Templates(templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),))),
     (0, p.Fork(start=START, env={"A": "1"})),
     (0, p.Forked(pid=71)),
+    (14, p.Enlisted(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-c"))),
+    (0, p.Enlist(host="gpu-c", asked="a1")),
+    (0, p.Recall()),
+    (0, p.Recalled(start=START)),
+    (0, p.Give(sha256=SHA)),
 )
 
 

@@ -13,7 +13,7 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, Ti
 from distmagic.fold import begin, fold
 from distmagic.remote import exits, memory, ranks
 from distmagic.remote import protocol as p
-from distmagic.state import Added, Broken, Event, Gone, Lost, RunState, Stopping, Swept
+from distmagic.state import Broken, Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.verdict import verdict
 from tests.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
 
@@ -192,7 +192,7 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
     events = [
         *(at(what, 1) for what in (p.Stopping(reason="lost"), p.Engineended(code=-15), p.Final(reason="lost"), Gone())),
-        at(Added(host="gpu-b"), 2), *(at(what, 2) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
+        at(p.Enlisted(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
         *(at(what, 0) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
     state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), events)

@@ -23,6 +23,7 @@ from distmagic.remote.endpoint import Dialer
 from distmagic.remote.gang_channel import Cause, GangChannel
 from distmagic.remote.journal import FILE, Journal
 from distmagic.remote.lease import Lease
+from distmagic.remote.muster import Muster
 from distmagic.remote.readers import Reader
 from distmagic.remote.roll_call import RollCall
 from distmagic.remote.roster import Roster
@@ -60,6 +61,7 @@ class Agent:
         self.formations = 0
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
+        self.muster = Muster(start, self._stands, clock())
         self.lease = Lease(clock(), start.lease_s, keep=start.keep)
         self.began = self.touch_at = clock()
         self.umask = os.umask(0o077)  # the user's own, for the ranks; what this process makes is nobody else's business
@@ -95,6 +97,9 @@ class Agent:
         except OSError as error:
             text = f"no channel to the other hosts at {self.start.membership.address}: {error}"
             self.journal.add(protocol.Notice(text=text))
+
+    def _stands(self, node_rank: int) -> bool | None:
+        return self.channel.stands(node_rank) if self.channel is not None else None
 
     # ---- the loop
 
@@ -174,6 +179,7 @@ class Agent:
         self.roster.notice_ends()
         if status is not None:
             self.engine_code = exits.code_of(status)
+            self._leave_if_killed(now, self.engine_code)
             self.roster.end_as_torchrun_tells()
             self.roster.write(now, last=True)
             self.journal.add(protocol.Engineended(code=self.engine_code, exits=self.roster.engine_exits))
@@ -181,6 +187,15 @@ class Agent:
             if self.engine_code != 0 and not self._came_in_vain():
                 self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
             self.ending.begin(now, _LEFTOVER_GRACE_S)
+
+    def _leave_if_killed(self, now: float, code: int) -> None:
+        """End this node alone where somebody has killed its torchrun: the others of an elastic job go on as after a loss."""
+        membership = self.start.membership
+        is_elastic = membership is not None and membership.max_nodes > 0
+        if is_elastic and exits.is_signal(code) and not (self.start.lead or self.ending.has_begun):
+            text = f"its torchrun was ended ({exits.meaning_of(code)}); the others go on without this node"
+            self.journal.add(protocol.Notice(text=text))
+            self.stop(now, _LEFTOVER_GRACE_S, Cause("lost", self.start.node_rank))
 
     def _came_in_vain(self) -> bool:
         """Whether this host wanted to join an elastic job and never had a rank: the others go on, or are done."""
@@ -209,8 +224,20 @@ class Agent:
                 self._detach("asked")
             elif isinstance(request, protocol.Dump):
                 self.roll_call.ask(request.asked)
+            elif isinstance(request, protocol.Recall | protocol.Enlist):
+                self._admit(reader, request, now)
         if not reader.is_open:
             self._drop_reader(reader)
+
+    def _admit(self, reader: Reader, request: protocol.Recall | protocol.Enlist, now: float) -> None:
+        """Tell a notebook what it needs to start one more node, or count that node."""
+        if isinstance(request, protocol.Recall):
+            reader.tell(protocol.Recalled(start=self.start))
+            return
+        try:
+            self.journal.add(self.muster.enlist(request, now, is_ending=self.ending.has_begun))
+        except ValueError as error:
+            reader.tell(protocol.Refused(what="join", error=str(error)))
 
     def _drop_reader(self, reader: Reader) -> None:
         if reader in self.readers:

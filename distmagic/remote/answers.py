@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.parts import Listed, Template
+from distmagic.remote.requests import Start
 from distmagic.remote.wire import message
 
 
@@ -91,6 +92,14 @@ class Removed:
     """What a job had left, or what was kept of what was sent, is gone: so many bytes of it."""
 
     size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """What a lead was told when it was started, the gang channel's secret in it: never in a journal."""
+
+    start: Start
 
 
 @message

@@ -212,6 +212,14 @@ class Contact:
             at += len(data)
             self._write(data)
 
+    def give(self, request: protocol.Give) -> None:
+        """Send a blob, for a host that comes to a job later."""
+        path = places.blob(request.sha256)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self.say(protocol.Data(size_bytes=size))
+            self._send_part(file, 0, size)
+
     def list(self, _: protocol.List) -> None:
         """Tell the jobs of this host."""
         self.say(protocol.Jobs(jobs=listing.jobs()))
@@ -315,6 +323,7 @@ _HANDLERS = {
     protocol.Start: Contact.start,
     protocol.Attach: Contact.attach,
     protocol.Fetch: Contact.fetch,
+    protocol.Give: Contact.give,
     protocol.Sweep: Contact.sweep,
     protocol.List: Contact.list,
     protocol.Remove: Contact.remove,

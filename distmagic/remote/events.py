@@ -123,6 +123,18 @@ class Member:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Enlisted:
+    """A host is one more node of an elastic job, as the lead says: the last of `hosts`, which are those of all nodes.
+
+    Whoever asked for it (as `asked`) starts that node.
+    """
+
+    asked: str
+    hosts: tuple[str, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
     """Where a rank was when the request `asked` came: its main thread first. Without any, `silence` says why."""
 

@@ -27,6 +27,11 @@ def outcome_of(code: int) -> str:
     return "signalled" if code < 0 else "exited"
 
 
+def is_signal(code: int) -> bool:
+    """Whether an exit code says that a signal ended the process, as a shell writes it too."""
+    return code < 0 or 128 < code < 160
+
+
 def is_kill(code: int) -> bool:
     """Whether an exit code says SIGKILL, as a shell writes it too."""
     return code in (-signal.SIGKILL, 128 + signal.SIGKILL)

@@ -103,6 +103,13 @@ class Gang:
         """How many nodes, this one among them, are heard and have not ended."""
         return 1 + sum(peer.state == "joined" and peer.phase == "up" for peer in self.peers.values())
 
+    def stands(self, node_rank: int) -> bool | None:
+        """Whether the lead hears a node, and it hasn't ended; None for one that it has never heard."""
+        peer = self.peers.get(node_rank)
+        if peer is None or not peer.last_counter:
+            return None
+        return peer.state != "lost" and peer.phase != "clear"
+
     @property
     def formations(self) -> int:
         """How often the lead has asked the nodes to form anew."""

@@ -27,7 +27,8 @@ class GangChannel:
     def __init__(self, node_rank: int, membership: protocol.Membership, journal: Journal, now: float) -> None:
         self._membership, self._journal = membership, journal
         self._is_lead = node_rank == 0
-        self._asked = 0  # how often this node, as the lead, has asked the others to form anew
+        self._lost: set[int] = set()  # nodes that were lost, whether or not they came back
+        self._asked = 0  # how often that was
         self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
         self._gang = _gang(node_rank, membership, now)
 
@@ -44,6 +45,10 @@ class GangChannel:
     def may_leave(self) -> bool:
         """Whether nobody needs this agent any more."""
         return self._gang.may_leave
+
+    def stands(self, node_rank: int) -> bool | None:
+        """Whether the lead hears a node, and it hasn't ended; None for one that it has never heard."""
+        return self._gang.stands(node_rank)
 
     @property
     def formations(self) -> int:
@@ -68,12 +73,22 @@ class GangChannel:
     def _judge(self, news: News) -> Cause | None:
         if news.what != "stops":
             self._journal.add(protocol.Member(node_rank=news.node_rank, state=news.what))
-        if news.what == "lost" and not self._can_go_on():
-            return Cause("lost", news.node_rank)
         if news.what == "lost":
-            self._asked += 1
-        if news.what == "stops" and not (self._is_lead and news.reason == "lost"):  # it has lost us: then so have we
+            return self._lose(news.node_rank)
+        if (
+            news.what == "stops" and self._is_lead and news.reason == "lost"
+        ):  # one that was frozen says so when it is back
+            return None if news.node_rank in self._lost else self._lose(news.node_rank)
+        if news.what == "stops":
             return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
+        return None
+
+    def _lose(self, node_rank: int) -> Cause | None:
+        """Take that a node is not heard any more, or ends as one that is lost: the others form anew, or end too."""
+        self._lost.add(node_rank)
+        if not self._can_go_on():
+            return Cause("lost", node_rank)
+        self._asked += 1
         return None
 
     def _can_go_on(self) -> bool:

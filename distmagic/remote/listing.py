@@ -33,6 +33,8 @@ def remember(folder: Path, start: protocol.Start) -> None:
         "hang_timeout_s": start.hang_timeout_s,
         "owner": start.owner,
         "min_nodes": start.membership.min_nodes if start.membership else 0,
+        "max_nodes": start.membership.max_nodes if start.membership else 0,
+        "awaited": start.recipe.awaited if start.recipe else (),
         "began_s": time.time(),
     }
     (folder / FILE).write_text(json.dumps(about))
@@ -58,16 +60,21 @@ def jobs() -> tuple[protocol.Listed, ...]:
 
 def _listed(folder: Path, about: dict[str, object]) -> protocol.Listed:
     job, node_rank = str(about["job"]), int(str(about["node_rank"]))
-    hosts, began_s, runs = about["hosts"], float(str(about["began_s"])), is_running(job, node_rank)
+    began_s, runs = float(str(about["began_s"])), is_running(job, node_rank)
     until_s = time.time() if runs else _written_s(folder)
     return protocol.Listed(
-        job=job, node_rank=node_rank, hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
+        job=job, node_rank=node_rank, hosts=_names(about["hosts"]),
         lease_s=float(str(about["lease_s"])), max_restarts=int(str(about["max_restarts"])),
         began_s=began_s, is_running=runs, age_s=max(0.0, until_s - began_s), reason=_reason(folder),
         size_bytes=places.size_of(folder), owner=str(about.get("owner", "")),
         is_detached=(folder / _DETACHED).exists(), min_nodes=int(str(about.get("min_nodes", 0))),
+        max_nodes=int(str(about.get("max_nodes", 0))), awaited=_names(about.get("awaited")),
         hang_timeout_s=float(str(hang_timeout_s)) if (hang_timeout_s := about.get("hang_timeout_s")) else None,
     )  # fmt: skip
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def _written_s(folder: Path) -> float:

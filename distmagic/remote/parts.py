@@ -51,7 +51,7 @@ class Exit:
 class Membership:
     """A node's place in the gang channel of its job: `secret` in hex, its own address, the lead's address and port.
 
-    `min_nodes`: how many nodes the job can go on with.
+    `min_nodes`: how many nodes the job can go on with; `max_nodes`: how many an elastic one may have, 0 for any other.
     """
 
     secret: str = field(repr=False)
@@ -61,6 +61,21 @@ class Membership:
     nodes: int
     min_nodes: int
     lost_after_s: float
+    max_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What the lead of an elastic job keeps for nodes that come later, beside its own orders.
+
+    `sizes` are the bytes of the payload's blobs in the order call, code, volumes. `nproc_per_node` is a number as text,
+    gpu, cpu, auto, or "" where nothing was said; so is `cwd`. `awaited`: hosts that were not there when the job began.
+    """
+
+    sizes: tuple[int, ...]
+    nproc_per_node: str = ""
+    cwd: str = ""
+    awaited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +121,9 @@ class Listed:
 
     `hosts` are the job's hosts as the user named them, in the order of node ranks; `reason` is how it ended on this
     node, "" while it runs or where its agent ended without a word. `owner` is the notebook that began it, "" where
-    that has no name; `is_detached`: it needs no notebook. `min_nodes`: with so many it
-    can go on, 0 for all. Who follows it ends it when no rank advances for `hang_timeout_s`. `age_s`: how long it has run,
-    or ran.
+    that has no name; `is_detached`: it needs no notebook. `min_nodes`: with so many it can go on, 0 for all; of an
+    elastic one the lead tells `max_nodes`, 0 for any other, and the hosts that were not there at the beginning. Who
+    follows it ends it when no rank advances for `hang_timeout_s`. `age_s`: how long it has run, or ran.
     """
 
     job: str
@@ -123,6 +138,8 @@ class Listed:
     owner: str = ""
     is_detached: bool = False
     min_nodes: int = 0
+    max_nodes: int = 0
+    awaited: tuple[str, ...] = ()
     hang_timeout_s: float | None = None
     age_s: float = 0.0
 

@@ -66,6 +66,10 @@ class Reader:
             self._cursor, self._unsent = journal.after(self._cursor, _CHUNK_BYTES)
         return bool(self._unsent)
 
+    def tell(self, message: protocol.Message) -> None:
+        """Answer this reader alone: no event."""
+        self._unsent += protocol.encode(message)
+
     def has_all(self, journal: Journal) -> bool:
         """Whether everything has been handed to the connection."""
         return not self.is_open or (not self._unsent and self._cursor == journal.last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.parts import Blob, Membership, Secret
+from distmagic.remote.parts import Blob, Membership, Recipe, Secret
 from distmagic.remote.wire import message
 
 
@@ -85,7 +85,7 @@ class Start:
     "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
     runs out the job goes on. `owner` names the notebook. The lead ends the job after `timeout_s`;
     `hang_timeout_s` is for whoever follows it. `stays`: it must survive the end of the SSH session. Without `warm` all
-    is started by exec.
+    is started by exec. The lead of an elastic job has a `recipe`.
     """
 
     job: str
@@ -109,6 +109,7 @@ class Start:
     warm: Warm | None = None
     volumes: tuple[str, ...] = ()
     hang_timeout_s: float | None = None
+    recipe: Recipe | None = None
 
 
 @message
@@ -149,6 +150,29 @@ class Dump:
     """Ask every rank of this node where it is; `Stacks` for each follow, and `Dumped`, with the same `asked`."""
 
     asked: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """Ask the lead of an elastic job for its own orders; `Recalled` or `Refused` follows."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enlist:
+    """Ask the lead of an elastic job to count a host as a new node: an `Enlisted` with this `asked`, or `Refused`."""
+
+    host: str
+    asked: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Give:
+    """Ask for a blob that this host has; `Data` and the bytes, or `Refused`, follow."""
+
+    sha256: str
 
 
 @message

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import distmagic
 from distmagic.api import session
-from distmagic.errors import NodeLost, Unreachable
-from distmagic.found import known_whereabouts
+from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable
+from distmagic.found import known_whereabouts, whereabouts
 from distmagic.hosts import parse_hosts
+from distmagic.notebook_prompts import NotebookAsker
 from distmagic.outcome import Detached, Run
 from distmagic.render.overview import overview
 from distmagic.state import RunState
-from tests.e2e import runner
+from tests.e2e import faults, runner
 from tests.e2e.test_jobs import reach
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab, LabHost
@@ -30,8 +33,11 @@ FAULTS = {
 }
 
 
-def train(steps: int) -> dict[str, Any]:
-    """Count together, a step a tenth of a second, from the last snapshot on; return who was there at which step."""
+def train(whole: int) -> dict[str, Any]:
+    """Count together, a step a tenth of a second, from the last snapshot on; return who was there at which step.
+
+    It ends when all three have met for the `whole`th time and have made ten steps more.
+    """
     import time
 
     import torch
@@ -44,15 +50,17 @@ def train(steps: int) -> dict[str, Any]:
     state = checkpoint.load("snapshot.pt") or {"step": 0, "worlds": [], "sum": torch.zeros(1)}
     worlds = [*state["worlds"], [state["step"], dist.get_world_size()]]
     total = state["sum"]
-    for step in range(state["step"], steps):
+    met = [begun for begun, size in worlds if size == 3]
+    end = met[-1] + 10 if len(met) == whole else 10_000
+    for step in range(state["step"], end):
         one = torch.ones(1)
         dist.all_reduce(one)
         total = total + one / dist.get_world_size()
-        distmagic.report(step=step + 1, total=steps, world=dist.get_world_size())
+        distmagic.report(step=step + 1, world=dist.get_world_size())
         checkpoint.save({"step": step + 1, "worlds": worlds, "sum": total}, "snapshot.pt", step=step + 1)
         time.sleep(0.1)
     dist.destroy_process_group()
-    return {"worlds": worlds, "sum": float(total)}
+    return {"worlds": worlds, "sum": float(total), "steps": end}
 
 
 class Fault(runner.Watch):
@@ -91,7 +99,7 @@ def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab,
     seen = Fault(lab, kind, comes_back=True)
     way = runner.access(lab, connect_timeout_s=2.0)
     run = runner.run(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 200, screen=seen, access=way, nnodes=(2, 3), max_restarts=3,
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=seen, access=way, nnodes=(2, 3), max_restarts=3,
         node_lost_after_s=LOST_S,
     )  # fmt: skip
     assert seen.at == "grown"
@@ -100,7 +108,7 @@ def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab,
     worlds = run.results[0]["worlds"]
     assert [size for _, size in worlds] == [3, 2, 3]
     assert all(begun > 0 for begun, _ in worlds[1:]), "from the snapshot on"
-    assert run.results[0]["sum"] == 200.0, "every step was made once"
+    assert run.results[0]["sum"] == run.results[0]["steps"], "every step was made once"
     assert [node.host for node in run.state.nodes] == ["dm1", "dm2", "dm3", "dm3"]
     assert seen.alerts <= {"dm3: the other hosts have not heard of it any more"}, (
         "ranks that are replaced are no failure"
@@ -111,23 +119,52 @@ def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab,
 
 
 class Late(runner.Watch):
-    """Switches dm1 on once the two others train."""
+    """Switches dm1 and dm3 on once dm2 trains alone, and kills the torchrun of one of them once all three do."""
 
     def __init__(self, lab: Lab) -> None:
-        super().__init__(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), lab.hosts[0].start)
+        super().__init__(lambda state: any((w.step or 0) > 3 for w in state.workers.values()), self._switch_on)
+        self._lab = lab
+        self.killed = ""
+
+    def _switch_on(self) -> None:
+        for host in (self._lab.hosts[0], self._lab.hosts[2]):
+            host.start()
+        self._when, self._act = lambda state: state.world_size == 3 and is_at_work(state), self._kill
+
+    def _kill(self) -> None:
+        assert self.last is not None
+        self.killed = self.last.nodes[1].host  # whichever came first
+        host = faults.host_of(self._lab, self.killed)
+        host.exec(["kill", "-KILL", str(faults.pids(host, "torchrun", "*")[0])]).check_returncode()
 
 
-def test_a_host_that_is_down_at_the_start_joins_when_it_is_up(lab: Lab) -> None:
-    lab.hosts[0].kill()
-    way = runner.access(lab, connect_timeout_s=2.0)
+def is_at_work(state: RunState) -> bool:
+    """Whether all ranks of the present world have made a step."""
+    ranks = [worker for worker in state.workers.values() if worker.phase == "running"]
+    return len(ranks) == state.world_size and all(worker.step for worker in ranks)
+
+
+def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_their_torchrun_is_killed(
+    lab: Lab,
+) -> None:
+    for host in (lab.hosts[0], lab.hosts[2]):
+        host.kill()
+    way, late = runner.access(lab, connect_timeout_s=2.0), Late(lab)
     run = runner.run(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 150, screen=Late(lab), access=way, nnodes=(2, 3), max_restarts=3
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=late, access=way, nnodes=(1, 3), max_restarts=5
     )
-    assert [size for _, size in run.results[0]["worlds"]] == [2, 3]
-    assert run.results[0]["sum"] == 150.0
-    assert [node.host for node in run.state.nodes] == ["dm2", "dm3", "dm1"]
-    assert run.state.notices == (
-        "dm1: no answer from 10.99.0.11 port 22 within 2 s. The run begins without this host.",
+    worlds = [size for _, size in run.results[0]["worlds"]]
+    assert (worlds[0], worlds[-1], worlds.count(3)) == (1, 3, 2), "with two in between, or one who is back at once"
+    assert run.results[0]["sum"] == run.results[0]["steps"]
+    hosts = [node.host for node in run.state.nodes]
+    assert hosts[:1] + sorted(hosts[1:3]) + hosts[3:] == ["dm2", "dm1", "dm3", late.killed]
+    away, killed = run.state.notices[:2], run.state.notices[2:]
+    assert away == tuple(
+        f"{name}: no answer from {address} port 22 within 2 s. The run begins without this host."
+        for name, address in (("dm1", "10.99.0.11"), ("dm3", "10.99.0.13"))
+    )
+    assert killed == (
+        f"{late.killed}: its torchrun was ended (SIGKILL: killed from outside); the others go on without this node",
     )
 
 
@@ -139,7 +176,9 @@ def wait_for_ever() -> None:
         time.sleep(1)
 
 
-def test_a_job_that_began_without_a_host_is_found_again(lab: Lab) -> None:
+def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     lab.hosts[0].kill()
     left = distmagic.run(
         as_value(wait_for_ever), hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=1, detach=True,
@@ -150,24 +189,79 @@ def test_a_job_that_began_without_a_host_is_found_again(lab: Lab) -> None:
     asked = parse_hosts("dm1,dm2,dm3")
     reaching = reach(lab, asked, connect_timeout_s=2.0)
     (job,) = session().jobs(reaching)
-    assert (job.hosts, job.places, job.phase) == (("dm2", "dm3"), (1, 2), "detached")
+    assert (job.hosts, job.places, job.phase, job.awaited) == (("dm2", "dm3"), (1, 2), "detached", ("dm1",))
     assert list(reaching.absent) == [0]
+
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))  # another machine: it has nothing of the job
+    lab.hosts[0].start()
+    assert session().add(reach(lab, (asked[1], asked[0])), job) == (2,)
+    wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1", 60)
+    with pytest.raises(SpecError, match=rf"^Job {job.name} takes in no host now: dm1 is a node of this job\.$"):
+        session().add(reach(lab, (asked[1], asked[0])), job)
+    (job,) = session().jobs(reach(lab, asked))
+    assert (job.hosts, job.running) == (("dm2", "dm3", "dm1"), (0, 1, 2))
     session().stop(reach(lab, known_whereabouts(job, asked)), job)
     lab.assert_clean()
 
 
-def test_a_job_that_nobody_watches_goes_on_without_a_lost_host(lab: Lab) -> None:
+def interrupted_while_dm3_joins(lab: Lab, *, has_started: bool) -> runner.Watch:
+    """Return a screen that switches dm3 on when the others work, and interrupts when it is a node, or has started as one."""
+
+    def is_there(state: RunState, _: float) -> bool:
+        return len(state.nodes) == 3 and bool(state.nodes[2].hostname or not has_started)
+
+    steps = [
+        (lambda state, _: len(state.workers) == 2, lambda lab, _: lab.hosts[2].start()),
+        (is_there, lambda *_: signal.raise_signal(signal.SIGINT)),
+    ]
+    return faults.Script(lab, steps)
+
+
+def test_an_interrupt_while_a_host_joins(lab: Lab) -> None:
+    lab.hosts[2].kill()
+    error = runner.failure(
+        lab, "dm1:1,dm2:1,dm3:1", as_value(wait_for_ever), nnodes=(2, 3), max_restarts=1,
+        screen=interrupted_while_dm3_joins(lab, has_started=False), access=runner.access(lab, connect_timeout_s=2.0),
+    )  # fmt: skip
+    assert isinstance(error, Cancelled)
+    assert error.message == "The run was interrupted; every rank on every host was stopped."
+
+
+def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_is_stopped_at_once(lab: Lab) -> None:
+    lab.hosts[2].kill()
     left = distmagic.run(
-        as_value(train), 100, hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=3, node_lost_after_s=LOST_S,
+        as_value(wait_for_ever), hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=1, detach=True,
+        access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
+    )  # fmt: skip
+    assert isinstance(left, Detached)
+    *hosts, awaited = parse_hosts("dm1,dm2,dm3")
+    (job,) = session().jobs(reach(lab, tuple(hosts)))
+    reaching = session().reach(
+        tuple(hosts), runner.access(lab, connect_timeout_s=2.0), NotebookAsker(can_ask=False), spare=(awaited,)
+    )
+    following = session().attach(reaching, job, interrupted_while_dm3_joins(lab, has_started=True))
+    assert isinstance(following, Detached), "it was only followed"
+    assert following.hosts == ("dm1", "dm2", "dm3")
+    following.stop()
+    lab.assert_clean()
+
+
+def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_when_it_is_followed(lab: Lab) -> None:
+    left = distmagic.run(
+        as_value(train), 2, hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=3, node_lost_after_s=LOST_S,
         detach=True, access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
     )  # fmt: skip
     assert isinstance(left, Detached)
     wait_until((lab.hosts[2].home / "snapshot.pt").exists, "the first snapshot", 60)
     lab.hosts[2].kill()
-    run = left.attach()  # from the first event on, as if it had watched; one of the job's hosts is down
+    hosts = parse_hosts("dm1,dm2,dm3")
+    job = session().jobs(reach(lab, hosts, connect_timeout_s=2.0))[-1]
+    seen = runner.Watch(lambda state: state.world_size == 2, lab.hosts[2].start)
+    run = session().attach(reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen)
     assert isinstance(run, Run)
-    assert [size for _, size in run.results[0]["worlds"]] == [3, 2]
-    assert run.results[0]["sum"] == 100.0
+    assert [size for _, size in run.results[0]["worlds"]] == [3, 2, 3]
+    assert run.results[0]["sum"] == run.results[0]["steps"]
+    assert [node.host for node in run.state.nodes] == ["dm1", "dm2", "dm3", "dm3"]
     lab.assert_clean()
 
 
@@ -175,14 +269,14 @@ def test_too_few_hosts_at_the_start(lab: Lab) -> None:
     lab.hosts[1].kill()
     with pytest.raises(Unreachable, match=r"^dm2: no answer"):
         runner.run(
-            lab, "dm1:1,dm2:1", as_value(train), 60, nnodes=(2, 3), max_restarts=3,
+            lab, "dm1:1,dm2:1", as_value(train), 99, nnodes=(2, 3), max_restarts=3,
             access=runner.access(lab, connect_timeout_s=2.0),
         )  # fmt: skip
 
 
 def test_too_few_hosts_end_an_elastic_job(lab: Lab) -> None:
     error = runner.failure(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 600, screen=Both(lab), nnodes=(2, 3), max_restarts=3,
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 99, screen=Both(lab), nnodes=(2, 3), max_restarts=3,
         node_lost_after_s=LOST_S,
     )  # fmt: skip
     assert isinstance(error, NodeLost)

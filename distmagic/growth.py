@@ -1,0 +1,104 @@
+"""Hosts of an elastic job that were lost, or not there yet: they are tried again and again while the job is followed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+
+from distmagic.errors import ConnectionLost, DistmagicError, SpecError, Unreachable
+from distmagic.link import Link
+from distmagic.newcomers import Newcomers
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
+_REFUSED_PAUSE_S = 60.0  # after one that was refused
+_SEAT_S = 0.2  # between two looks whether the job is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a job's growth rests on, of the launch that follows it. A host is known by its place.
+
+    `reopen` connects to a host once more; `is_over` waits so many seconds, or until the job is over; `newest` is the
+    last node that a host was, -1 for none; `is_lost` whether a node is; `lose` is for a node that was counted and then
+    could not be started; `warn` tells the user something.
+    """
+
+    reopen: Callable[[int], Link]
+    is_over: Callable[[float], bool]
+    newest: Callable[[int], int]
+    is_lost: Callable[[int], bool]
+    lose: Callable[[int, str], None]
+    warn: Callable[[str], None]
+
+
+class Growth:
+    """Takes hosts in, one for each thread that calls `come_back`."""
+
+    def __init__(self, newcomers: Newcomers, ground: Ground) -> None:
+        self._newcomers, self._ground = newcomers, ground
+        self._seats: dict[str, Future[int]] = {}
+
+    def take_seat(self, asked: str, node_rank: int) -> bool:
+        """Hear from the lead that a host is counted as this node; return whether it is this notebook that starts it."""
+        seat = self._seats.pop(asked, None)
+        if seat is not None:
+            seat.set_result(node_rank)
+        return seat is not None
+
+    def come_back(self, place: int) -> tuple[int, Link] | None:
+        """Try until a host is a new node that has started; None when the job is over, or another notebook has done it."""
+        pause, own = FIRST_PAUSE_S, {self._ground.newest(place)}
+        while not self._ground.is_over(pause) and self._ground.newest(place) in own:
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+            try:
+                link = self._ground.reopen(place)
+                new = self._start(link, own)
+                if new is not None:
+                    return new, link
+            except (ConnectionLost, Unreachable, SpecError):  # a SpecError: the lead still hears the node that it was
+                continue
+            except DistmagicError as error:  # it may pass: a machine that boots lets nobody in at first
+                self._ground.warn(f"{error.message} The run goes on without this host.")
+                pause = _REFUSED_PAUSE_S
+        return None
+
+    def _start(self, link: Link, own: set[int]) -> int | None:
+        """Start a host as a new node, which is added to `own`; None when it isn't free for that yet."""
+        seat = self._seats[asked := secrets.token_hex(8)] = Future()
+        try:
+            if not self._is_free(link):
+                link.close()
+                return None
+            start = self._newcomers.admit(link, asked)
+            own.add(start.node_rank)
+            self._wait(seat)
+            link.start(start)
+        except BaseException as error:
+            link.close()
+            self._seats.pop(asked, None)
+            if seat.done():
+                self._ground.lose(seat.result(), str(error))
+            raise
+        return start.node_rank
+
+    def _is_free(self, link: Link) -> bool:
+        """Whether nothing of the job runs on a host; what has not noticed yet that it is lost is ended."""
+        running = [one for one in link.facts.running if one.job == self._newcomers.job]
+        for one in running:
+            if self._ground.is_lost(one.node_rank):
+                link.stop(one.job, one.node_rank)
+        return not running
+
+    def _wait(self, seat: Future[int]) -> None:
+        """Wait until this notebook has heard of the new node what all hear. Raises `ConnectionLost` when it is over."""
+        while True:
+            try:
+                seat.result(timeout=_SEAT_S)
+            except NotYet:
+                if self._ground.is_over(0.0):
+                    raise ConnectionLost("the job is over") from None
+            else:
+                return

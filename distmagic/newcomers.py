@@ -1,0 +1,76 @@
+"""One host comes (back) to an elastic job that runs: it gets the payload, the lead counts it, and its agent can start.
+
+    the lead's own orders, the host's facts  --orders.newcomer-->  Start
+
+Works for the notebook that began the job, which has orders and payload itself, and for any other one, which asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from distmagic import blobs, diagnose, job_requests, orders
+from distmagic.blobs import LocalBlob
+from distmagic.errors import ProtocolError
+from distmagic.link import Link
+from distmagic.plan import Reached
+from distmagic.remote import facts, intake, protocol
+from distmagic.remote.protocol import Blob, Start
+
+
+class Newcomers:
+    """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time."""
+
+    def __init__(
+        self, job: str, open_lead: Callable[[], Link], begun: Start | None = None, payload: Sequence[LocalBlob] = ()
+    ) -> None:
+        self.job, self._open_lead = job, open_lead
+        self._begun, self._payload = begun, {local.blob.sha256: local for local in payload}
+
+    def admit(self, link: Link, asked: str) -> Start:
+        """Bring a host all that it needs, have the lead count it, and return what it is to be told.
+
+        `asked` is the name under which the lead tells all who follow the job. Raises `SpecError` if the job takes in
+        no host, or not this one now, and `HostError` if the host doesn't fit.
+        """
+        diagnose.check(link.host.name, link.facts, facts.torch_version())
+        with closing(self._open_lead()) as lead:
+            diagnose.check_among((lead.host.name, link.host.name), (lead.facts, link.facts))
+            self._begun = self._begun or job_requests.recall(lead, self.job)
+        link.deliver(self._lacking(link, self._begun))
+        assert self._begun.membership is not None
+        route = link.ask(self._begun.membership.lead_address)
+        with closing(self._open_lead()) as lead:
+            hosts = job_requests.enlist(lead, self.job, link.host.name, asked)
+        link.sweep(self.job)  # now nobody else starts anything of this job there
+        reached = Reached(host=link.host, facts=link.facts, route=route)
+        return orders.newcomer(self._begun, hosts, reached, local_cwd=str(Path.cwd()))
+
+    def _lacking(self, link: Link, begun: Start) -> tuple[LocalBlob, ...]:
+        """Return the part of the payload that a host lacks, here on this machine."""
+        assert begun.recipe is not None
+        names = (begun.call, begun.code, *begun.volumes)
+        payload = [Blob(sha256=name, size_bytes=size) for name, size in zip(names, begun.recipe.sizes, strict=True)]
+        link.send(protocol.Check(blobs=tuple(payload)))
+        lacking = link.answer(protocol.Want).sha256
+        return tuple(self._here(blob) for blob in payload if blob.sha256 in lacking)
+
+    def _here(self, blob: Blob) -> LocalBlob:
+        """Return a blob on this machine, from the lead's host if it is not here yet."""
+        known = self._payload.get(blob.sha256)
+        if known is None:
+            known = LocalBlob(blob=blob, path=blobs.folder() / blob.sha256)
+            if not intake.is_whole(blob):
+                self._fetch(known)
+            self._payload[blob.sha256] = known
+        return known
+
+    def _fetch(self, local: LocalBlob) -> None:
+        with closing(self._open_lead()) as lead:
+            try:
+                blobs.receive(local, lambda write: lead.give(local.blob, write))
+            except OSError as error:
+                name = lead.host.name
+                raise ProtocolError(f"{name}: what the job needs could not be taken from there: {error}.") from None

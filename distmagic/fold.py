@@ -97,15 +97,11 @@ def _member(draft: Draft, node: int, what: protocol.Member) -> None:
     if draft.base.is_elastic and what.node_rank == 0:
         return  # a member that lost its own connection would say the same
     draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], gang=_GANG[what.state])
-    host = draft.nodes[what.node_rank].host
     if what.state == "lost":
         _accuse(draft, what.node_rank)
     elif what.state == "back":
         draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], accused_at_s=None)
         draft.lost = [(other, why) for other, why in draft.lost if other != what.node_rank]
-    elif what.state == "silent":
-        text = f"{host} and {draft.nodes[node].host} don't hear each other by UDP: each ends by itself if this notebook is gone"
-        draft.notice(text)
 
 
 def _enlisted(draft: Draft, node: int, what: protocol.Enlisted) -> None:

@@ -408,3 +408,12 @@ def test_a_run_of_nothing_can_be_shown():
 def test_the_time_before_this_kernel_followed_it_counts():
     assert overview(replace(done(), before_s=0.0, at_s=5.0)).facts[1] == "took 5 s"
     assert overview(replace(done(), before_s=60.0, at_s=5.0)).facts[1] == "took 1 min 05 s"
+
+
+def test_hosts_that_do_not_hear_each_other_are_told_of_as_long_as_that_is_so():
+    state = running()
+    silent = replace(state, nodes=(state.nodes[0], replace(state.nodes[1], gang="silent"), *state.nodes[2:]))
+    text = "gpu-b and gpu-a don't hear each other by UDP: each ends by itself if this notebook is gone"
+    assert [alert.text for alert in overview(silent).alerts] == [text]
+    slow = replace(silent, nodes=tuple(replace(node, phase="starting") for node in silent.nodes))
+    assert overview(slow).alerts == overview(state).alerts == ()

@@ -28,6 +28,7 @@ PRELOADED = (
 )  # fmt: skip
 _REQUEST_S = 5.0  # for a request to arrive whole
 _REAP_S = 0.2
+_TOUCH_S = 30.0
 _MAX_BYTES = 4 << 20
 
 
@@ -38,16 +39,20 @@ class Template:
         self._listener, self._idle_s, self._lease_s, self._clock = listener, idle_s, lease_s, clock
         self._began = self._used = self._renewed = clock()
         self._agents: set[int] = set()
+        self._touch_at = self._began + _TOUCH_S
         self._pid = os.getpid()
 
     def run(self) -> None:
         """Answer requests until the lease or the idle time is over; jobs that still run hold the latter."""
         while (left := self._left_s()) > 0:
-            if select.select([self._listener], [], [], min(left, _REAP_S) if self._agents else left)[0]:
+            if select.select([self._listener], [], [], min(left, _REAP_S if self._agents else _TOUCH_S))[0]:
                 conn, _ = self._listener.accept()
                 with conn:
                     self._greet(conn)
             self._reap()
+            if self._clock() >= self._touch_at:
+                self._touch_at = self._clock() + _TOUCH_S
+                places.touch((sys.path[0],))  # what is forked from here still needs it
 
     def _left_s(self) -> float:
         now = self._clock()
@@ -70,7 +75,6 @@ class Template:
             request, fds = _receive(conn)
             if isinstance(request, protocol.Renew):
                 self._renewed = self._clock()
-                places.touch((sys.path[0],))  # what is forked from here still needs it
             elif isinstance(request, protocol.Fork) and len(fds) == 2:
                 conn.sendall(protocol.encode(protocol.Forked(pid=self._fork(request, fds))))
         except (OSError, ValueError):

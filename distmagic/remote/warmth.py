@@ -103,7 +103,21 @@ def _is_there(folder: Path) -> bool:
             conn.connect(str(folder / places.TEMPLATE))
     except OSError:
         return False
+    process = _process(folder)
+    if process is not None and process.state == "T":  # somebody has stopped it: nobody is to wait for it
+        _end(folder / places.TEMPLATE)
+        return False
     return True
+
+
+def _process(folder: Path) -> processes.Process | None:
+    """Return the template that a folder belongs to; None if it is gone, or only about to begin."""
+    try:
+        pid, started = map(int, (folder / _PID).read_text().split())
+    except (OSError, ValueError):
+        return None
+    process = processes.read(pid)
+    return process if process is not None and process.started == started else None
 
 
 def _start(warm: protocol.Warm, env: dict[str, str], key: str, umask: int) -> Path:
@@ -223,11 +237,10 @@ def end_all(owner: str) -> None:
 
 def _end(path: Path) -> None:
     """Kill a template, which may be busy importing and has nothing to put in order; return when it is gone."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError):
         places.check_run_dir(path.parent)
-        pid, started = map(int, (path.parent / _PID).read_text().split())
-        process = processes.read(pid)
-        if process is not None and process.started == started:
+        process = _process(path.parent)
+        if process is not None:
             processes.send(process, signal.SIGKILL)
             processes.wait_gone(process, _SOON_S)
     shutil.rmtree(path.parent, ignore_errors=True)

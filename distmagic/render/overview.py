@@ -138,8 +138,14 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
         for node in state.nodes:
             if node.broken and node.phase != "gone":
                 why = one_line(node.broken.removeprefix(f"{node.host}: ")).rstrip(".")
-                yield Alert(level="warning", text=f"{plain(node.host)}: reconnecting, its ranks go on ({why})")
+                text = f"{plain(node.host)}: reconnecting ({why}); unless that host is down, its ranks go on"
+                yield Alert(level="warning", text=text)
         lead = plain(state.nodes[0].host)
+        for node in state.nodes[1:]:
+            if node.gang == "silent" and node.phase == "running":  # else it may only be slow to begin
+                pair = f"{plain(node.host)} and {lead}"
+                text = f"{pair} don't hear each other by UDP: each ends by itself if this notebook is gone"
+                yield Alert(level="warning", text=text)
         for i, why in sorted(state.unreached.items()):
             yield Alert(level="warning", text=f"{plain(state.nodes[i].host)} can't dial {lead} yet: {one_line(why)}")
     for node in state.nodes:

@@ -141,7 +141,7 @@ def test_an_interrupt_ends_all_but_the_template(warm: Lab) -> None:
     assert float(run(warm, "dm1:2,dm2:1", runner.all_reduce).results[0]["total"]) == 3.0
 
 
-def test_killing_the_template_leaves_the_run_alone(warm: Lab) -> None:
+def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced(warm: Lab) -> None:
     def work() -> int:
         import os
         import time
@@ -161,7 +161,13 @@ def test_killing_the_template_leaves_the_run_alone(warm: Lab) -> None:
     assert dict(run(warm, "dm1:2", work, screen=runner.Watch(at_work(2), kill)).results) == {0: 7, 1: 7}
     assert templates(warm) == []
     assert dict(run(warm, "dm1:2", work).results) == {0: 7, 1: 7}  # a new one
-    assert len(templates(warm)) == 1
+    (stopped,) = templates(warm)
+    os.kill(stopped.outer_pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{stopped.outer_pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a template that is stopped")
+    assert dict(run(warm, "dm1:2", work).results) == {0: 7, 1: 7}, "nobody waits for it"
+    (another,) = templates(warm)
+    assert another.pid != stopped.pid
 
 
 def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:

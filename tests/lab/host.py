@@ -261,6 +261,10 @@ class LabHost:
         """Return every process on it but those of the SSH server (the first process is one of these), no zombies."""
         return processes.of_host(self._first_pid) if self._first_pid else ()
 
+    def outer_pids(self) -> tuple[int, ...]:
+        """Return the numbers, as this machine counts, of all that runs on it, its SSH server's own processes too."""
+        return tuple(processes.outer_pids(self._pid()))
+
     def leftovers(self) -> tuple[str, ...]:
         """Return, in words, what distmagic has on it that should be gone after a run: processes, temporary files."""
         if self._first_pid == 0:

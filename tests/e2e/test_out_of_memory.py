@@ -1,0 +1,55 @@
+"""A rank that its kernel kills for want of memory, in earnest: the run says so, in the kernel's own figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from distmagic.errors import WorkerFailed
+from tests.e2e import runner
+from tests.e2e.test_endings import at_work, by_value
+from tests.lab import Lab
+from tests.lab.memory_limit import MemoryLimit, reason_without
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def limit(lab: Lab) -> Iterator[MemoryLimit]:
+    """The limit of dm2."""
+    if reason := reason_without():
+        pytest.skip(reason)
+    made = MemoryLimit(lab.hosts[1])
+    yield made
+    made.remove()
+
+
+def fill() -> int:
+    """Wait for a file `go`; then rank 1 takes a GB, and the other waits for it."""
+    import os
+    import time
+    from pathlib import Path
+
+    import distmagic
+
+    distmagic.report(step=1)
+    while os.environ["RANK"] == "0" or not Path("~/go").expanduser().exists():
+        time.sleep(0.01)
+    return len(b"x" * (1 << 30))
+
+
+def test_a_rank_that_reaches_the_limit_of_its_cgroup(lab: Lab, limit: MemoryLimit) -> None:
+    def go() -> None:
+        limit.set(100 << 20)
+        (lab.hosts[1].home / "go").touch()
+
+    error = runner.failure(lab, "dm1:1,dm2:1", by_value(fill), screen=runner.Watch(at_work(2), go))
+    assert isinstance(error, WorkerFailed)
+    said = r"it reached its memory limit \(kernel: \S+ used (0\.\d) of the (0\.\d) GB that its cgroup may use\)"
+    found = re.fullmatch(
+        rf"rank 1 \(dm2, local_rank 0\) was ended by signal 9 \(SIGKILL: {said}\)\.", error.message
+    )  # fmt: skip
+    assert found, error.message
+    assert 0 < float(found[1]) <= float(found[2]) < 1

@@ -92,11 +92,11 @@ class Storm:
 
     def _blow(self) -> None:
         """Do what is due, in order; when the run is over, cure at once what is left to be cured."""
-        for strike in self._strikes:
-            self._cure_until(strike.at_s)
-            if not self._over.is_set() and (cure := self._strike(strike)) is not None:
-                self.hits.append(strike)
-                self._cures.append((strike.at_s + strike.lasts_s, cure))
+        for one in self._strikes:
+            self._cure_until(one.at_s)
+            if not self._over.is_set() and (cure := strike(faults.host_of(self._lab, one.host), one)) is not None:
+                self.hits.append(one)
+                self._cures.append((one.at_s + one.lasts_s, cure))
         self._cure_until(math.inf)
 
     def _cure_until(self, at_s: float) -> None:
@@ -112,19 +112,19 @@ class Storm:
     def _wait(self, at_s: float) -> None:
         self._over.wait(max(0.0, at_s - (time.monotonic() - self._began)))
 
-    def _strike(self, one: Strike) -> Callable[[], object] | None:
-        """Do it; return what takes it back, None if there was nothing to be struck."""
-        host = faults.host_of(self._lab, one.host)
-        if not host.is_up:
-            return None
-        if one.kind == "switch off":
-            host.kill(silent=one.lasts_s < LONGEST_S / 2)
-            return lambda: None
-        if one.kind in ("cut", "freeze"):
-            host.cut() if one.kind == "cut" else host.freeze()
-            back = host.heal if one.kind == "cut" else host.thaw
-            return lambda: back() if host.is_up else None
-        return _signal(host, one)
+
+def strike(host: LabHost, one: Strike) -> Callable[[], object] | None:
+    """Do it; return what takes it back, None if there was nothing to be struck."""
+    if not host.is_up:
+        return None
+    if one.kind == "switch off":
+        host.kill(silent=one.lasts_s < LONGEST_S / 2)
+        return lambda: None
+    if one.kind in ("cut", "freeze"):
+        host.cut() if one.kind == "cut" else host.freeze()
+        back = host.heal if one.kind == "cut" else host.thaw
+        return lambda: back() if host.is_up else None
+    return _signal(host, one)
 
 
 def _signal(host: LabHost, one: Strike) -> Callable[[], object] | None:

@@ -12,9 +12,23 @@ from distmagic.errors import ConnectionLost, DistmagicError, SpecError, Unreacha
 from distmagic.link import Link
 from distmagic.newcomers import Newcomers
 
+NOWHERE = -1  # the place of a host that this notebook does not know
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
 _REFUSED_PAUSE_S = 60.0  # after one that was refused
 _SEAT_S = 0.2  # between two looks whether the job is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """How hosts come to an elastic job. A host is known by its place.
+
+    `open_lead` opens one more conversation with the first node's host, `place_of` finds a host by its name (NOWHERE for
+    one that this notebook does not know), `awaited` are those that were not there at the beginning.
+    """
+
+    open_lead: Callable[[], Link]
+    place_of: Callable[[str], int]
+    awaited: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +36,13 @@ class Ground:
     """What a job's growth rests on, of the launch that follows it. A host is known by its place.
 
     `reopen` connects to a host once more; `is_over` waits so many seconds, or until the job is over; `newest` is the
-    last node that a host was, -1 for none; `is_lost` whether a node is; `lose` is for a node that was counted and then
-    could not be started; `warn` tells the user something.
+    last node that a host was, -1 for none; `lose` is for a node that was counted and then could not be started; `warn`
+    tells the user something.
     """
 
     reopen: Callable[[int], Link]
     is_over: Callable[[float], bool]
     newest: Callable[[int], int]
-    is_lost: Callable[[int], bool]
     lose: Callable[[int, str], None]
     warn: Callable[[str], None]
 
@@ -69,8 +82,8 @@ class Growth:
         """Start a host as a new node, which is added to `own`; None when it isn't free for that yet."""
         seat = self._seats[asked := secrets.token_hex(8)] = Future()
         try:
-            if not self._is_free(link):
-                link.close()
+            if any(one.job == self._newcomers.job for one in link.facts.running):
+                link.close()  # the node that it was has not noticed yet that it is lost, or is only out of our sight
                 return None
             start = self._newcomers.admit(link, asked)
             own.add(start.node_rank)
@@ -83,14 +96,6 @@ class Growth:
                 self._ground.lose(seat.result(), str(error))
             raise
         return start.node_rank
-
-    def _is_free(self, link: Link) -> bool:
-        """Whether nothing of the job runs on a host; what has not noticed yet that it is lost is ended."""
-        running = [one for one in link.facts.running if one.job == self._newcomers.job]
-        for one in running:
-            if self._ground.is_lost(one.node_rank):
-                link.stop(one.job, one.node_rank)
-        return not running
 
     def _wait(self, seat: Future[int]) -> None:
         """Wait until this notebook has heard of the new node what all hear. Raises `ConnectionLost` when it is over."""

@@ -16,7 +16,7 @@ from typing import Any
 from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
-from distmagic.growth import FIRST_PAUSE_S, LONGEST_PAUSE_S, Ground, Growth
+from distmagic.growth import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHERE, Ground, Growth, Intake
 from distmagic.inbox import Inbox
 from distmagic.link import Link
 from distmagic.newcomers import Newcomers
@@ -31,7 +31,6 @@ from distmagic.takeback import cancelled, take_back
 
 SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
 _SMALL_TOGETHER_BYTES = 64 << 20  # of one node
-NOWHERE = -1  # the place of a host that this notebook does not know
 
 
 @dataclass(slots=True)
@@ -41,19 +40,6 @@ class _Heard:
     last: int = 0
     is_final: bool = False
     small: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
-    """How hosts come to an elastic job. A host is known by its place.
-
-    `open_lead` opens one more conversation with the first node's host, `place_of` finds a host by its name (NOWHERE for
-    one that this notebook does not know), `awaited` are those that were not there at the beginning.
-    """
-
-    open_lead: Callable[[], Link]
-    place_of: Callable[[str], int]
-    awaited: tuple[int, ...] = ()
 
 
 class Launch:
@@ -157,7 +143,7 @@ class Launch:
         ground = Ground(
             reopen=self._reopen, is_over=lambda seconds: bool(self._stops) or self._over.wait(seconds),
             newest=lambda place: max((n for n, other in enumerate(self.places) if other == place), default=-1),
-            is_lost=lambda node_rank: node_rank in self._missed, lose=self._lose,
+            lose=self._lose,
             warn=lambda text: self._inbox.put(0, Warned(text=text)),
         )  # fmt: skip
         return Growth(Newcomers(self.job, intake.open_lead, self._begun, self._payload), ground)
@@ -192,9 +178,27 @@ class Launch:
             self._inbox.add_node()
             self.places.append(place)
             if place == NOWHERE:
-                self._inbox.put(node_rank, Lost(why="it is not among the hosts of this notebook"))
+                why = "it is not among the hosts of this notebook" if self._intake is not None else "it never began"
+                self._inbox.put(node_rank, Lost(why=why))
             elif self._growth is None or not self._growth.take_seat(message.asked, node_rank):
-                self._in_thread(self._listen, node_rank, None)
+                self._in_thread(self._meet, node_rank)
+
+    def _meet(self, node_rank: int) -> None:
+        """Follow a node that another notebook is about to start, as soon as its host knows of it."""
+        give_up, pause = time.monotonic() + self.lease_s, FIRST_PAUSE_S
+        while time.monotonic() < give_up and not self._over.wait(pause):
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+            try:
+                link = self._reopen(self.places[node_rank])
+                if any((one.job, one.node_rank) == (self.job, node_rank) for one in link.jobs()):
+                    link.attach(protocol.Attach(job=self.job, node_rank=node_rank))
+                    self.links[node_rank] = link
+                    self._listen(node_rank, link)
+                    return
+                link.close()
+            except DistmagicError:
+                continue
+        self._lose(node_rank, "it never began")
 
     def _lose(self, node_rank: int, why: str) -> None:
         self._missed.add(node_rank)

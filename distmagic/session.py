@@ -20,9 +20,10 @@ from distmagic.drive import Limits, Screen, drive
 from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.fold import begin, fold
 from distmagic.found import Job, check_orphans, choose, found_jobs, whereabouts
+from distmagic.growth import NOWHERE, Intake
 from distmagic.hosts import LOCALHOST, Host
 from distmagic.housekeeping import Housekeeping
-from distmagic.launch import NOWHERE, Intake, Launch
+from distmagic.launch import Launch
 from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker, asker_of
 from distmagic.opening import Opening

@@ -111,9 +111,6 @@ class FakeLink:
     def start(self, request):
         self.said.append(request)
 
-    def stop(self, job, node_rank):
-        self.said.append(f"stop {node_rank}")
-
     def attach(self, request):
         assert request == p.Attach(job="j-1", node_rank=0, live=True)
 
@@ -210,15 +207,15 @@ def test_a_host_that_does_not_fit_is_brought_nothing(payload):
 class Field:
     """A `Ground` whose hosts answer as a script says: an error, or a link. It is over after the last of them."""
 
-    def __init__(self, *answers: object, nodes: tuple[int, ...] = (0, 1, 2), lost: tuple[int, ...] = (2,)) -> None:
-        self.answers, self.nodes, self.lost = list(answers), list(nodes), set(lost)
+    def __init__(self, *answers: object, nodes: tuple[int, ...] = (0, 1, 2)) -> None:
+        self.answers, self.nodes = list(answers), list(nodes)
         self.pauses: list[float] = []
         self.told: list[str] = []
 
     @property
     def ground(self) -> Ground:
         return Ground(
-            reopen=self.reopen, is_over=self.is_over, is_lost=lambda node: node in self.lost,
+            reopen=self.reopen, is_over=self.is_over,
             newest=lambda place: max((n for n, other in enumerate(self.nodes) if other == place), default=-1),
             lose=lambda node, why: self.told.append(f"node {node} is lost: {why}"), warn=self.told.append,
         )  # fmt: skip
@@ -279,16 +276,12 @@ def test_a_host_is_tried_until_it_is_there(payload):
     assert field.told == []
 
 
-def test_a_host_that_has_not_noticed_that_it_is_lost_is_ended_first(payload):
-    first, second = FakeLink(C, running=listed(2)), FakeLink(C)
-    assert growth(Field(first, second), payload)[0].come_back(2) == (3, second)
-    assert (first.said, first.is_open) == (["stop 2"], False)
-
-
-def test_a_host_on_which_the_job_still_runs_is_left_alone(payload):
-    busy = FakeLink(C, running=listed(2))
-    assert growth(Field(busy, lost=()), payload)[0].come_back(2) is None
-    assert (busy.said, busy.is_open) == ([], False)
+def test_a_host_on_which_the_job_still_runs_is_left_alone_until_it_does_not(payload):
+    busy, free = FakeLink(C, running=listed(2)), FakeLink(C)
+    field = Field(busy, free)
+    found, newcomers = growth(field, payload)
+    assert found.come_back(2) == (3, free)
+    assert (busy.said, busy.is_open, len(newcomers.asked)) == ([], False, 1)
 
 
 def test_a_host_that_another_notebook_has_taken_in_is_tried_no_more(payload):

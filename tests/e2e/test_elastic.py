@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +249,29 @@ def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_
     lab.assert_clean()
 
 
-def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_when_it_is_followed(lab: Lab) -> None:
+FOLLOWER = """
+import json
+from distmagic.api import session
+from distmagic.found import whereabouts
+from distmagic.hosts import parse_hosts
+from distmagic.notebook_prompts import NotebookAsker
+from distmagic.spec import Access
+from tests.e2e import runner
+
+way, hosts = Access(ssh_config={config!r}, warm_idle_s=0.0, connect_timeout_s=2.0), parse_hosts("dm1,dm2,dm3")
+
+def reach(hosts):
+    return session().reach(hosts, way, NotebookAsker(can_ask=False))
+
+job = session().jobs(reach(hosts))[-1]
+run = session().attach(reach(whereabouts(job, hosts)), job, runner.Watch())
+print(json.dumps([run.results[0], [node.host for node in run.state.nodes], len(run.results)]))
+"""
+
+
+def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_once_when_two_kernels_follow(
+    lab: Lab,
+) -> None:
     left = distmagic.run(
         as_value(train), 2, hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=3, node_lost_after_s=LOST_S,
         detach=True, access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
@@ -254,14 +279,23 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_w
     assert isinstance(left, Detached)
     wait_until((lab.hosts[2].home / "snapshot.pt").exists, "the first snapshot", 60)
     lab.hosts[2].kill()
-    hosts = parse_hosts("dm1,dm2,dm3")
-    job = session().jobs(reach(lab, hosts, connect_timeout_s=2.0))[-1]
-    seen = runner.Watch(lambda state: state.world_size == 2, lab.hosts[2].start)
-    run = session().attach(reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen)
+    script = FOLLOWER.format(config=str(lab.ssh_config))
+    other = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        hosts = parse_hosts("dm1,dm2,dm3")
+        job = session().jobs(reach(lab, hosts, connect_timeout_s=2.0))[-1]
+        seen = runner.Watch(lambda state: state.world_size == 2, lab.hosts[2].start)
+        run = session().attach(reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen)
+        told, _ = other.communicate(timeout=60)
+    finally:
+        other.kill()
     assert isinstance(run, Run)
     assert [size for _, size in run.results[0]["worlds"]] == [3, 2, 3]
     assert run.results[0]["sum"] == run.results[0]["steps"]
     assert [node.host for node in run.state.nodes] == ["dm1", "dm2", "dm3", "dm3"]
+    assert json.loads(told) == [run.results[0], ["dm1", "dm2", "dm3", "dm3"], 3]
     lab.assert_clean()
 
 

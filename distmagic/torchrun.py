@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# How long a range of nodes waits for one more before it begins, and when a node that is gone no longer counts (torch's
-# own values, 30 s and 15 s, make every change of the world a pause of a minute).
-_ELASTIC_CONF = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5"
+# How long a range of nodes waits for one more before it begins, when a node that is gone no longer counts, and how long
+# the others wait for one that is lost in the middle of a meeting (torch's own values, 30 s, 15 s and 60 s, make every
+# change of the world a pause of a minute).
+_ELASTIC_CONF = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=15"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

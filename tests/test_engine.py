@@ -28,3 +28,35 @@ def test_an_exception_is_logged_without_torch_s_compiler() -> None:
     assert "ConnectionResetError: the lead is gone" in done.stderr
     assert done.stderr.count("Traceback") == 1
     assert "exit barrier" not in done.stderr
+
+
+MEETING = """
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from distmagic.remote import engine
+
+told = [DistStoreError("wait timeout after 15000ms, keys: /a\\nmore"), DistStoreError("once more"), None, DistNetworkError("gone")]
+
+def meet(agent, group):
+    print(agent, group)
+    if (error := told.pop(0)) is not None:
+        raise error
+
+SimpleElasticAgent._rendezvous = meet
+engine.meet_again()
+SimpleElasticAgent._rendezvous("agent", "group")
+print("met")
+try:
+    SimpleElasticAgent._rendezvous("agent", "other group")
+except DistNetworkError as error:
+    print(error)
+"""
+
+
+def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it() -> None:
+    done = subprocess.run([sys.executable, "-c", MEETING], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["agent group"] * 3 + ["met", "agent other group", "gone"]
+    assert [line for line in done.stderr.splitlines() if "anew" in line] == [
+        "Meeting the other nodes anew: wait timeout after 15000ms, keys: /a",
+        "Meeting the other nodes anew: once more",
+    ]

@@ -55,6 +55,8 @@ def main(argv: list[str]) -> None:
     if ranks is not None:
         _fork_ranks(ranks)
     args = parse_args(argv)
+    if ":" in args.nnodes:
+        meet_again()
     args.log_dir = os.path.join(os.path.dirname(_told("socket")), "torchrun")  # else a directory in /tmp that stays
     os.mkdir(args.log_dir, 0o700)
     if args.rdzv_backend == "static":  # c10d asks its store at each look
@@ -92,6 +94,32 @@ def mend_logs() -> None:
     logging.setLogRecordFactory(record)
     agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
     agent.addFilter(lambda record: not str(record.msg).startswith("Error waiting on exit barrier"))
+
+
+def meet_again() -> None:
+    """Have torchrun meet the others anew when one of them is lost in the middle of a meeting, in place of ending.
+
+    A node that has joined and is gone before it says how many ranks it has leaves the others waiting for that word, as
+    long as the store's `read_timeout` is (torch 2.13: `_assign_worker_ranks` in elastic/agent/server/api.py, and
+    `RendezvousStoreInfo.build` before it).
+    """
+    import logging
+
+    from torch.distributed import DistStoreError
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    meet = SimpleElasticAgent._rendezvous  # noqa: SLF001
+
+    def until_all_are_there(agent: Any, *args: Any) -> None:
+        while True:
+            try:
+                meet(agent, *args)
+            except DistStoreError as error:
+                logging.getLogger(__name__).warning("Meeting the other nodes anew: %s", str(error).partition("\n")[0])
+            else:
+                return
+
+    SimpleElasticAgent._rendezvous = until_all_are_there  # noqa: SLF001
 
 
 def _fork_ranks(ranks: nursery.Nursery) -> None:

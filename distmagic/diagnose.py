@@ -66,7 +66,8 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
             f"the disk under {facts.state_dir} is full ({facts.free_bytes >> 20} MiB free).",
             "Make room there, or set DISTMAGIC_HOME on the host to a directory on another disk.",
         )
-    return tuple(_torch_warnings(host, facts.torch, local_torch))
+    logout = [f"{host}: {facts.logout}"] if facts.logout else []
+    return (*_torch_warnings(host, facts.torch, local_torch), *logout)
 
 
 def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:

@@ -96,3 +96,9 @@ def test_all_hosts_have_the_same_torch():
             f"{names[2]}: torch 2.12.0, but {names[0]} has torch 2.13.0+cpu; the ranks of one job need the same minor version.\n"
             "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH."
         )
+
+
+def test_a_host_that_ends_runs_with_their_connection_is_a_warning():
+    assert check("gpu-a", replace(FACTS, logout="systemd ends a run here."), "2.13.0") == (
+        "gpu-a: systemd ends a run here.",
+    )

@@ -112,7 +112,7 @@ def test_an_exception_is_shown_as_ever() -> None:
 def test_what_a_template_is_named_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def key(**env: str) -> str:
         warm = Warm(owner="ab", idle_s=1.0, lease_s=1.0, env=env, defaults={"OMP_NUM_THREADS": "1"})
-        return warmth._key(warmth.variables(warm), 0o022)
+        return warmth._key(warmth.variables(warm), 0o022, ())
 
     first = key()
     assert key(RANK="3", MASTER_ADDR="10.0.0.1", GLOO_SOCKET_IFNAME="eth0", TORCHELASTIC_RUN_ID="x") == first

@@ -39,7 +39,7 @@ REMOTE_LAYERS = (
         "wire parts events answers requests protocol places processes peers lease datagrams gang udp exits memory culprits storages volumes boot uncollected",
     ),
     ("values and how they travel", "pickling parcel call"),
-    ("files and lines", "lines logs journal listing facts logout streams readers stacks spread intake"),
+    ("files and lines", "lines logs journal listing logout facts streams readers stacks spread intake"),
     (
         "parts of the agent and of a rank",
         "endpoint ending gang_channel muster ranks roster roll_call report bars checkpoint fresh marks",

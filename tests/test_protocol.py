@@ -87,6 +87,7 @@ MESSAGES = (
             free_port=40001,
             free_bytes=1 << 40,
             state_dir="/home/me/.distmagic",
+            logout="systemd ends a run here",
             running=(LISTED,),
         ),
     ),

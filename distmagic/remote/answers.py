@@ -12,7 +12,10 @@ from distmagic.remote.wire import message
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a host is like, gathered in a moment without importing torch; `running` are the jobs on it."""
+    """What a host is like, gathered in a moment without importing torch; `running` are the jobs on it.
+
+    `logout` says why, and how that can be changed, a run here ends with the connection; "" where it does not.
+    """
 
     executable: str
     torch: str | None
@@ -23,6 +26,7 @@ class Facts:
     free_port: int
     free_bytes: int
     state_dir: str
+    logout: str = ""
     running: tuple[Listed, ...] = ()
 
 

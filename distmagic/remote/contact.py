@@ -117,7 +117,7 @@ class Contact:
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
         places.log_limit_bytes(request.env)
         try:
-            prefix = logout.survivor_prefix() if request.stays else ()
+            prefix = _survivor_prefix(must=request.stays)
         except PermissionError as error:
             self.say(protocol.Refused(what="detach", error=str(error)))
             return
@@ -144,9 +144,9 @@ class Contact:
     ) -> Callable[[], object]:
         """Start the agent, by fork or by exec; return a function that waits for its end."""
         with (folder / _AGENT_LOG).open("wb") as log:
-            if request.warm is not None and not prefix:
+            if request.warm is not None:
                 self._owner = request.warm.owner
-                agent = warmth.fork_agent(request, listener, log.fileno(), self._umask)
+                agent = warmth.fork_agent(request, listener, log.fileno(), self._umask, prefix)
                 if agent is not None:
                     return partial(processes.wait_gone, agent, _GONE_S)
             return _exec(request, listener, log, prefix, self._umask)
@@ -246,7 +246,7 @@ class Contact:
         """Have a template. No answer: where there can be none, jobs are started by exec."""
         self._owner = request.owner
         with contextlib.suppress(OSError, ValueError):
-            warmth.ensure(request, self._umask)
+            warmth.ensure(request, self._umask, _survivor_prefix(must=False))
 
     def renew(self, _: protocol.Renew | None = None) -> None:
         """Renew the lease of the templates of whoever this is."""
@@ -297,6 +297,19 @@ def _receive(conn: socket.socket) -> bytes:
         return conn.recv(1 << 18)
     except ConnectionResetError:
         return b""
+
+
+def _survivor_prefix(*, must: bool) -> tuple[str, ...]:
+    """Return what a command begins with that is to survive the end of this session, if it can.
+
+    Raises `PermissionError` if it `must`, and can't.
+    """
+    try:
+        return logout.survivor_prefix()
+    except PermissionError:
+        if must:
+            raise
+        return ()
 
 
 def _exec(

@@ -12,7 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-from distmagic.remote import places, protocol
+from distmagic.remote import logout, places, protocol
 
 _TRIES = 10
 
@@ -23,7 +23,7 @@ def gather() -> protocol.Facts:
     return protocol.Facts(
         executable=sys.executable, torch=torch_version(), gpus=count_gpus(), cpus=_cpus(), address=address,
         interface=interface, free_port=_free_port(address), free_bytes=shutil.disk_usage(places.home()).free,
-        state_dir=str(places.home()),
+        state_dir=str(places.home()), logout=logout.warning(),
     )  # fmt: skip
 
 

@@ -1,30 +1,49 @@
-"""Whether a job would survive the end of the SSH session that starts it: some hosts kill at log-out.
+"""Whether what runs here survives the end of the SSH session that starts it: some hosts kill at log-out.
 
-systemd does with `KillUserProcesses=yes`, but for what runs under the user's own manager, which lives on where the
-user lingers (logind.conf(5), loginctl(1)). Slurm's pam_slurm_adopt puts every session into a job's "extern" step, and
-ends it with that job.
+systemd does where logind.conf(5) says so (KillUserProcesses, KillOnlyUsers, KillExcludeUsers), but for what runs under
+the user's own manager, which lives on where the user lingers (loginctl(1)). Slurm's pam_slurm_adopt puts every session
+into a job's "extern" step, and ends it with that job.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import pwd
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "--")
+_RUN = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
+# A scope ends as a whole when one process in it is killed for want of memory, where it isn't told otherwise (since 253).
+_SCOPES = ((*_RUN, "-p", "OOMPolicy=continue", "--"), (*_RUN, "--"))
+_ASK = ("busctl", "--system", "get-property", "org.freedesktop.login1")
 _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What decides. `cgroup` is the text of /proc/self/cgroup; `has_scopes`: systemd-run --user --scope works."""
+    """What decides. `cgroup` is the text of /proc/self/cgroup; `scope`: how a scope of the user's own is begun, () if not."""
 
     cgroup: str
+    user: str = ""
     kills: bool = False
     lingers: bool = False
-    has_scopes: bool = False
+    scope: tuple[str, ...] = ()
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether systemd ends here what the user leaves running."""
+        return self.kills and re.search(r"/session-[^/\n]+\.scope", self.cgroup) is not None
+
+    @property
+    def cure(self) -> str:
+        """What lets it run on."""
+        if self.lingers:
+            return "systemd-run --user --scope, which does not work here"
+        return f"loginctl enable-linger {self.user} (as root, where that is refused)"
 
 
 def decide(session: Session) -> tuple[str, ...]:
@@ -37,13 +56,13 @@ def decide(session: Session) -> tuple[str, ...]:
             f"what is started here ends with Slurm job {found[1]} (pam_slurm_adopt), so no job can be left alone. "
             "Run it without --detach, or submit it to Slurm"
         )
-    if not session.kills or not re.search(r"/session-[^/\n]+\.scope", session.cgroup):
+    if not session.is_killed:
         return ()
-    if session.has_scopes and session.lingers:
-        return _SCOPE
+    if session.scope and session.lingers:
+        return session.scope
     raise PermissionError(
-        "systemd ends here what a user leaves running at log-out (KillUserProcesses=yes), so no job can be left alone. "
-        "Run it without --detach, or have it allowed with: loginctl enable-linger"
+        "systemd ends here what a user leaves running at log-out (KillUserProcesses and KillOnlyUsers in logind.conf), "
+        f"so no job can be left alone. Run it without --detach; what would allow it: {session.cure}"
     )
 
 
@@ -52,20 +71,50 @@ def survivor_prefix() -> tuple[str, ...]:
     return decide(_look())
 
 
+def warning() -> str:
+    """Return what to know of a host on which a run ends with the connection that began it; "" where it does not."""
+    session = _look()
+    if not session.is_killed or (session.scope and session.lingers):
+        return ""
+    return (
+        "systemd ends a run here when the connection to it breaks (KillUserProcesses and KillOnlyUsers in logind.conf); "
+        f"what would let it go on: {session.cure}."
+    )
+
+
 def _look() -> Session:
     try:
         cgroup = Path("/proc/self/cgroup").read_text()
     except OSError:
         return Session(cgroup="")
-    if "session-" not in cgroup:
+    if "session-" not in cgroup or not _kills():
         return Session(cgroup=cgroup)
-    return Session(
-        cgroup=cgroup,
-        kills=_says("busctl", "--system", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1",
-                    "org.freedesktop.login1.Manager", "KillUserProcesses").endswith("true"),
-        lingers=_says("loginctl", "show-user", "--value", "--property=Linger", "self") == "yes",
-        has_scopes=_works(*_SCOPE, "true"),
-    )  # fmt: skip
+    lingers = _says(*_ASK, "/org/freedesktop/login1/user/self", "org.freedesktop.login1.User", "Linger") == "b true"
+    scope = next((one for one in _SCOPES if _works(*one, "true")), ())
+    return Session(cgroup=cgroup, user=_user(), kills=True, lingers=lingers, scope=scope)
+
+
+@functools.cache
+def _kills() -> bool:
+    """Whether logind ends what this user leaves running: `manager_shall_kill` in its logind-core.c.
+
+    It tells three properties, a line each: `b true`, and lists as `as 2 "ann" "bob"`. Nobody excluded is root excluded.
+    """
+    names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
+    lines = _says(*_ASK, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names).splitlines()
+    if len(lines) != len(names):
+        return False
+    only, excluded = (re.findall(r'"([^"]*)"', line) for line in lines[1:])
+    if _user() in (excluded or ["root"]):
+        return False
+    return _user() in only if only else lines[0] == "b true"
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _says(*command: str) -> str:

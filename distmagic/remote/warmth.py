@@ -45,14 +45,14 @@ def variables(warm: protocol.Warm) -> dict[str, str]:
     return {k: v for k, v in env.items() if k not in AT_RUN_TIME and not k.startswith(AT_RUN_TIME_TOO)}
 
 
-def _key(env: dict[str, str], umask: int) -> str:
+def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
     """Return a name for all that ranks take over from a template."""
     folders = {path: _installed(path) for path in sys.path[1:] if os.path.isdir(path)}
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     who = [os.getuid(), os.geteuid(), os.getegid(), sorted(os.getgroups()), os.getpriority(os.PRIO_PROCESS, 0)]
     ignored = sorted(n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN)
     told = [sys.executable, sys.version, sys.path[0], sorted(env.items()), os.getcwd(), folders, limits, who, ignored,
-            umask, sorted(os.sched_getaffinity(0))]  # fmt: skip
+            umask, sorted(os.sched_getaffinity(0)), prefix]  # fmt: skip
     return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
 
 
@@ -83,17 +83,20 @@ def _mine(owner: str) -> str:
 # ---- finding and starting
 
 
-def ensure(warm: protocol.Warm, umask: int) -> Path | None:
-    """Return the socket of a template that fits, which may still be importing torch; None where there can be none."""
+def ensure(warm: protocol.Warm, umask: int, prefix: tuple[str, ...] = ()) -> Path | None:
+    """Return the socket of a template that fits, which may still be importing torch; None where there can be none.
+
+    A new one is started by a command that begins with `prefix`.
+    """
     env = variables(warm)
     if not _can_be_warm(env):
         return None
-    key = _key(env, umask)
+    key = _key(env, umask, prefix)
     for folder in places.warm_dirs(_mine(warm.owner), key):
         if _is_there(folder):
             return folder / places.TEMPLATE
     _make_room(warm.owner)
-    return _start(warm, env, key, umask)
+    return _start(warm, env, key, umask, prefix)
 
 
 def _is_there(folder: Path) -> bool:
@@ -120,7 +123,7 @@ def _process(folder: Path) -> processes.Process | None:
     return process if process is not None and process.started == started else None
 
 
-def _start(warm: protocol.Warm, env: dict[str, str], key: str, umask: int) -> Path:
+def _start(warm: protocol.Warm, env: dict[str, str], key: str, umask: int, prefix: tuple[str, ...]) -> Path:
     folder = places.make_warm_dir(_mine(warm.owner), key)
     path = folder / places.TEMPLATE
     settings = {SETTINGS: json.dumps({"idle_s": warm.idle_s, "lease_s": warm.lease_s}), processes.MARK: marks.ROOM}
@@ -130,7 +133,7 @@ def _start(warm: protocol.Warm, env: dict[str, str], key: str, umask: int) -> Pa
             path.chmod(0o600)
             listener.listen(16)
             child = subprocess.Popen(
-                [sys.executable, "-u", sys.path[0], marks.ROLE], stdin=listener.fileno(), stdout=log, stderr=log,
+                [*prefix, sys.executable, "-u", sys.path[0], marks.ROLE], stdin=listener.fileno(), stdout=log, stderr=log,
                 env={**env, **settings}, start_new_session=True, umask=umask,
             )  # fmt: skip
     except BaseException:
@@ -181,14 +184,16 @@ def _tell(conn: socket.socket, request: protocol.Message, fds: list[int]) -> Non
     conn.shutdown(socket.SHUT_WR)
 
 
-def fork_agent(request: protocol.Start, listener: socket.socket, log: int, umask: int) -> processes.Process | None:
+def fork_agent(
+    request: protocol.Start, listener: socket.socket, log: int, umask: int, prefix: tuple[str, ...]
+) -> processes.Process | None:
     """Have a template fork the job's agent and return it; None where the agent has to be started by exec."""
     if request.warm is None:
         return None
     log_bytes = str(places.log_limit_bytes(request.env))
     env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
     try:
-        path = ensure(request.warm, umask)
+        path = ensure(request.warm, umask, prefix)
         if path is None:
             return None
         with _conversation(path, PATIENCE_S) as (conn, _):

@@ -19,7 +19,7 @@ PidFile none
 AuthorizedKeysFile {shared}/id.pub
 SetEnv PATH={path}
 StrictModes no
-UsePAM no
+UsePAM {pam}
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
@@ -34,12 +34,16 @@ Subsystem sftp internal-sftp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetup:
-    """What a host is like. `sshd`: lines of sshd_config that win over ours; `hostname`: its name if not the lab's."""
+    """What a host is like. `sshd`: lines of sshd_config that win over ours; `hostname`: its name if not the lab's.
+
+    `logind`: lines of logind.conf; with them systemd is the host's first process, and an SSH log-in a session of its own.
+    """
 
     python: PythonKind = "torch"
     shell: str = "/bin/bash"
     hostname: str | None = None
     sshd: str = ""
+    logind: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,7 @@ def write_all(wiring: Wiring, setup: HostSetup) -> None:
     write_etc(wiring, "shadow", "root:*:19000:0:99999:7:::\n")  # "!" would lock the account for a server without PAM
     write_passwd(wiring, setup.shell)
     write_names(wiring, hostname, wiring.address)
+    write_etc(wiring, "logind.conf", f"[Login]\n{setup.logind or ''}\n")
     write_sshd_config(wiring, setup)
 
 
@@ -109,7 +114,13 @@ def write_sshd_config(wiring: Wiring, setup: HostSetup) -> bool:
     path = wiring.folder / "sshd_config"
     before = path.read_text() if path.exists() else ""
     search = pythons.path_of(setup.python, wiring.shared)
-    text = _SSHD_CONFIG.format(folder=wiring.folder, shared=wiring.shared, path=search, more=setup.sshd)
+    text = _SSHD_CONFIG.format(
+        folder=wiring.folder,
+        shared=wiring.shared,
+        path=search,
+        more=setup.sshd,
+        pam="no" if setup.logind is None else "yes",
+    )
     path.write_text(text)
     return text != before
 

@@ -10,14 +10,14 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from tests.lab import files, network, processes, pythons
+from tests.lab import cgroups, files, network, processes, pythons
 from tests.lab.files import HOME, HostSetup, Wiring
 from tests.lab.processes import HostProcess
 from tests.lab.pythons import PythonKind
 from tests.lab.waiting import wait_until
 from tests.system.components import COMPONENTS
 
-_BOOT = Path(__file__).with_name("boot.sh")
+_BOOT, _BOOT_SYSTEMD = (Path(__file__).with_name(name) for name in ("boot.sh", "boot_systemd.sh"))
 _BOOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
 _LISTENS = "Server listening on"
@@ -41,6 +41,7 @@ class LabHost:
         self._process: subprocess.Popen[str] | None = None
         self._first_pid = 0
         self._is_broken = False
+        self._cgroup = f"distmagic-lab-{os.getpid()}-{wiring.card}"
         files.write_all(wiring, setup)
 
     def __repr__(self) -> str:
@@ -70,11 +71,14 @@ class LabHost:
             "HOST_HOME": str(wiring.home),
             "KEEP": "\n".join(map(str, wiring.keep)),
             "SSHD": COMPONENTS["sshd"].path() or "sshd",
+            "SYSTEMD": COMPONENTS["systemd"].path() or "systemd",
+            "CGROUP": self._cgroup,
         }
+        boot = _BOOT if self._setup.logind is None else _BOOT_SYSTEMD
         unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
         with (wiring.folder / "boot.log").open("a") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *unshare, "sh", str(_BOOT)],  # it ends with this process
+                ["setpriv", "--pdeathsig", "KILL", *unshare, "sh", str(boot)],  # it ends with this process
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -127,6 +131,8 @@ class LabHost:
                 pipe.close()
         self._process.wait()
         self._process, self._first_pid = None, 0
+        if self._setup.logind is not None:
+            wait_until(lambda: cgroups.remove(self._cgroup), f"{self.name}'s cgroups to be empty")
         network.ip_may_fail(f"link del {self._wiring.card}")  # the kernel removes it too, but some time later
 
     # ---- faults, and their cures

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 _SEARCHED = os.pathsep.join(
-    (os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin")  # sshd and ip are in sbin
+    (os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/lib/systemd", "/lib/systemd")
 )
 
 
@@ -36,6 +36,9 @@ COMPONENTS = {
         Component(name="nsenter", programs=("nsenter",), packages=("util-linux",)),
         Component(name="mount", programs=("mount",), packages=("mount",)),
         Component(name="fish", programs=("fish",), packages=("fish",)),
+        Component(
+            name="systemd", programs=("systemd",), packages=("systemd", "dbus", "dbus-user-session", "libpam-systemd")
+        ),
         Component(name="csh", programs=("csh", "tcsh"), packages=("csh",)),
         Component(
             name="browser",

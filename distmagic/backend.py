@@ -52,8 +52,8 @@ class Session(Protocol):
     def attach(self, reaching: Reaching, job: Job, screen: object) -> object:
         """Follow a job to its end, as `launch`."""
 
-    def add(self, reaching: Reaching, job: Job) -> tuple[int, ...]:
-        """Have hosts come to an elastic job; return which nodes they are."""
+    def add(self, reaching: Reaching, job: Job, tell: Callable[[str, int], object]) -> None:
+        """Have hosts come to an elastic job; `tell` hears of each, and which node it is."""
 
     def stop(self, reaching: Reaching, job: Job) -> None:
         """End a job."""

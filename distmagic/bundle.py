@@ -17,6 +17,8 @@ import importlib.machinery
 import importlib.util
 import marshal
 import os
+import secrets
+import threading
 from pathlib import Path
 from types import CodeType
 
@@ -38,14 +40,18 @@ if __name__ == "__main__":
 '''
 
 
+_BUILDING = threading.Lock()
+
+
 def build() -> blobs.LocalBlob:
     """Return the bundle, which lies among this machine's blobs. The same bytes for the same installed files."""
-    bundle = _built()
-    try:
-        os.utime(bundle.path)  # young again: nobody expires it while a kernel lives from it
-    except FileNotFoundError:
-        _built.cache_clear()
+    with _BUILDING:  # all hosts are reached at once
         bundle = _built()
+        try:
+            os.utime(bundle.path)  # young again: nobody expires it while a kernel lives from it
+        except FileNotFoundError:
+            _built.cache_clear()
+            bundle = _built()
     return bundle
 
 
@@ -88,7 +94,9 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
     data = {"__main__.py": _MAIN} | {name: file.read_bytes() for name, file in files.items()}
     data |= {f"{name}c": _compiled(file, name) for name, file in files.items() if name.startswith("distmagic/")}
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
-    blobs.keep(made.blob.sha256.encode(), note.parent).path.replace(note)
+    aside = note.with_name(f"{note.name}.{secrets.token_hex(6)}")  # another kernel may make the same
+    aside.write_text(made.blob.sha256)
+    aside.replace(note)
     return made
 
 

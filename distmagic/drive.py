@@ -90,8 +90,10 @@ def unheard(state: RunState) -> tuple[int, ...]:
 
 def can_detach(state: RunState) -> bool:
     """Whether every node runs, and the nodes hear each other: so that none is left alone without a notebook."""
-    has_begun = all(node.phase not in ("connecting", "starting") for node in state.nodes)
-    return has_begun and (len(state.nodes) == 1 or all(node.gang == "joined" for node in state.nodes[1:]))
+    lost = {node for node, _ in state.lost}
+    there = [node for node in state.nodes if node.node_rank not in lost]
+    has_begun = all(node.phase not in ("connecting", "starting") for node in there)
+    return has_begun and all(node.gang == "joined" for node in there if node.node_rank != 0)
 
 
 def too_late(state: RunState) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ def _explains_first_failure(draft: Draft, what: protocol.Ended) -> bool:
 def _end_phase(draft: Draft, node: int, what: protocol.Ended) -> str:
     if blame.is_good(what):
         return "done"
-    if draft.base.is_elastic and _is_replaced(what):
+    if what.outcome == "replaced" or (draft.base.is_elastic and _has_lost_a_peer(what)):
         return "stopped"
     is_torchrun_over = draft.nodes[node].code not in (None, 0)
     by_torchrun = blame.is_by_sigterm(what) and (is_torchrun_over or draft.first_failure is not None)
@@ -159,9 +159,9 @@ def _end_phase(draft: Draft, node: int, what: protocol.Ended) -> str:
     return "stopped" if by_notebook_or_gang or draft.nodes[node].stopping or by_torchrun else "failed"
 
 
-def _is_replaced(what: protocol.Ended) -> bool:
+def _has_lost_a_peer(what: protocol.Ended) -> bool:
     """Whether a rank of an elastic job ended because the job forms anew, with a host less or more."""
-    return what.outcome == "replaced" or blame.is_by_sigterm(what) or blame.is_echo(what)
+    return blame.is_by_sigterm(what) or blame.is_echo(what)
 
 
 HANDLERS: dict[type, Callable[..., None]] = {

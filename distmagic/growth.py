@@ -68,23 +68,18 @@ class Growth:
             pause = min(2 * pause, LONGEST_PAUSE_S)
             try:
                 link = self._ground.reopen(place)
-                new = self._start(link, own)
-                if new is not None:
-                    return new, link
-            except (ConnectionLost, Unreachable, SpecError):  # a SpecError: the lead still hears the node that it was
+                return self._start(link, own), link
+            except (ConnectionLost, Unreachable, SpecError):  # a SpecError: the node that it was is not over yet
                 continue
             except DistmagicError as error:  # it may pass: a machine that boots lets nobody in at first
                 self._ground.warn(f"{error.message} The run goes on without this host.")
                 pause = _REFUSED_PAUSE_S
         return None
 
-    def _start(self, link: Link, own: set[int]) -> int | None:
-        """Start a host as a new node, which is added to `own`; None when it isn't free for that yet."""
+    def _start(self, link: Link, own: set[int]) -> int:
+        """Start a host as a new node, which is added to `own`."""
         seat = self._seats[asked := secrets.token_hex(8)] = Future()
         try:
-            if any(one.job == self._newcomers.job for one in link.facts.running):
-                link.close()  # the node that it was has not noticed yet that it is lost, or is only out of our sight
-                return None
             start = self._newcomers.admit(link, asked)
             own.add(start.node_rank)
             self._wait(seat)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from distmagic import job_requests
+from distmagic.errors import Cancelled
 from distmagic.found import Job, found_jobs
 from distmagic.hangs import Explanation
 from distmagic.link import Link
 from distmagic.newcomers import Newcomers
 from distmagic.prepare import in_parallel
-from distmagic.reach import Reaching
+from distmagic.reach import PARALLEL, Reaching, join_errors
 from distmagic.remote.protocol import Look, Template, Templates
 
 
@@ -36,10 +38,11 @@ class Housekeeping:
         finally:
             in_parallel(reaching.rest, reaching.present, links)
 
-    def add(self, reaching: Reaching, job: Job) -> tuple[int, ...]:
-        """Have hosts come to an elastic job that runs; return which nodes they are.
+    def add(self, reaching: Reaching, job: Job, tell: Callable[[str, int], object]) -> None:
+        """Have hosts come to an elastic job that runs; `tell` hears of each that has, and which node it is.
 
-        `reaching` are its first node's host, and then these. Raises `SpecError` if it takes in no host, or not these.
+        `reaching` are its first node's host, and then these.
+        Raises `SpecError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
         """
         lead, *others = reaching.wait()
         newcomers = Newcomers(job.name, lambda: self._link(reaching, 0))
@@ -47,13 +50,26 @@ class Housekeeping:
         def start(link: Link) -> int:
             orders = newcomers.admit(link, secrets.token_hex(8))
             link.start(orders)
+            link.finish()
             return orders.node_rank
 
+        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-add")
+        names = {pool.submit(start, link): link.host.name for link in others}
         try:
-            return tuple(in_parallel(start, others))
+            for one in as_completed(names):
+                if one.exception() is None:
+                    tell(names[one], one.result())
+        except KeyboardInterrupt:
+            hint = "%distributed jobs shows which of them have come."
+            raise Cancelled(f"Interrupted while hosts were coming to job {job.name}.", hint) from None
         finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for link in others:
+                link.close()
             reaching.rest(0, lead)
-            in_parallel(Link.finish, others)
+        errors = [error for one in names if (error := one.exception()) is not None]
+        if errors:
+            raise join_errors(errors)
 
     def stop(self, reaching: Reaching, job: Job) -> None:
         """End a job on its own hosts, as far as they are known; returns when its processes are gone there.

@@ -63,18 +63,18 @@ class JobCommands:
         return run
 
     def _add(self, words: list[str]) -> None:
-        _expect(words, 2, 2, "%distributed add needs the name of a job and a list of hosts.")
-        new = parse_hosts(words[1])
+        _expect(words, 2, 10_000, "%distributed add needs the name of a job and a list of hosts.")
+        new = parse_hosts(",".join(words[1:]))
         job, known = self._find_known(words[0])
         if not job.is_running:
             raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
         if 0 not in job.known:
             raise SpecError(f"{job.hosts[0]}, the first host of {job.name}, did not answer; it takes in all others.")
-        nodes = self._notebook.session().add(self._reach((known[0], *new)), job)
-        for host, node_rank in zip(new, nodes, strict=True):
-            print(
-                f"{host.name} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew"
-            )
+
+        def tell(host: str, node_rank: int) -> None:
+            print(f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew")
+
+        self._notebook.session().add(self._reach((known[0], *new)), job, tell)
 
     def _stop(self, words: list[str]) -> None:
         _expect(words, 1, 1, "%distributed stop needs the name of a job.")
@@ -82,9 +82,11 @@ class JobCommands:
         if not job.is_running:
             raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
         self._notebook.session().stop(self._reach(hosts), job)
-        print(f"{job.name} was stopped on {', '.join(job.hosts[node] for node in job.known)}")
+        print(f"{job.name} was stopped on {', '.join(dict.fromkeys(job.hosts[node] for node in job.known))}")
         if job.missing:
-            print(f"{', '.join(job.missing)} could not be asked; there it ends when it no longer hears the others")
+            print(
+                f"{', '.join(dict.fromkeys(job.missing))} could not be asked; there it ends when it no longer hears the others"
+            )
 
     def _logs(self, words: list[str]) -> None:
         _expect(words, 2, 2, "%distributed logs needs the name of a job and a rank.")
@@ -188,7 +190,7 @@ def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
     for job in jobs:
         age_min = int(min(max(0.0, (now_s - job.began_s) / 60), 1e9))  # whatever its clock says, also no number
         ago = f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
-        told = (job.name, job.phase, ", ".join(job.hosts), ago, f"{job.size_bytes / 1e6:,.1f} MB")
+        told = (job.name, job.phase, ", ".join(dict.fromkeys(job.hosts)), ago, f"{job.size_bytes / 1e6:,.1f} MB")
         rows.append([harmless.lines(text) for text in told])
     return _aligned(rows)
 

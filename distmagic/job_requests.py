@@ -12,10 +12,11 @@ from distmagic.found import Job
 from distmagic.hangs import Explanation, explain
 from distmagic.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
 from distmagic.reach import PARALLEL
-from distmagic.remote import journal, protocol
+from distmagic.remote import journal, places, protocol
 
 A = TypeVar("A", protocol.Recalled, protocol.Enlisted)
 
+_SMALL_BYTES, _SMALL_TOGETHER_BYTES = 1 << 20, 64 << 20  # results of one rank, and of one node, that come at once
 _MAX_RANKS = 4096  # of one node
 
 
@@ -31,6 +32,26 @@ def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
         except PreflightError:
             continue
     return texts.decode(errors="replace") if has_run else None
+
+
+def is_small(size_bytes: int | None) -> bool:
+    """Whether a rank has a result that comes back at once; a larger one waits on its host until it is looked at."""
+    return 0 < (size_bytes or 0) <= _SMALL_BYTES
+
+
+def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
+    """Return small results of ranks of a node, as they are; `sizes` by rank. Of very many only the first ones."""
+    found: dict[int, bytes] = {}
+    together = 0
+    for rank, size in sizes.items():
+        together += size
+        if together > _SMALL_TOGETHER_BYTES:
+            break  # the others are fetched when they are looked at
+        data = bytearray()
+        request = protocol.Fetch(job=job, node_rank=node_rank, name=f"rank{rank}.result")
+        link.fetch(request, data.extend, limit_bytes=size)
+        found[rank] = bytes(data)
+    return found
 
 
 def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.Stacks]:
@@ -56,9 +77,13 @@ def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.St
 def recall(link: Link, job: str) -> protocol.Start:
     """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
     answer = _ask_lead(link, job, protocol.Recall(), protocol.Recalled)
-    if answer.start.recipe is None or answer.start.membership is None or answer.start.job != job:
+    start = answer.start
+    if start.recipe is None or start.membership is None or start.job != job:
         raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
-    return answer.start
+    names, sizes = (start.call, start.code, *start.volumes), start.recipe.sizes
+    if len(names) != len(sizes) or not all(map(places.is_sha256, names)) or min(sizes) < 0:
+        raise ProtocolError(f"{link.host.name} told of a payload that can't be.")
+    return start
 
 
 def enlist(link: Link, job: str, host: str, asked: str) -> tuple[str, ...]:
@@ -66,7 +91,14 @@ def enlist(link: Link, job: str, host: str, asked: str) -> tuple[str, ...]:
 
     Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
     """
-    return _ask_lead(link, job, protocol.Enlist(host=host, asked=asked), protocol.Enlisted, asked).hosts
+    try:
+        return _ask_lead(link, job, protocol.Enlist(host=host, asked=asked), protocol.Enlisted, asked).hosts
+    except _Refused as refused:
+        raise SpecError(f"{host} can't come to job {job}: {refused}.") from None
+
+
+class _Refused(Exception):
+    """What the lead says in place of an answer."""
 
 
 def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], asked: str = "") -> A:
@@ -75,7 +107,7 @@ def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], as
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.Refused):
-                raise SpecError(f"Job {job} takes in no host now: {message.error}.")
+                raise _Refused(message.error)
             if isinstance(message, protocol.Over):
                 raise SpecError(f"Job {job} has ended.")
             if isinstance(message, kind) and getattr(message, "asked", asked) == asked:

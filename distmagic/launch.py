@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from distmagic import job_requests
 from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
@@ -25,12 +26,9 @@ from distmagic.pack import Payload
 from distmagic.plan import Plan
 from distmagic.reach import PARALLEL, join_errors
 from distmagic.remote import protocol
-from distmagic.remote.gang import MOST_NODES
+from distmagic.remote.gang import FORM_S, MOST_NODES
 from distmagic.state import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
 from distmagic.takeback import cancelled, take_back
-
-SMALL_RESULT_BYTES = 1 << 20  # what comes back at once; larger results wait on their host until they are looked at
-_SMALL_TOGETHER_BYTES = 64 << 20  # of one node
 
 
 @dataclass(slots=True)
@@ -178,27 +176,51 @@ class Launch:
             self._inbox.add_node()
             self.places.append(place)
             if place == NOWHERE:
-                why = "it is not among the hosts of this notebook" if self._intake is not None else "it never began"
-                self._inbox.put(node_rank, Lost(why=why))
+                self._pass_over(node_rank, host)
             elif self._growth is None or not self._growth.take_seat(message.asked, node_rank):
                 self._in_thread(self._meet, node_rank)
 
+    def _pass_over(self, node_rank: int, host: str) -> None:
+        """Do without a node that can't be followed from here."""
+        if self._intake is None:  # the job is over, and no host knows of this node
+            self._inbox.put(node_rank, Lost(why="it never began"))
+            return
+        text = f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here."
+        cure = "Name it with %distributed hosts and attach to see them."
+        self._inbox.put(node_rank, Warned(text=f"{text} {cure}"))
+        self._inbox.put(node_rank, Lost(why="it is not among the hosts of this notebook"))
+
     def _meet(self, node_rank: int) -> None:
-        """Follow a node that another notebook is about to start, as soon as its host knows of it."""
-        give_up, pause = time.monotonic() + self.lease_s, FIRST_PAUSE_S
+        """Follow a node that another notebook is about to start, as soon as its host knows of it.
+
+        If that doesn't come about, this notebook takes the host in itself.
+        """
+        give_up, pause = time.monotonic() + FORM_S, FIRST_PAUSE_S
         while time.monotonic() < give_up and not self._over.wait(pause):
             pause = min(2 * pause, LONGEST_PAUSE_S)
-            try:
-                link = self._reopen(self.places[node_rank])
-                if any((one.job, one.node_rank) == (self.job, node_rank) for one in link.jobs()):
-                    link.attach(protocol.Attach(job=self.job, node_rank=node_rank))
-                    self.links[node_rank] = link
-                    self._listen(node_rank, link)
-                    return
-                link.close()
-            except DistmagicError:
-                continue
+            if (link := self._met(node_rank)) is not None:
+                self._listen(node_rank, link)
+                return
         self._lose(node_rank, "it never began")
+        self._await(self.places[node_rank])
+
+    def _met(self, node_rank: int) -> Link | None:
+        try:
+            link = self._reopen(self.places[node_rank])
+            if all((one.job, one.node_rank) != (self.job, node_rank) for one in link.jobs()):
+                link.close()
+                return None
+            self._join_again(node_rank, link, 0)
+        except DistmagicError:
+            return None
+        return link
+
+    def _join_again(self, node_rank: int, link: Link, after: int) -> None:
+        """Go on with a node over a new conversation, after event `after`."""
+        link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=after))
+        if node_rank in self._stops:
+            link.send(self._stops[node_rank])  # it may have been lost with the connection
+        self.links[node_rank] = link
 
     def _lose(self, node_rank: int, why: str) -> None:
         self._missed.add(node_rank)
@@ -239,12 +261,13 @@ class Launch:
             heard.is_final = heard.is_final or isinstance(message, protocol.Final)
             if isinstance(message, protocol.Final) and message.reason == "lost" and node_rank != 0:
                 self._missed.add(node_rank)
-            if isinstance(message, protocol.Ended) and 0 < (message.result_bytes or 0) <= SMALL_RESULT_BYTES:
+            if isinstance(message, protocol.Ended) and job_requests.is_small(message.result_bytes):
                 heard.small[message.rank] = message.result_bytes or 0
         if not heard.is_final:
             self._lose(node_rank, _agent_gone(link.agent_error))
             return
-        self._fetch_small(node_rank, link, heard.small)
+        small = job_requests.small_results(link, self.job, node_rank, heard.small)
+        self.small_results.update({(node_rank, rank): data for rank, data in small.items()})
         self._resting.append(link)
         self.rest(self.places[node_rank], link)
         self._inbox.put(node_rank, Gone())
@@ -260,26 +283,12 @@ class Launch:
                 link.kept = self.links[node_rank].kept if node_rank in self.links else None
                 if link.kept is not None:
                     link.send(link.kept)
-                link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=last))
-                if node_rank in self._stops:
-                    link.send(self._stops[node_rank])  # it may have been lost with the connection
+                self._join_again(node_rank, link, last)
             except (ConnectionLost, Unreachable):
                 continue
-            self.links[node_rank] = link
             self._inbox.put(node_rank, Mended())
             return link
         raise ConnectionLost(f"no connection for {self.lease_s:g} s")
-
-    def _fetch_small(self, node_rank: int, link: Link, sizes: Mapping[int, int]) -> None:
-        together = 0
-        for rank, size in sizes.items():
-            together += size
-            if together > _SMALL_TOGETHER_BYTES:
-                return  # the others are fetched when they are looked at
-            data = bytearray()
-            request = protocol.Fetch(job=self.job, node_rank=node_rank, name=f"rank{rank}.result")
-            link.fetch(request, data.extend, limit_bytes=size)
-            self.small_results[node_rank, rank] = bytes(data)
 
     def batch(self, timeout_s: float) -> list[Event]:
         """Return the events that have come, after at most `timeout_s`; [] for none."""

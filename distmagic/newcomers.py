@@ -13,15 +13,20 @@ from pathlib import Path
 
 from distmagic import blobs, diagnose, job_requests, orders
 from distmagic.blobs import LocalBlob
-from distmagic.errors import ProtocolError
+from distmagic.errors import ProtocolError, SpecError
 from distmagic.link import Link
 from distmagic.plan import Reached
 from distmagic.remote import facts, intake, protocol
 from distmagic.remote.protocol import Blob, Start
 
+_MOST_BYTES = 2 << 30  # of a payload from elsewhere: as much as the blobs of this machine may take up
+
 
 class Newcomers:
-    """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time."""
+    """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time.
+
+    `begun` and `payload` are known to the notebook that began it; any other one takes 2 GiB at most from the first host.
+    """
 
     def __init__(
         self, job: str, open_lead: Callable[[], Link], begun: Start | None = None, payload: Sequence[LocalBlob] = ()
@@ -35,6 +40,8 @@ class Newcomers:
         `asked` is the name under which the lead tells all who follow the job. Raises `SpecError` if the job takes in
         no host, or not this one now, and `HostError` if the host doesn't fit.
         """
+        if any(one.job == self.job for one in link.facts.running):
+            raise SpecError(f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs.")
         diagnose.check(link.host.name, link.facts, facts.torch_version())
         with closing(self._open_lead()) as lead:
             diagnose.check_among((lead.host.name, link.host.name), (lead.facts, link.facts))
@@ -44,7 +51,7 @@ class Newcomers:
         route = link.ask(self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
             hosts = job_requests.enlist(lead, self.job, link.host.name, asked)
-        link.sweep(self.job)  # now nobody else starts anything of this job there
+        link.sweep(self.job)  # what an agent has left that was killed
         reached = Reached(host=link.host, facts=link.facts, route=route)
         return orders.newcomer(self._begun, hosts, reached, local_cwd=str(Path.cwd()))
 
@@ -53,6 +60,13 @@ class Newcomers:
         assert begun.recipe is not None
         names = (begun.call, begun.code, *begun.volumes)
         payload = [Blob(sha256=name, size_bytes=size) for name, size in zip(names, begun.recipe.sizes, strict=True)]
+        unknown_bytes = sum(blob.size_bytes for blob in payload if blob.sha256 not in self._payload)
+        if unknown_bytes > _MOST_BYTES:
+            raise SpecError(
+                f"The payload of job {self.job} is {unknown_bytes:,} bytes long; at most {_MOST_BYTES:,} are taken "
+                "from its first host.",
+                "The notebook that began the job has it, and can take a host in as long as it follows the job.",
+            )
         link.send(protocol.Check(blobs=tuple(payload)))
         lacking = link.answer(protocol.Want).sha256
         return tuple(self._here(blob) for blob in payload if blob.sha256 in lacking)

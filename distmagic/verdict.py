@@ -203,11 +203,19 @@ def _was_ended_by_its_agent(node: NodeState) -> bool:
     return node.reason not in (*_KNOWN, *_WISHES)
 
 
+def _spent(state: RunState) -> str:
+    lost = ", ".join(dict.fromkeys(state.nodes[node].host for node, _ in state.lost))
+    if not lost or not state.is_elastic:
+        return ""
+    return f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
+
+
 def _engine_failed(state: RunState, node: NodeState) -> RunError:
-    if node.reason == "lease":
-        return RunError(f"{node.host} ended its ranks: it had not heard of this notebook for the length of its lease.")
-    if _was_ended_by_its_agent(node):
-        return RunError(f"{node.host} ended its ranks: {node.reason}.")
+    if node.reason == "stopped":
+        return RunError("The job was stopped, by %distributed stop or from another notebook.")
+    if node.reason == "lease" or _was_ended_by_its_agent(node):
+        why = "it had not heard of this notebook for the length of its lease" if node.reason == "lease" else node.reason
+        return RunError(f"{node.host} ended its ranks: {why}.")
     lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
     if any(word in line for line in lines for word in _TAKEN):
         return RendezvousFailed(
@@ -223,7 +231,7 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
         ):  # an elastic job's: it may only have lost a peer
             return _worker_failed(state, worker)
     said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
-    hint = f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else ""
+    hint = _spent(state) + (f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else "")
     code = node.code or 0
     how = _how(code, exits.meaning_of(code))
     return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,13 @@ def test_a_missing_cloudpickle_is_an_error(monkeypatch):
     monkeypatch.setattr(bundle, "_package", lambda _: {})
     with pytest.raises(DistmagicError, match="cloudpickle is not installed"):
         bundle.build()
+
+
+def test_two_kernels_that_make_the_same_bundle_at_once(tmp_path):
+    """As two threads do here: each writes it aside and puts it in place."""
+    files = bundle._files()
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: bundle._made(files, tmp_path / "note"), range(8)))
+    assert len({one.blob.sha256 for one in made}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["note", made[0].blob.sha256])
+    assert (tmp_path / "note").read_text() == made[0].blob.sha256

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic import drive as driving
-from distmagic.drive import Limits, decide, drive, too_late
+from distmagic.drive import Limits, can_detach, decide, drive, too_late
 from distmagic.fold import begin, fold
 from distmagic.remote import protocol as p
 from distmagic.state import Event, Gone, Lost, Planned, RunState, Stopping
@@ -210,3 +210,13 @@ def test_any_run_that_is_interrupted_ends(script, restarts):
     assert state.is_over
     assert launch.elapsed_s < 0.5 * (len(script) + 1) + driving.GRACE_S + driving.CONFIRM_S + 2.0
     assert fold(state, []) == state
+
+
+def test_a_job_can_be_left_alone_when_all_that_are_there_hear_each_other():
+    joined = at(p.Member(node_rank=1, state="joined"))
+    assert not can_detach(elastic())
+    assert not can_detach(elastic(joined))
+    third = [at(p.Hello(protocol=1, job="j", node_rank=2, hostname="c", pid=3), 2), worker(2, 2)]
+    assert not can_detach(elastic(joined, *third))
+    assert can_detach(elastic(joined, *third, at(p.Member(node_rank=2, state="joined"))))
+    assert can_detach(elastic(joined, at(Lost(why="switched off"), 2)))

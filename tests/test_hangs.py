@@ -218,6 +218,7 @@ def test_a_bar_that_is_only_drawn_anew_has_not_moved():
     ([], 98.0, True),
     ([], 99.5, False),
     ([at(Broken(why="cut"), 1)], 10.0, False),
+    ([at(Broken(why="cut"), 1), at(Lost(why="switched off"), 1)], 10.0, True),  # an elastic job goes on without it
     ([at(Stopping(reason="failed"))], 10.0, False),
     ([*(ended(rank, rank // 2) for rank in range(4))], 10.0, False),  # torchrun alone is slow to end
 ])  # fmt: skip

@@ -174,7 +174,7 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (p.Refused(what="join", error="it is about to end"), "Job j-1 takes in no host now: it is about to end."),
+        (p.Refused(what="join", error="it is about to end"), "gpu-c can't come to job j-1: it is about to end."),
         (p.Over(), "Job j-1 has ended."),
     ],
 )
@@ -191,6 +191,43 @@ def test_a_job_that_is_not_elastic_takes_in_nobody(payload):
     with pytest.raises(SpecError) as caught:
         Newcomers("j-1", lead.open).admit(FakeLink(C), "a1")
     assert str(caught.value) == "Job j-1 is not elastic.\nBegin it with --nnodes MIN:MAX --max-restarts N."
+
+
+def listed(node_rank: int) -> tuple[p.Listed, ...]:
+    return (
+        p.Listed(
+            job="j-1", node_rank=node_rank, hosts=("gpu-c",), lease_s=60.0, max_restarts=0, began_s=0.0, is_running=True
+        ),
+    )
+
+
+def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(payload):
+    lead, link = Lead(begun(payload, A, B)[0]), FakeLink(C, running=listed(1))
+    with pytest.raises(SpecError) as caught:
+        Newcomers("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
+    assert caught.value.message == "gpu-c can't come to job j-1: it has a node of this job, which runs."
+    assert (link.said, lead.links) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"call": "../../etc/passwd"}, ProtocolError, "gpu-a told of a payload that can't be."),
+        ({"volumes": ()}, ProtocolError, "gpu-a told of a payload that can't be."),
+        ({"recipe": p.Recipe(sizes=(1, -1, 1))}, ProtocolError, "gpu-a told of a payload that can't be."),
+        ({"job": "j-2"}, SpecError, "Job j-1 is not elastic."),
+        (
+            {"recipe": p.Recipe(sizes=(1, 1, 3 << 30))}, SpecError,
+            "The payload of job j-1 is 3,221,225,474 bytes long; at most 2,147,483,648 are taken from its first host.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_lead_that_tells_of_what_can_not_be_is_not_believed(payload, change, error, message):
+    link = FakeLink(C)
+    with pytest.raises(error) as caught:
+        Newcomers("j-1", Lead(replace(begun(payload, A, B)[0], **change)).open).admit(link, "a1")
+    assert caught.value.message == message
+    assert not any(isinstance(said, list) for said in link.said), "nothing was brought there"
 
 
 def test_a_host_that_does_not_fit_is_brought_nothing(payload):
@@ -258,14 +295,6 @@ def growth(field: Field, payload: Payload, *errors: Exception) -> tuple[Growth, 
     return newcomers.growth, newcomers
 
 
-def listed(node_rank: int) -> tuple[p.Listed, ...]:
-    return (
-        p.Listed(
-            job="j-1", node_rank=node_rank, hosts=("gpu-c",), lease_s=60.0, max_restarts=0, began_s=0.0, is_running=True
-        ),
-    )
-
-
 def test_a_host_is_tried_until_it_is_there(payload):
     away, link = Unreachable("gpu-c", "no answer", ""), FakeLink(C)
     field = Field(away, ConnectionLost("gone"), away, away, away, away, link)
@@ -274,14 +303,6 @@ def test_a_host_is_tried_until_it_is_there(payload):
     assert link.said == [newcomers.start]
     assert field.pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
     assert field.told == []
-
-
-def test_a_host_on_which_the_job_still_runs_is_left_alone_until_it_does_not(payload):
-    busy, free = FakeLink(C, running=listed(2)), FakeLink(C)
-    field = Field(busy, free)
-    found, newcomers = growth(field, payload)
-    assert found.come_back(2) == (3, free)
-    assert (busy.said, busy.is_open, len(newcomers.asked)) == ([], False, 1)
 
 
 def test_a_host_that_another_notebook_has_taken_in_is_tried_no_more(payload):

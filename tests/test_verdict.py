@@ -269,6 +269,18 @@ def test_an_agent_that_was_asked_to_end():
     assert said(state)[1] == "gpu-a ended its ranks: the agent was asked to end."
 
 
+def test_a_job_that_was_stopped_from_elsewhere():
+    assert said(over(reason="stopped"))[1] == "The job was stopped, by %distributed stop or from another notebook."
+
+
+def test_an_elastic_job_that_has_no_restart_left_says_what_used_them_up():
+    ends = [at(what, n) for n in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="failed"), Gone())]
+    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 1, min_nodes=2)
+    kind, message, hint = said(fold(three, [at(Lost(why="switched off"), 2), *ends]))
+    assert (kind, message) == (RunError, "torchrun on gpu-a ended with exit code 1 before any rank told why.")
+    assert hint == "Before that gpu-c was lost; each loss of a host uses up one of --max-restarts 1.\n"
+
+
 def test_what_could_not_be_ended_is_named():
     ends = [at(p.Final(reason="interrupted", survivors=("python (pid 7, state D)", "sh (pid 8, state D)"))), *GONE[2:]]
     state = begun(at(Stopping(reason="interrupted")), *ends)

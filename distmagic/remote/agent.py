@@ -235,7 +235,9 @@ class Agent:
             reader.tell(protocol.Recalled(start=self.start))
             return
         try:
-            self.journal.add(self.muster.enlist(request, now, is_ending=self.ending.has_begun))
+            enlisted = self.muster.enlist(request, now, is_ending=self.ending.has_begun)
+            listing.enlisted(self.folder, enlisted.hosts)
+            self.journal.add(enlisted)
         except ValueError as error:
             reader.tell(protocol.Refused(what="join", error=str(error)))
 

@@ -40,6 +40,15 @@ def remember(folder: Path, start: protocol.Start) -> None:
     (folder / FILE).write_text(json.dumps(about))
 
 
+def enlisted(folder: Path, hosts: tuple[str, ...]) -> None:
+    """Note which hosts an elastic job has now. A disk that is full makes no job fail."""
+    with contextlib.suppress(OSError, ValueError):
+        about = {**json.loads((folder / FILE).read_text()), "hosts": hosts}
+        aside = folder / f"{FILE}.new"
+        aside.write_text(json.dumps(about))
+        aside.replace(folder / FILE)
+
+
 def mark_detached(folder: Path) -> None:
     """Note that a job needs no notebook any more. A disk that is full makes no job fail."""
     with contextlib.suppress(OSError):

@@ -60,9 +60,14 @@ def size_of(folder: Path) -> int:
     return size
 
 
+def is_sha256(text: str) -> bool:
+    """Whether a text is the name of a blob."""
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
 def blob(sha256: str) -> Path:
     """Return the place of a blob, whether or not it is there. Raises ValueError for what is no SHA-256."""
-    if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+    if not is_sha256(sha256):
         raise ValueError(f"{sha256[:80]!r} is no SHA-256")
     return home() / "blobs" / sha256
 

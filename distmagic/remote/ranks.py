@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -102,6 +103,11 @@ class Rank:
             rank=self.hello.rank, restart=self.hello.restart, outcome="replaced" if self.is_replaced and code < 0 else exits.outcome_of(code), code=code,
             meaning=exits.meaning_of(code, out_of_memory=out_of_memory),
         )  # fmt: skip
+
+    def end_as_replaced(self) -> protocol.Ended:
+        """Return the end of a rank in whose place torchrun has started another one, because the nodes met anew."""
+        hello = self.hello
+        return protocol.Ended(rank=hello.rank, restart=hello.restart, outcome="replaced", code=-signal.SIGTERM)
 
     @property
     def is_running(self) -> bool:

@@ -91,6 +91,10 @@ class Roster:
                 rank.ended = word
 
     def _add_rank(self, rank: Rank) -> None:
+        for older in [one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank]:
+            self._notice_end(older)
+            if not older.is_over:  # torchrun has ended it to start this one, and its exit code is gone with it
+                self._end_rank(older, older.end_as_replaced())
         self.ranks.append(rank)
         self.journal.add(rank.hello)
         rank.conn.setblocking(False)

@@ -197,10 +197,14 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
 
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))  # another machine: it has nothing of the job
     lab.hosts[0].start()
-    assert session().add(reach(lab, (asked[1], asked[0])), job) == (2,)
+    told: list[tuple[str, int]] = []
+    session().add(reach(lab, (asked[1], asked[0])), job, lambda *one: told.append(one))
+    assert told == [("dm1", 2)]
     wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1", 60)
-    with pytest.raises(SpecError, match=rf"^Job {job.name} takes in no host now: dm1 is a node of this job\.$"):
-        session().add(reach(lab, (asked[1], asked[0])), job)
+    with pytest.raises(
+        SpecError, match=rf"^dm1 can't come to job {job.name}: it has a node of this job, which runs\.$"
+    ):
+        session().add(reach(lab, (asked[1], asked[0])), job, print)
     (job,) = session().jobs(reach(lab, asked))
     assert (job.hosts, job.running) == (("dm2", "dm3", "dm1"), (0, 1, 2))
     session().stop(reach(lab, known_whereabouts(job, asked)), job)

@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +19,7 @@ from distmagic.bundle import build
 from distmagic.drive import Limits, Screen, drive
 from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.fold import begin, fold
-from distmagic.found import Job, check_orphans, choose, found_jobs, whereabouts
+from distmagic.found import Job, check_orphans, choose, found_jobs, known_whereabouts, whereabouts
 from distmagic.growth import NOWHERE, Intake
 from distmagic.hosts import LOCALHOST, Host
 from distmagic.housekeeping import Housekeeping
@@ -211,16 +211,19 @@ class Session(Housekeeping):
     def _leave(self, state: RunState, launch: Launch, reaching: Reaching, screen: Screen) -> Detached:
         """Let a detached job go on, and return what finds it again."""
         hosts = tuple(dict.fromkeys(reaching.known[place] for place in launch.places if place != NOWHERE))
-        others = tuple(host for host in reaching.known if host not in hosts)
+        known = (*hosts, *(host for host in reaching.known if host not in hosts))  # a job may have come to others since
 
-        def again() -> tuple[Reaching, Job]:
+        def again(where: Callable[[Job, Sequence[Host]], tuple[Host, ...]]) -> tuple[Reaching, Job]:
             with closing(asker_of()) as asker:
                 job = choose(self.jobs(self.reach(hosts, reaching.access, asker)), state.job)
-                return self.reach(whereabouts(job, hosts), reaching.access, asker, spare=others), job
+                found = where(job, known)
+                spare = tuple(host for host in known if host not in found)
+                return self.reach(found, reaching.access, asker, spare=spare), job
 
         left = Detached(
             state.job, tuple(host.name for host in hosts),
-            attach=lambda: self.attach(*again(), screen_for()), stop=lambda: self.stop(*again()),
+            attach=lambda: self.attach(*again(whereabouts), screen_for()),
+            stop=lambda: self.stop(*again(known_whereabouts)),
         )  # fmt: skip
         screen.finish(replace(state, notices=(*state.notices, str(left))))
         return left

@@ -25,7 +25,7 @@ class Draft:
         self.at_s = state.at_s
         self.nodes = list(state.nodes)
         self.workers = dict(state.workers)
-        self.world_size = state.world_size
+        self.world_size, self.rdzv_round = state.world_size, state.rdzv_round
         self.series: dict[int, Mapping[str, Series]] = dict(state.series)
         self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
         self.lines = list(state.lines)
@@ -49,6 +49,7 @@ class Draft:
         """Return the state that it has become."""
         return replace(
             self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
+            rdzv_round=self.rdzv_round,
             series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
             open_lines=self.open_lines, first_failure=self.first_failure,
             first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),

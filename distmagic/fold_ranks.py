@@ -27,6 +27,9 @@ def _worker(draft: Draft, node: int, what: protocol.Worker) -> None:
     if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
         return
     draft.advance(node, "running")
+    if what.round < draft.rdzv_round:
+        return  # what other nodes have told of a later round came before this
+    draft.rdzv_round = what.round
     if what.world_size < draft.world_size:  # an elastic job has shrunk
         draft.workers = {rank: worker for rank, worker in draft.workers.items() if rank < what.world_size}
     draft.world_size = what.world_size

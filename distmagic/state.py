@@ -246,6 +246,7 @@ class RunState:
     node was told to start, None before. `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint,
     with the endpoint and why. `advanced_at_s`: when a rank advanced last (see `hangs.is_hung`), before any stop;
     `rolls`: the last few roll calls. It had run for `before_s` when this kernel began to follow it.
+    `rdzv_round` is the last round of the rendezvous of which a rank has been heard.
     """
 
     job: str
@@ -269,6 +270,7 @@ class RunState:
     at_s: float = 0.0
     max_restarts: int = 0
     min_nodes: int = 0
+    rdzv_round: int = 0
     culprit: int | None = None
     detached_by: str = ""
     advanced_at_s: float = 0.0

@@ -31,23 +31,32 @@ def test_an_exception_is_logged_without_torch_s_compiler() -> None:
 
 
 MEETING = """
+import os
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from distmagic.remote import engine
 
 told = [DistStoreError("wait timeout after 15000ms, keys: /a\\nmore"), DistStoreError("once more"), None, DistNetworkError("gone")]
 
+class Group:
+    class spec:
+        class rdzv_handler:
+            class _state_holder:
+                class state:
+                    round = 3
+
 def meet(agent, group):
-    print(agent, group)
+    print(agent)
     if (error := told.pop(0)) is not None:
         raise error
 
 SimpleElasticAgent._rendezvous = meet
-engine.meet_again()
-SimpleElasticAgent._rendezvous("agent", "group")
-print("met")
+os.environ["DISTMAGIC_WORKER"] = '{"call": "x"}'
+engine.follow_rounds(is_elastic=True)
+SimpleElasticAgent._rendezvous("agent", Group)
+print(os.environ["DISTMAGIC_WORKER"])
 try:
-    SimpleElasticAgent._rendezvous("agent", "other group")
+    SimpleElasticAgent._rendezvous("other agent", Group)
 except DistNetworkError as error:
     print(error)
 """
@@ -55,7 +64,7 @@ except DistNetworkError as error:
 
 def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it() -> None:
     done = subprocess.run([sys.executable, "-c", MEETING], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["agent group"] * 3 + ["met", "agent other group", "gone"]
+    assert done.stdout.splitlines() == ["agent"] * 3 + ['{"call": "x", "round": 3}', "other agent", "gone"]
     assert [line for line in done.stderr.splitlines() if "anew" in line] == [
         "Meeting the other nodes anew: wait timeout after 15000ms, keys: /a",
         "Meeting the other nodes anew: once more",

@@ -546,3 +546,19 @@ def test_a_whole_run_shuffled_doubled_and_cut():
         dice.shuffle(events)
         hold(fold(begin("j", HOSTS), events[: dice.randrange(len(events))]))
         assert fold(begin("j", HOSTS), events).is_over
+
+
+def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():
+    """Each node's journal is in order, but that of one may be read before that of another."""
+
+    def of_round(number: int, node: int, rank: int, world_size: int) -> Event:
+        return at(p.Worker(rank=rank, local_rank=0, world_size=world_size, restart=0, pid=7, round=number), node)
+
+    first = [of_round(0, 0, 0, 1), at(p.Ended(rank=0, restart=0, outcome="signalled", code=-15), 0)]
+    second = [of_round(1, 0, 0, 2), at(p.Ended(rank=0, restart=0, outcome="returned", result_bytes=5), 0)]
+    other = [of_round(1, 1, 1, 2), at(p.Ended(rank=1, restart=0, outcome="returned", result_bytes=6), 1)]
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    states = [fold(start, events) for events in ([*first, *second, *other], [*other, *first, *second])]
+    for state in states:
+        assert (state.world_size, state.rdzv_round) == (2, 1)
+        assert {rank: (w.phase, w.node_rank) for rank, w in state.workers.items()} == {0: ("done", 0), 1: ("done", 1)}

@@ -55,8 +55,8 @@ def main(argv: list[str]) -> None:
     if ranks is not None:
         _fork_ranks(ranks)
     args = parse_args(argv)
-    if ":" in args.nnodes:
-        meet_again()
+    if args.rdzv_backend == "c10d" and int(args.max_restarts) > 0:
+        follow_rounds(is_elastic=":" in args.nnodes)
     args.log_dir = os.path.join(os.path.dirname(_told("socket")), "torchrun")  # else a directory in /tmp that stays
     os.mkdir(args.log_dir, 0o700)
     if args.rdzv_backend == "static":  # c10d asks its store at each look
@@ -96,10 +96,10 @@ def mend_logs() -> None:
     agent.addFilter(lambda record: not str(record.msg).startswith("Error waiting on exit barrier"))
 
 
-def meet_again() -> None:
-    """Have torchrun meet the others anew when one of them is lost in the middle of a meeting, in place of ending.
+def follow_rounds(*, is_elastic: bool) -> None:
+    """Tell the ranks in which round of the rendezvous they were started; an elastic job also survives a failed one.
 
-    A node that has joined and is gone before it says how many ranks it has leaves the others waiting for that word, as
+    Then torchrun meets the others anew, in place of ending, when one is lost in the middle of a meeting: a node that has joined and is gone before it says how many ranks it has leaves the others waiting for that word, as
     long as the store's `read_timeout` is (torch 2.13: `_assign_worker_ranks` in elastic/agent/server/api.py, and
     `RendezvousStoreInfo.build` before it).
     """
@@ -110,13 +110,16 @@ def meet_again() -> None:
 
     meet = SimpleElasticAgent._rendezvous  # noqa: SLF001
 
-    def until_all_are_there(agent: Any, *args: Any) -> None:
+    def until_all_are_there(agent: Any, group: Any) -> None:
         while True:
             try:
-                meet(agent, *args)
+                meet(agent, group)
             except DistStoreError as error:
+                if not is_elastic:
+                    raise
                 logging.getLogger(__name__).warning("Meeting the other nodes anew: %s", str(error).partition("\n")[0])
             else:
+                _tell_ranks(round=_round_of(group.spec.rdzv_handler))
                 return
 
     SimpleElasticAgent._rendezvous = until_all_are_there  # noqa: SLF001
@@ -152,6 +155,17 @@ def _tell(report: protocol.Engineended) -> None:
         conn.connect(_told("socket"))
         peers.check(conn)
         conn.send(protocol.encode(report))
+
+
+def _round_of(handler: object) -> int:
+    """Return how often the nodes have met before, 0 where this torch keeps that elsewhere."""
+    state = getattr(getattr(handler, "_state_holder", None), "state", None)
+    return int(getattr(state, "round", 0))
+
+
+def _tell_ranks(**more: object) -> None:
+    """Add to what ranks are told that are started from now on."""
+    os.environ["DISTMAGIC_WORKER"] = json.dumps({**json.loads(os.environ["DISTMAGIC_WORKER"]), **more})
 
 
 def _told(what: str) -> str:

@@ -32,13 +32,18 @@ class Endpoint:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A rank's process is up and about to load the function."""
+    """A rank's process is up and about to load the function.
+
+    `round` counts how often the nodes have met before, where they may meet more than once: the ranks of a later round
+    take the place of all earlier ones, on whatever node.
+    """
 
     rank: int
     local_rank: int
     world_size: int
     restart: int
     pid: int
+    round: int = 0
 
 
 @message

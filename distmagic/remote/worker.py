@@ -46,6 +46,7 @@ class Rank:
     code: Path
     socket: str
     pid: int
+    round: int = 0
 
     @property
     def result(self) -> Path:
@@ -85,6 +86,7 @@ def _who_am_i() -> Rank:
     return Rank(
         rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        round=int(told.get("round", 0)),
         folder=Path(told["folder"]), call=Path(told["call"]), code=Path(told["code"]), socket=told["socket"],
         pid=os.getpid(),
     )  # fmt: skip
@@ -102,8 +104,9 @@ def _say_hello(rank: Rank) -> socket.socket:
         except OSError:
             continue  # over the user's limit: a small pipe will do
     hello = protocol.Worker(
-        rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid()
-    )
+        rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
+        round=rank.round,
+    )  # fmt: skip
     socket.send_fds(conn, [protocol.encode(hello)], [out[0], err[0]])
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out[1], 1), (err[1], 2)):

@@ -74,6 +74,9 @@ class Growth:
             except DistmagicError as error:  # it may pass: a machine that boots lets nobody in at first
                 self._ground.warn(f"{error.message} The run goes on without this host.")
                 pause = _REFUSED_PAUSE_S
+            except Exception as error:  # noqa: BLE001 - on a thread nobody would hear of it
+                self._ground.warn(f"a fault of distmagic: {error!r}. The run goes on without this host.")
+                return None
         return None
 
     def _start(self, link: Link, own: set[int]) -> int:

@@ -58,10 +58,14 @@ class Run:
     def logs(self, rank: int, stream: str | None = None) -> str:
         """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
 
-        `stream` is "stdout" or "stderr"; None gives both, one after the other. Raises `SpecError` for an unknown rank.
+        `stream` is "stdout" or "stderr"; None gives both, one after the other. In an elastic job it is what the rank wrote
+        on the node where it was last, and of torchrun what nodes wrote that were not lost; `%distributed logs` looks at
+        all hosts that are up. Raises `SpecError` for an unknown rank.
         """
         names = [journal.log_name(rank, one) for one in ([stream] if stream else ["stdout", "stderr"])]
-        nodes = range(len(self.state.nodes)) if rank == -1 else [self._node_of(rank)]
+        lost = {node for node, _ in self.state.lost} if self.state.is_elastic else set()
+        there = [node for node in range(len(self.state.nodes)) if node not in lost]
+        nodes = there if rank == -1 else [self._node_of(rank)]
         texts = []
         for node_rank in nodes:
             for name in names:

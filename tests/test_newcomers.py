@@ -349,3 +349,12 @@ def test_who_waits_for_a_number_when_the_job_ends_waits_no_longer(payload):
     newcomers.is_told = False
     assert found.come_back(2) is None
     assert not link.is_open
+
+
+def test_a_fault_of_our_own_is_told_and_the_run_goes_on(payload):
+    field = Field(FakeLink(C), FakeLink(C))
+    assert growth(field, payload, RuntimeError("oh"))[0].come_back(2) is None
+    assert field.told == [
+        "node 3 is lost: oh",
+        "a fault of distmagic: RuntimeError('oh'). The run goes on without this host.",
+    ]

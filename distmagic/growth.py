@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from distmagic.errors import ConnectionLost, DistmagicError, SpecError, Unreachable
 from distmagic.link import Link
 from distmagic.newcomers import Newcomers
+from distmagic.plan import Plan
 
 NOWHERE = -1  # the place of a host that this notebook does not know
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
@@ -105,3 +106,16 @@ class Growth:
                     raise ConnectionLost("the job is over") from None
             else:
                 return
+
+
+def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[int, str]:
+    """Return the nodes without which an elastic job can begin, and why they did not start; {} if it can't, or needn't.
+
+    `errors` are what the start of each node ended with.
+    """
+    failed = {node_rank: error for node_rank, error in enumerate(errors) if error is not None}
+    are_out_of_reach = all(isinstance(error, (ConnectionLost, Unreachable)) for error in failed.values())
+    is_enough = 0 not in failed and len(errors) - len(failed) >= plan.min_nodes
+    if plan.recipe is None or not (are_out_of_reach and is_enough):
+        return {}
+    return {node_rank: str(error).partition("\n")[0] for node_rank, error in failed.items()}

@@ -13,7 +13,7 @@ from distmagic.hangs import Explanation
 from distmagic.link import Link
 from distmagic.newcomers import Newcomers
 from distmagic.prepare import in_parallel
-from distmagic.reach import PARALLEL, Reaching, join_errors
+from distmagic.reach import PARALLEL, Reaching, raise_first
 from distmagic.remote.protocol import Look, Template, Templates
 
 
@@ -67,9 +67,7 @@ class Housekeeping:
             for link in others:
                 link.close()
             reaching.rest(0, lead)
-        errors = [error for one in names if (error := one.exception()) is not None]
-        if errors:
-            raise join_errors(errors)
+        raise_first(list(names))
 
     def stop(self, reaching: Reaching, job: Job) -> None:
         """End a job on its own hosts, as far as they are known; returns when its processes are gone there.

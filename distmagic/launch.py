@@ -17,14 +17,14 @@ from distmagic import job_requests
 from distmagic.blobs import LocalBlob
 from distmagic.delivery import Delivery
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
-from distmagic.growth import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHERE, Ground, Growth, Intake
+from distmagic.growth import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHERE, Ground, Growth, Intake, lost_at_start
 from distmagic.inbox import Inbox
 from distmagic.link import Link
 from distmagic.newcomers import Newcomers
 from distmagic.orders import Orders
 from distmagic.pack import Payload
 from distmagic.plan import Plan
-from distmagic.reach import PARALLEL, join_errors
+from distmagic.reach import PARALLEL, raise_first
 from distmagic.remote import protocol
 from distmagic.remote.gang import FORM_S, MOST_NODES
 from distmagic.state import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
@@ -85,7 +85,7 @@ class Launch:
         try:
             delivery = [self._pool.submit(self._deliver, plan)]
             watch(delivery)
-            _raise_first(delivery)
+            raise_first(delivery)
             for node in plan.nodes:
                 self._inbox.put(node.node_rank, Starting())
                 link = self.links[node.node_rank]
@@ -93,7 +93,11 @@ class Launch:
                 self._begun = self._begun or request
                 started.append(self._pool.submit(link.start, request))
             watch(started)
-            _raise_first(started)
+            lost = lost_at_start(plan, [one.exception() for one in started])
+            for node_rank, why in lost.items():
+                self._lose(node_rank, why)
+            if not lost:
+                raise_first(started)
         except BaseException as error:
             unsure = take_back(self._pool, tuple(self.links.values()), started)
             if isinstance(error, KeyboardInterrupt):
@@ -131,9 +135,10 @@ class Launch:
     def _begin(self) -> None:
         awaited = self._intake.awaited if self._intake is not None else ()
         self._growth = self._grow(self._intake) if self._intake is not None else None
-        for node_rank in range(len(self.places)):
+        lost = [self.places[node_rank] for node_rank in self._missed]
+        for node_rank in set(range(len(self.places))) - self._missed:
             self._in_thread(self._listen, node_rank, self.links.get(node_rank))
-        for place in awaited:
+        for place in (*lost, *awaited):
             self._in_thread(self._await, place)
         self._in_thread(self._keep_lease)
 
@@ -339,9 +344,3 @@ def _send_quietly(link: Link, message: protocol.Message) -> None:
 
 def _agent_gone(error: str) -> str:
     return f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
-
-
-def _raise_first(futures: Sequence[Future[Any]]) -> None:
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise join_errors(errors)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from distmagic.blobs import LocalBlob
 from distmagic.errors import (
@@ -202,3 +203,10 @@ def join_errors(errors: list[BaseException]) -> BaseException:
     if len(ours) < len(errors):
         return next(error for error in errors if not isinstance(error, DistmagicError))
     return HostErrors(ours) if len(ours) > 1 else ours[0]
+
+
+def raise_first(futures: Sequence[Future[Any]]) -> None:
+    """Raise what went wrong, if anything did: the one error, or one that names all hosts."""
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise join_errors(errors)

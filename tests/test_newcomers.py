@@ -358,3 +358,23 @@ def test_a_fault_of_our_own_is_told_and_the_run_goes_on(payload):
         "node 3 is lost: oh",
         "a fault of distmagic: RuntimeError('oh'). The run goes on without this host.",
     ]
+
+
+GONE = ConnectionLost("gpu-b: the connection ended.", "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "errors", "lost"),
+    [
+        ({}, [None, GONE, None], {1: "gpu-b: the connection ended."}),
+        ({}, [None, None, None], {}),
+        ({}, [GONE, None, None], {}),
+        ({"nnodes": (3, 4)}, [None, GONE, None], {}),
+        ({"max_restarts": 0}, [None, GONE, None], {}),
+        ({}, [None, GONE, PreflightError("gpu-c", "has no room", "")], {}),
+        ({}, [None, GONE, KeyboardInterrupt()], {}),
+    ],
+)
+def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_start(spec, errors, lost):
+    plan = make_plan(JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec}), (A, B, C), job="j-1", local_cwd="/nb")
+    assert growing.lost_at_start(plan, errors) == lost

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from distmagic.remote import engine, exits, listing, peers, places, processes, protocol, starting
+from distmagic.remote import engine, exits, listing, memory, peers, places, processes, protocol, starting
 from distmagic.remote.datagrams import ASKED
 from distmagic.remote.ending import Ending
 from distmagic.remote.endpoint import Dialer
@@ -52,6 +52,7 @@ class Agent:
         self.ending = Ending()
         self.readers: list[Reader] = []
         self.engine_pid = 0
+        self.engine: tuple[processes.Process | None, memory.Cgroup]
         self.engine_code: int | None = None
         self.reason = "done"
         self.cause: Cause | None = None
@@ -82,6 +83,7 @@ class Agent:
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
         self.engine_pid, *pipes = starting.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
+        self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
         for fd, name in zip(pipes, ("stdout", "stderr"), strict=True):
             self.roster.add_stream(Stream(fd, self.folder, -1, name, self.clock()))
         if self.start.endpoint:
@@ -179,6 +181,8 @@ class Agent:
         self.roster.notice_ends()
         if status is not None:
             self.engine_code = exits.code_of(status)
+            if exits.is_kill(self.engine_code) and (why := self.roster.memory.why(*self.engine)):
+                self.journal.add(protocol.Notice(text=f"its torchrun was killed: {why}"))
             self._leave_if_killed(now, self.engine_code)
             self.roster.end_as_torchrun_tells()
             self.roster.write(now, last=True)

@@ -16,8 +16,10 @@ from distmagic.api import session
 from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable
 from distmagic.found import known_whereabouts, whereabouts
 from distmagic.hosts import parse_hosts
+from distmagic.link import Link
 from distmagic.notebook_prompts import NotebookAsker
 from distmagic.outcome import Detached, Run
+from distmagic.remote.protocol import Start
 from distmagic.render.overview import overview
 from distmagic.state import RunState
 from tests.e2e import faults, runner
@@ -169,6 +171,30 @@ def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_t
     assert killed == (
         f"{late.killed}: its torchrun was ended (SIGKILL: killed from outside); the others go on without this node",
     )
+
+
+def world_size() -> str:
+    """Return the size of the world."""
+    import os
+
+    return os.environ["WORLD_SIZE"]
+
+
+def test_a_host_that_is_switched_off_while_the_agents_start_is_done_without(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Link.start
+
+    def start(self: Link, request: Start) -> None:
+        if request.node_rank == 2:
+            lab.hosts[2].kill(silent=False)
+        begin(self, request)
+
+    monkeypatch.setattr(Link, "start", start)
+    way = runner.access(lab, connect_timeout_s=2.0)
+    run = runner.run(lab, "dm1:1,dm2:1,dm3:1", as_value(world_size), access=way, nnodes=(2, 3), max_restarts=1)
+    assert dict(run.results) == {0: "2", 1: "2"}
+    assert [run.state.nodes[node].host for node, _ in run.state.lost] == ["dm3"]
 
 
 def wait_for_ever() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from distmagic.errors import WorkerFailed
-from tests.e2e import runner
+from distmagic.errors import RunError, WorkerFailed
+from tests.e2e import faults, runner
 from tests.e2e.test_endings import at_work, by_value
 from tests.lab import Lab
 from tests.lab.memory_limit import MemoryLimit, reason_without
@@ -27,7 +27,7 @@ def limit(lab: Lab) -> Iterator[MemoryLimit]:
 
 
 def fill() -> int:
-    """Wait for a file `go`; then rank 1 takes a GB, and the other waits for it."""
+    """Wait for a file `go`; then rank 1 takes 2 GB, and the other waits for it."""
     import os
     import time
     from pathlib import Path
@@ -37,19 +37,37 @@ def fill() -> int:
     distmagic.report(step=1)
     while os.environ["RANK"] == "0" or not Path("~/go").expanduser().exists():
         time.sleep(0.01)
-    return len(b"x" * (1 << 30))
+    return len(b"x" * (2 << 30))
 
 
 def test_a_rank_that_reaches_the_limit_of_its_cgroup(lab: Lab, limit: MemoryLimit) -> None:
     def go() -> None:
-        limit.set(100 << 20)
+        limit.set(600 << 20)  # so that the rank is by far the largest when its kernel looks for one to kill
         (lab.hosts[1].home / "go").touch()
 
     error = runner.failure(lab, "dm1:1,dm2:1", by_value(fill), screen=runner.Watch(at_work(2), go))
     assert isinstance(error, WorkerFailed)
-    said = r"it reached its memory limit \(kernel: \S+ used (0\.\d) of the (0\.\d) GB that its cgroup may use\)"
+    said = r"it reached its memory limit \(kernel: \S+ used (\d\.\d) of the (\d\.\d) GB that its cgroup may use\)"
     found = re.fullmatch(
         rf"rank 1 \(dm2, local_rank 0\) was ended by signal 9 \(SIGKILL: {said}\)\.", error.message
     )  # fmt: skip
     assert found, error.message
-    assert 0 < float(found[1]) <= float(found[2]) < 1
+    assert 0.5 < float(found[1]) <= float(found[2]) < 3
+
+
+def test_torchrun_is_killed_for_want_of_memory(lab: Lab, limit: MemoryLimit) -> None:
+    host = lab.hosts[1]
+
+    def go() -> None:
+        (torchrun,) = faults.pids(host, "torchrun", "*")
+        host.exec(
+            ["sh", "-c", f"echo 1000 > /proc/{torchrun}/oom_score_adj"]
+        ).check_returncode()  # it before all others
+        limit.set(100 << 20)
+        (host.home / "go").touch()
+
+    error = runner.failure(lab, "dm1:1,dm2:1", by_value(fill), screen=runner.Watch(at_work(2), go))
+    said = r"dm2: its torchrun was killed: it reached its memory limit of \d\.\d GB \(its cgroup has counted a kill\)"
+    assert isinstance(error, RunError)
+    assert error.run is not None
+    assert any(re.fullmatch(said, notice) for notice in error.run.state.notices), error.run.state.notices

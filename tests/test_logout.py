@@ -123,6 +123,7 @@ def test_an_older_systemd_knows_no_policy_for_scopes(says):
     says(KILLS, scopes=())
     with pytest.raises(PermissionError, match=r"systemd-run --user --scope, which does not work here$"):
         logout.survivor_prefix()
+    assert logout.survivor_prefix(must=False) == ()
 
 
 def test_a_host_that_ends_runs_with_their_connection_warns_of_it(says):

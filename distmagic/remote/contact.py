@@ -117,7 +117,7 @@ class Contact:
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
         places.log_limit_bytes(request.env)
         try:
-            prefix = _survivor_prefix(must=request.stays)
+            prefix = logout.survivor_prefix(must=request.stays)
         except PermissionError as error:
             self.say(protocol.Refused(what="detach", error=str(error)))
             return
@@ -246,7 +246,7 @@ class Contact:
         """Have a template. No answer: where there can be none, jobs are started by exec."""
         self._owner = request.owner
         with contextlib.suppress(OSError, ValueError):
-            warmth.ensure(request, self._umask, _survivor_prefix(must=False))
+            warmth.ensure(request, self._umask, logout.survivor_prefix(must=False))
 
     def renew(self, _: protocol.Renew | None = None) -> None:
         """Renew the lease of the templates of whoever this is."""
@@ -297,19 +297,6 @@ def _receive(conn: socket.socket) -> bytes:
         return conn.recv(1 << 18)
     except ConnectionResetError:
         return b""
-
-
-def _survivor_prefix(*, must: bool) -> tuple[str, ...]:
-    """Return what a command begins with that is to survive the end of this session, if it can.
-
-    Raises `PermissionError` if it `must`, and can't.
-    """
-    try:
-        return logout.survivor_prefix()
-    except PermissionError:
-        if must:
-            raise
-        return ()
 
 
 def _exec(

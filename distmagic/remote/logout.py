@@ -66,9 +66,14 @@ def decide(session: Session) -> tuple[str, ...]:
     )
 
 
-def survivor_prefix() -> tuple[str, ...]:
-    """Return `decide` of this very session. Raises `PermissionError`."""
-    return decide(_look())
+def survivor_prefix(*, must: bool = True) -> tuple[str, ...]:
+    """Return `decide` of this very session. Where nothing helps, raises `PermissionError` if it `must`, else returns ()."""
+    try:
+        return decide(_look())
+    except PermissionError:
+        if must:
+            raise
+        return ()
 
 
 def warning() -> str:

@@ -56,16 +56,30 @@ class Strike:
         return f"{self.at_s:.2f} s: {self.kind} {what}{passes}"
 
 
-def strikes_of(rng: random.Random) -> list[Strike]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """What may go wrong in an episode: how many strikes, of which kinds, on which hosts, when, for how long at most.
+
+    What stands there several times is so much likelier.
+    """
+
+    counts: tuple[int, ...] = (1, 1, 2, 3)
+    kinds: tuple[str, ...] = ("kill",) * 5 + ("stop",) * 3 + ("cut",) * 3 + ("freeze", "switch off")
+    hosts: tuple[str, ...] = ("dm1", "dm2")
+    within_s: float = 6.0
+    longest_s: float = LONGEST_S
+
+
+def strikes_of(rng: random.Random, weather: Weather) -> list[Strike]:
     """Return what goes wrong in one episode, in order."""
     found = []
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        kind = rng.choice(("kill",) * 5 + ("stop",) * 3 + ("cut",) * 3 + ("freeze", "switch off"))
+    for _ in range(rng.choice(weather.counts)):
+        kind = rng.choice(weather.kinds)
         process = rng.choice(("rank", "torchrun", "agent", "contact", "session")) if kind in ("kill", "stop") else ""
         found.append(
             Strike(
-                at_s=rng.uniform(0.0, 6.0), kind=kind, process=process, host=rng.choice(("dm1", "dm2")),
-                lasts_s=rng.uniform(0.1, LONGEST_S),
+                at_s=rng.uniform(0.0, weather.within_s), kind=kind, process=process, host=rng.choice(weather.hosts),
+                lasts_s=rng.uniform(0.1, weather.longest_s),
             )
         )  # fmt: skip
     return sorted(found, key=lambda one: one.at_s)
@@ -189,7 +203,7 @@ def one_episode(lab: Lab, seed: int) -> str:
     lab.mend()
     session().close()
     screen = Beginning()
-    with Storm(lab, strikes_of(random.Random(seed))) as storm:
+    with Storm(lab, strikes_of(random.Random(seed), Weather())) as storm:
         told = faults.told_of(lambda: faults.start(lab, WAY, screen))
     hits = storm.hits
     words = f"DISTMAGIC_CHAOS_SEED={seed}: hit by {'; '.join(map(str, hits)) or 'nothing'}: {told.outcome}"

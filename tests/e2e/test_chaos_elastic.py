@@ -16,13 +16,20 @@ from distmagic.errors import DistmagicError
 from distmagic.outcome import Run
 from distmagic.state import RunState
 from tests.e2e import faults, runner
-from tests.e2e.test_chaos import SECONDS, SEED, Strike, strike
+from tests.e2e.test_chaos import SECONDS, SEED, Strike, Weather, strike, strikes_of
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab
 
 SHARE = 10  # of the time that the chaos of whole jobs has
 LONGEST_S = 6.0  # that a host is out of reach, stands still or is switched off; it is lost after LOST_S
 LOST_S = 3.0
+WEATHER = Weather(  # from when all ranks work
+    counts=(1, 2, 3),
+    kinds=("kill",) * 4 + ("stop",) * 2 + ("cut",) * 2 + ("freeze", "switch off", "switch off"),
+    hosts=("dm2", "dm3"),
+    within_s=8.0,
+    longest_s=LONGEST_S,
+)
 EPISODE_S = 150.0
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(SECONDS / SHARE + EPISODE_S + 60)]
@@ -52,21 +59,6 @@ def train_until_enough() -> dict[str, Any]:
         time.sleep(0.05)
     dist.destroy_process_group()
     return {"steps": step, "sum": float(total)}
-
-
-def strikes_of(rng: random.Random) -> list[Strike]:
-    """Return what goes wrong in one episode, in order; `at_s` counts from when all ranks work."""
-    found = []
-    for _ in range(rng.choice((1, 2, 3))):
-        kind = rng.choice(("kill",) * 4 + ("stop",) * 2 + ("cut",) * 2 + ("freeze", "switch off", "switch off"))
-        process = rng.choice(("rank", "torchrun", "agent", "contact", "session")) if kind in ("kill", "stop") else ""
-        found.append(
-            Strike(
-                at_s=rng.uniform(0.0, 8.0), kind=kind, process=process, host=rng.choice(("dm2", "dm3")),
-                lasts_s=rng.uniform(0.1, LONGEST_S),
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda one: one.at_s)
 
 
 class Storm(runner.Watch):
@@ -127,7 +119,7 @@ def is_whole(state: RunState) -> bool:
 def one_episode(lab: Lab, seed: int) -> str:
     """Run a job through a storm; return in words what happened."""
     lab.mend()
-    storm = Storm(lab, strikes_of(random.Random(seed)))
+    storm = Storm(lab, strikes_of(random.Random(seed), WEATHER))
     way = runner.access(lab, connect_timeout_s=2.0)
     outcome = "done"
     try:

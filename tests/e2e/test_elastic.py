@@ -205,15 +205,21 @@ def wait_for_ever() -> None:
         time.sleep(1)
 
 
-def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lab.hosts[0].kill()
+def left_alone(lab: Lab) -> Detached:
+    """Leave a job alone that waits for ever, and may have a host less."""
     left = distmagic.run(
         as_value(wait_for_ever), hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=1, detach=True,
         access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
     )  # fmt: skip
     assert isinstance(left, Detached)
+    return left
+
+
+def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lab.hosts[0].kill()
+    left = left_alone(lab)
     assert left.hosts == ("dm2", "dm3")
     asked = parse_hosts("dm1,dm2,dm3")
     reaching = reach(lab, asked, connect_timeout_s=2.0)
@@ -262,11 +268,7 @@ def test_an_interrupt_while_a_host_joins(lab: Lab) -> None:
 
 def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_is_stopped_at_once(lab: Lab) -> None:
     lab.hosts[2].kill()
-    left = distmagic.run(
-        as_value(wait_for_ever), hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=1, detach=True,
-        access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
-    )  # fmt: skip
-    assert isinstance(left, Detached)
+    left_alone(lab)
     *hosts, awaited = parse_hosts("dm1,dm2,dm3")
     (job,) = session().jobs(reach(lab, tuple(hosts)))
     reaching = session().reach(

@@ -17,7 +17,7 @@ from tests.lab.isolation import is_isolated
 from tests.lab.waiting import wait_until
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_NETWORKS = itertools.count()
+_NETWORKS = itertools.count(1)
 _CLIENT = """\
 Host dm*
   User root
@@ -36,17 +36,20 @@ class Lab:
 
     `ssh_config`, `identity` (a private key) and `known_hosts` are files to reach them with; `address` is this
     process's own address in their network. With `shared_home` they all have the same home, as on many clusters.
-    `setups` are for the first hosts, in order; the others are as `HostSetup()` says.
+    `setups` are for the first hosts, in order; the others are as `HostSetup()` says. `network` is the third number of
+    its addresses, one that no other lab has if it isn't said.
     """
 
-    def __init__(self, count: int, *, shared_home: bool = False, setups: tuple[HostSetup, ...] = ()) -> None:
+    def __init__(
+        self, count: int, *, shared_home: bool = False, setups: tuple[HostSetup, ...] = (), network: int | None = None
+    ) -> None:
         if not is_isolated():
             raise RuntimeError("A lab is only for a process that called tests.lab.isolate() (conftest.py does).")
         self.folder = Path(tempfile.mkdtemp(prefix="lab-")).resolve()
         self.ssh_config = self.folder / "ssh_config"
         self.identity = self.folder / "id"
         self.known_hosts = self.folder / "known_hosts"
-        number = next(_NETWORKS)
+        number = next(_NETWORKS) if network is None else network
         self._bridge = f"dmbr{number}"
         self._net, self._net6 = f"10.99.{number}", f"fd99::{number + 1:x}:0:0:"
         self.address = f"{self._net}.1"

@@ -7,7 +7,7 @@ nothing flows back.
     --hosts, settings --config.choose_hosts--> Hosts (hosts.py)
     the cell          --cell.parse_cell-->     statements for the notebook, and one call for every rank
     the call          --pack.pack_call-->      Payload: the pickled call, and the modules and sources that it needs
-    Hosts             --reach, link-->         Facts of each host (remote/facts.py), all hosts at once
+    Hosts             --reach, link-->         Facts of each host (remote/system/facts.py), all hosts at once
     Facts             --diagnose-->            errors that name the host and the cure
     all of these      --plan.make_plan-->      Plan: what every host starts. torchrun.py alone spells torchrun's flags
     Plan              --launch.Launch-->       Event, Event, ... : one thread a host listens, and connects again
@@ -19,7 +19,7 @@ nothing flows back.
     the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
 
 In an elastic job a host may come (back) later: growth.py tries those that are lost, newcomers.py brings one in, as the
-node that the lead counts it as (remote/muster.py). The lead's event `Enlisted` tells all who follow the job.
+node that the lead counts it as (remote/gang/muster.py). The lead's event `Enlisted` tells all who follow the job.
 
 On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
 IPython, api.py is the same from plain Python. session.py puts the steps above in order, housekeeping.py is what
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from distmagic.api import run as run
-    from distmagic.outcome import Run as Run
-    from distmagic.remote import checkpoint as checkpoint
-    from distmagic.remote.report import report as report
-    from distmagic.remote.report import track as track
+    from distmagic.remote.rank import checkpoint as checkpoint
+    from distmagic.remote.rank.report import report as report
+    from distmagic.remote.rank.report import track as track
+    from distmagic.runner.outcome import Run as Run
 
 __version__ = "0.1.0"
 
@@ -91,11 +91,11 @@ _ERRORS = (
     "WorkerFailed",
 )
 _HOMES = {
-    "report": "distmagic.remote.report",
-    "track": "distmagic.remote.report",
+    "report": "distmagic.remote.rank.report",
+    "track": "distmagic.remote.rank.report",
     "run": "distmagic.api",
-    "Run": "distmagic.outcome",
-    "checkpoint": "distmagic.remote.checkpoint",
+    "Run": "distmagic.runner.outcome",
+    "checkpoint": "distmagic.remote.rank.checkpoint",
     **dict.fromkeys(_ERRORS, "distmagic.errors"),
 }
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604  # the names of one table
@@ -114,13 +114,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext distmagic`: register `%%distributed` and `%distributed`."""
-    from distmagic.magic import load_ipython_extension as load
+    from distmagic.notebook.magic import load_ipython_extension as load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """`%unload_ext distmagic`: take them back, and end connections and playground."""
-    from distmagic.magic import unload_ipython_extension as unload
+    from distmagic.notebook.magic import unload_ipython_extension as unload
 
     unload(shell)

@@ -9,14 +9,14 @@ from contextlib import closing
 from functools import cache, partial
 from typing import Any
 
-from distmagic.drive import Screen
-from distmagic.hosts import Host, parse_hosts
-from distmagic.notebook_prompts import asker_of
-from distmagic.outcome import Detached, Run
-from distmagic.pack import pack_call
-from distmagic.screen import screen_for
-from distmagic.session import Session
-from distmagic.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options
+from distmagic.connection.notebook_prompts import asker_of
+from distmagic.payload.pack import pack_call
+from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options
+from distmagic.runner.drive import Screen
+from distmagic.runner.outcome import Detached, Run
+from distmagic.screens.screen import screen_for
+from distmagic.session.session import Session
 
 
 @cache

@@ -1,1 +1,5 @@
-"""The tests of distmagic. `lab/` starts real SSH hosts, `browser/` a real JupyterLab, `system/` finds what they need."""
+"""The tests, by what they need: `unit` no host, the others real hosts, kernels or browsers."""
+
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]

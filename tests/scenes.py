@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from distmagic.remote.protocol import Bar, Ended, Failure
-from distmagic.series import Series
-from distmagic.state import Line, NodeState, RunState, WorkerState
+from distmagic.remote.wire.protocol import Bar, Ended, Failure
+from distmagic.state.series import Series
+from distmagic.state.state import Line, NodeState, RunState, WorkerState
 
 TRACEBACK = """Traceback (most recent call last):
   File "<cell 4>", line 12, in train

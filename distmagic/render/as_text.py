@@ -10,7 +10,7 @@ from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.rows import PHASES, Group, Row
 from distmagic.render.safe import columns_of, cut, cut_middle, pad, plain, wrapped
 from distmagic.render.shown import count_of_lines, shown_lines
-from distmagic.state import Line, RunState
+from distmagic.state.state import Line, RunState
 
 _GAP = "  "
 _BAR = 10

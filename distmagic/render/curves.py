@@ -10,8 +10,8 @@ from html import escape
 from distmagic.render import quantities as q
 from distmagic.render.rows import mean
 from distmagic.render.safe import cut_middle, plain
-from distmagic.series import Series
-from distmagic.state import RunState
+from distmagic.state.series import Series
+from distmagic.state.state import RunState
 
 MAX_LINES = 8  # ranks with a line of their own
 _MAX_CURVES = 8

@@ -7,7 +7,7 @@ from html import escape
 from distmagic.render.curves import palette
 from distmagic.render.safe import plain, spans
 from distmagic.render.shown import count_of_lines, is_shown, shown_lines
-from distmagic.state import Line, RunState
+from distmagic.state.state import Line, RunState
 
 OUTPUT_LINES = 100
 _MAX_CHARS = 1000  # of one line

@@ -10,8 +10,8 @@ from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.rows import PHASES, Group, fraction_of, groups, mean, slow_ranks
 from distmagic.render.safe import one_line, plain
-from distmagic.state import RunState, WorkerState
-from distmagic.verdict import verdict
+from distmagic.state.state import RunState, WorkerState
+from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distmagic.remote.protocol import Bar
+from distmagic.remote.wire.protocol import Bar
 from distmagic.render import quantities as q
 from distmagic.render.safe import one_line, plain
-from distmagic.state import ALIVE, OPENING, NodeState, RunState, WorkerState
+from distmagic.state.state import ALIVE, OPENING, NodeState, RunState, WorkerState
 
 ALL_RANKS = 64  # up to here every rank has a row
 MAX_HOSTS = 64  # rows by host; the others are counted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.state import Line, RunState
+from distmagic.state.state import Line, RunState
 
 _PATIENCE_S = 10.0  # a start that takes longer than this may want torchrun's words
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from distmagic import hangs
-from distmagic.hangs import SHOWN_GROUPS, Explanation
 from distmagic.render.as_html import style
 from distmagic.render.safe import one_line, plain
+from distmagic.state import hangs
+from distmagic.state.hangs import SHOWN_GROUPS, Explanation
 
 
 def stacks_text(found: Explanation, job: str) -> str:

@@ -6,7 +6,7 @@ import os
 import subprocess
 
 from distmagic.errors import Unreachable
-from distmagic.hosts import LOCALHOST
+from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.piped import PipedProcess
 
 

@@ -17,8 +17,8 @@ import threading
 from pathlib import Path
 
 from distmagic.errors import ConnectionLost, SpecError
-from distmagic.hosts import Host
-from distmagic.spec import Access
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess

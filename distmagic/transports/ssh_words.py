@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmagic.errors import HostError, HostKeyError
-from distmagic.hosts import Host
+from distmagic.request.hosts import Host
 from distmagic.transports import troubles
 from distmagic.transports.troubles import Trouble
 

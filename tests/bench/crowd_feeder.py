@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Iterator
 
-from distmagic.remote import protocol
-from distmagic.remote.lines import Lines
-from distmagic.remote.roster import pace_s
+from distmagic.remote.agent.roster import pace_s
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.lines import Lines
 
 RANKS_A_NODE = 8
 HZ = 10

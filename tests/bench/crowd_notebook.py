@@ -6,15 +6,15 @@ import resource
 import socket
 from pathlib import Path
 
-from distmagic.drive import Limits, drive
-from distmagic.fold import begin, fold
-from distmagic.hosts import Host
-from distmagic.launch import Launch
-from distmagic.link import Link
-from distmagic.remote import protocol
-from distmagic.remote.lines import Lines
-from distmagic.screen import screen_for
-from distmagic.state import Event
+from distmagic.connection.link import Link
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.lines import Lines
+from distmagic.request.hosts import Host
+from distmagic.runner.drive import Limits, drive
+from distmagic.runner.launch import Launch
+from distmagic.screens.screen import screen_for
+from distmagic.state.fold import begin, fold
+from distmagic.state.state import Event
 from tests.bench import crowd_feeder
 
 BEGUN = "begun"  # a file of this name appears beside the socket when all nodes are attached

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import distmagic
-from distmagic.launch import Launch
-from distmagic.link import Link
-from distmagic.spec import Access
+from distmagic.connection.link import Link
+from distmagic.request.spec import Access
+from distmagic.runner.launch import Launch
 from tests.bench import links
 from tests.bench.bench import Bench
 from tests.bench.figures import Row, Target

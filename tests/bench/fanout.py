@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic import plan
-from distmagic.hosts import parse_hosts
-from distmagic.launch import Launch
-from distmagic.notebook_prompts import asker_of
-from distmagic.pack import pack_call
-from distmagic.reach import PARALLEL, connect
-from distmagic.remote.protocol import Route
-from distmagic.session import Session
-from distmagic.spec import Access, JobSpec
-from distmagic.state import Gone, Lost
+from distmagic.connection.notebook_prompts import asker_of
+from distmagic.connection.reach import PARALLEL, connect
+from distmagic.payload.pack import pack_call
+from distmagic.planning import plan
+from distmagic.remote.wire.protocol import Route
+from distmagic.request.hosts import parse_hosts
+from distmagic.request.spec import Access, JobSpec
+from distmagic.runner.launch import Launch
+from distmagic.session.session import Session
+from distmagic.state.state import Gone, Lost
 from tests.bench.bench import Bench
 from tests.bench.figures import Row, Target
 from tests.bench.folders import kept_in, scratch

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import distmagic
-from distmagic.spec import Access
+from distmagic.request.spec import Access
 from tests.bench import links, loops
 from tests.bench.bench import Bench
 from tests.bench.figures import Row, Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from distmagic import flags
+from distmagic.request import flags
 from tests.bench import contestants
 from tests.bench.bench import Bench
 from tests.bench.contestants import Contestant, Place, Took

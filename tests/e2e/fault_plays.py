@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from distmagic.api import session
-from distmagic.found import Job
-from distmagic.hosts import parse_hosts
+from distmagic.planning.found import Job
+from distmagic.request.hosts import parse_hosts
 from tests.e2e import faults, runner
 from tests.e2e.faults import Fault, Play, Told, Way
 from tests.e2e.test_jobs import reach

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from distmagic.errors import DistmagicError, RunError
-from distmagic.outcome import Run
-from distmagic.remote import journal, protocol
-from distmagic.state import OPENING, RunState
+from distmagic.remote.records import journal
+from distmagic.remote.wire import protocol
+from distmagic.runner.outcome import Run
+from distmagic.state.state import OPENING, RunState
 from tests.e2e import runner
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until

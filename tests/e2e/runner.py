@@ -8,9 +8,9 @@ from typing import Any
 
 import distmagic
 from distmagic.errors import DistmagicError
-from distmagic.outcome import Run
-from distmagic.spec import Access
-from distmagic.state import RunState
+from distmagic.request.spec import Access
+from distmagic.runner.outcome import Run
+from distmagic.state.state import RunState
 from tests.lab import Lab
 
 

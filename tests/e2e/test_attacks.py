@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import distmagic
+from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, NodeLost, RunError, WorkerFailed
-from distmagic.link import Link
-from distmagic.outcome import Run
+from distmagic.runner.outcome import Run
 from tests.e2e import runner
 from tests.e2e.test_endings import KERNEL, at_work, by_value, stubborn
 from tests.lab import Lab

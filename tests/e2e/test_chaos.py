@@ -22,7 +22,7 @@ import pytest
 
 from distmagic.api import session
 from distmagic.errors import DistmagicError
-from distmagic.hosts import parse_hosts
+from distmagic.request.hosts import parse_hosts
 from tests.e2e import fault_plays, faults, runner
 from tests.e2e.faults import Told, Way
 from tests.e2e.test_jobs import reach

@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic import blobs, delivery
-from distmagic.blobs import LocalBlob
-from distmagic.delivery import Delivery
+from distmagic.connection.link import Link
+from distmagic.connection.notebook_prompts import asker_of
 from distmagic.errors import Cancelled, PreflightError
-from distmagic.hosts import parse_hosts
-from distmagic.link import Link
-from distmagic.notebook_prompts import asker_of
-from distmagic.session import Session
-from distmagic.state import RunState
+from distmagic.payload import blobs
+from distmagic.payload.blobs import LocalBlob
+from distmagic.request.hosts import parse_hosts
+from distmagic.runner import delivery
+from distmagic.runner.delivery import Delivery
+from distmagic.session.session import Session
+from distmagic.state.state import RunState
 from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
 from tests.system.components import COMPONENTS

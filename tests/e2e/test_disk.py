@@ -8,7 +8,7 @@ import pytest
 
 from distmagic.api import session
 from distmagic.errors import NoResult, PreflightError
-from distmagic.hosts import parse_hosts
+from distmagic.request.hosts import parse_hosts
 from tests.e2e import runner
 from tests.e2e.test_jobs import reach
 from tests.e2e.test_runs import as_value

@@ -13,15 +13,15 @@ import pytest
 
 import distmagic
 from distmagic.api import session
+from distmagic.connection.link import Link
+from distmagic.connection.notebook_prompts import NotebookAsker
 from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable
-from distmagic.found import known_whereabouts, whereabouts
-from distmagic.hosts import parse_hosts
-from distmagic.link import Link
-from distmagic.notebook_prompts import NotebookAsker
-from distmagic.outcome import Detached, Run
-from distmagic.remote.protocol import Start
+from distmagic.planning.found import known_whereabouts, whereabouts
+from distmagic.remote.wire.protocol import Start
 from distmagic.render.overview import overview
-from distmagic.state import RunState
+from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Detached, Run
+from distmagic.state.state import RunState
 from tests.e2e import faults, runner
 from tests.e2e.test_jobs import reach
 from tests.e2e.test_runs import as_value
@@ -284,10 +284,10 @@ def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_
 FOLLOWER = """
 import json
 from distmagic.api import session
-from distmagic.found import whereabouts
-from distmagic.hosts import parse_hosts
-from distmagic.notebook_prompts import NotebookAsker
-from distmagic.spec import Access
+from distmagic.planning.found import whereabouts
+from distmagic.request.hosts import parse_hosts
+from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.request.spec import Access
 from tests.e2e import runner
 
 way, hosts = Access(ssh_config={config!r}, warm_idle_s=0.0, connect_timeout_s=2.0), parse_hosts("dm1,dm2,dm3")

@@ -13,7 +13,7 @@ import pytest
 
 import distmagic
 from distmagic.errors import Cancelled, NodeLost, PreflightError, RendezvousFailed, RunError, TimedOut, WorkerFailed
-from distmagic.state import RunState
+from distmagic.state.state import RunState
 from tests.e2e import runner
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
@@ -128,7 +128,7 @@ def test_what_ranks_leave_running_is_ended_after_success(lab: Lab) -> None:
 
 KERNEL = """
 import distmagic
-from distmagic.spec import Access
+from distmagic.request.spec import Access
 from tests.e2e import runner
 from tests.e2e.test_endings import by_value, stubborn
 distmagic.run(by_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0, warm_idle_s=0.0), screen=runner.Watch())

@@ -14,9 +14,9 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, SpecError, WorkerFailed
-from distmagic.found import Job, choose
-from distmagic.hosts import parse_hosts
-from distmagic.outcome import Detached, Run
+from distmagic.planning.found import Job, choose
+from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Detached, Run
 from tests.e2e import runner
 from tests.e2e.test_jobs import reach
 from tests.e2e.test_reconnect import count
@@ -189,7 +189,7 @@ class Healing:
 def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
     script = (
         "import distmagic\nfrom tests.e2e import runner\nfrom tests.e2e.test_gang import until_told\n"
-        "from tests.e2e.test_runs import as_value\nfrom distmagic.spec import Access\n"
+        "from tests.e2e.test_runs import as_value\nfrom distmagic.request.spec import Access\n"
         f"way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=2.0, warm_idle_s=0.0)\n"
         "distmagic.run(as_value(until_told), 'return', hosts='dm1:1,dm2:1', access=way, on_disconnect='keep',\n"
         "    screen=runner.Watch(lambda state: len(state.workers) == 2, lambda: print('up', flush=True)))\n"

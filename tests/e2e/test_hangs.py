@@ -15,10 +15,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import distmagic
-from distmagic import hangs
 from distmagic.api import session
 from distmagic.errors import Hung, SpecError
-from distmagic.state import RunState
+from distmagic.state import hangs
+from distmagic.state.state import RunState
 from tests.e2e import runner
 from tests.e2e.test_jobs import reach, the_job
 from tests.e2e.test_runs import as_value
@@ -151,7 +151,7 @@ def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(lab: Lab) -> Non
 
 KERNEL = """
 import distmagic
-from distmagic.spec import Access
+from distmagic.request.spec import Access
 from tests.e2e import runner
 from tests.e2e.test_hangs import train
 from tests.e2e.test_runs import as_value

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic import session as sessions
 from distmagic.api import session
 from distmagic.errors import PreflightError
+from distmagic.session import session as sessions
 from tests.e2e import runner
 from tests.e2e.test_endings import at_work
 from tests.lab import Lab, LabHost

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
+from distmagic.connection.link import Link
 from distmagic.errors import Cancelled
-from distmagic.link import Link
-from distmagic.outcome import Run
-from distmagic.state import RunState
+from distmagic.runner.outcome import Run
+from distmagic.state.state import RunState
 from tests.e2e import runner
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab

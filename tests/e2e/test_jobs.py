@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from distmagic.api import session
+from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, HostError, NodeLost
-from distmagic.found import Job, whereabouts
-from distmagic.hosts import Host, parse_hosts
-from distmagic.notebook_prompts import NotebookAsker
-from distmagic.outcome import Run
-from distmagic.reach import Reaching
+from distmagic.planning.found import Job, whereabouts
+from distmagic.request.hosts import Host, parse_hosts
+from distmagic.runner.outcome import Run
 from tests.e2e import runner
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
 KERNEL = """
 import distmagic
-from distmagic.spec import Access
+from distmagic.request.spec import Access
 from tests.e2e import runner
 from tests.e2e.test_reconnect import count
 from tests.e2e.test_runs import as_value

@@ -10,10 +10,10 @@ import pytest
 
 import distmagic
 from distmagic.api import session
+from distmagic.connection.notebook_prompts import NotebookAsker
 from distmagic.errors import DistmagicError, RunError
-from distmagic.hosts import parse_hosts
-from distmagic.notebook_prompts import NotebookAsker
-from distmagic.outcome import Run
+from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Run
 from tests.e2e import runner
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.fold import begin, fold
-from distmagic.remote import journal, protocol
-from distmagic.state import Event, Gone
+from distmagic.remote.records import journal
+from distmagic.remote.wire import protocol
+from distmagic.state.fold import begin, fold
+from distmagic.state.state import Event, Gone
 from tests.e2e import runner
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab
-from tests.test_any_order import mixed, what_matters
+from tests.unit.state.test_any_order import mixed, what_matters
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 

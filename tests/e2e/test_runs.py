@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import distmagic
+from distmagic.connection.notebook_prompts import NotebookAsker
 from distmagic.errors import WorkerFailed
-from distmagic.notebook_prompts import NotebookAsker
-from distmagic.pack import pack_whole
-from distmagic.session import Session
-from distmagic.spec import Access, JobSpec
+from distmagic.payload.pack import pack_whole
+from distmagic.request.spec import Access, JobSpec
+from distmagic.session.session import Session
 from tests.e2e import runner
 from tests.lab import HostSetup, Lab
 
@@ -317,9 +317,9 @@ def test_a_value_that_can_not_be_pickled(lab: Lab) -> None:
 
 def test_dry_run_starts_nothing(lab: Lab) -> None:
     from distmagic.api import session
-    from distmagic.hosts import parse_hosts
-    from distmagic.notebook_prompts import NotebookAsker
-    from distmagic.spec import JobSpec
+    from distmagic.connection.notebook_prompts import NotebookAsker
+    from distmagic.request.hosts import parse_hosts
+    from distmagic.request.spec import JobSpec
 
     asker = NotebookAsker(can_ask=False)
     reaching = session().reach(parse_hosts("dm1:2,dm2:1"), runner.access(lab), asker)

@@ -10,7 +10,7 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import PreflightError
-from distmagic.outcome import Detached
+from distmagic.runner.outcome import Detached
 from tests.e2e import faults, runner
 from tests.e2e.test_endings import at_work, by_value
 from tests.lab import HostSetup, Lab, LabHost

@@ -17,11 +17,11 @@ import pytest
 
 import distmagic
 from distmagic.api import session
+from distmagic.connection.notebook_prompts import NotebookAsker
 from distmagic.errors import Cancelled, WorkerFailed
-from distmagic.hosts import parse_hosts
-from distmagic.notebook_prompts import NotebookAsker
-from distmagic.outcome import Run
-from distmagic.remote.protocol import Template
+from distmagic.remote.wire.protocol import Template
+from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Run
 from tests.e2e import runner
 from tests.e2e.test_endings import at_work, by_value, stubborn
 from tests.lab import Lab
@@ -196,7 +196,7 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
         import sys, os, signal
         sys.path.insert(0, {str(Path.cwd())!r})
         import distmagic
-        from distmagic.spec import Access
+        from distmagic.request.spec import Access
         from tests.e2e.runner import Watch
         if __name__ == "__main__":
             way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=2.0)

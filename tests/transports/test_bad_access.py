@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import AuthenticationError, HostError, HostKeyError, SpecError, Unreachable
-from distmagic.hosts import Host
-from distmagic.spec import Access
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.prompts import NoAsker
 from tests.transports.conftest import Home
 from tests.transports.sshd import Sshd, free_port, make_key, sshd
 
-ssh = pytest.importorskip("distmagic.transports.ssh")
+ssh = pytest.importorskip("distmagic.transports.ssh.ssh")
 Connect = Callable[[Host, Home], HostError]
 
 

@@ -29,7 +29,8 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
 
 
 def _connect(kind: str, home: Home, server: Sshd) -> Transport:
-    from distmagic.transports import ssh, ssh_command
+    from distmagic.transports import ssh_command
+    from distmagic.transports.ssh import ssh
 
     if kind == "ssh":
         return ssh.connect(home.host(server), home.access, Answers())

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import AuthenticationError
-from distmagic.hosts import Host
+from distmagic.request.hosts import Host
 from distmagic.transports import prompts
 from tests.transports.asking_server import Rules, asking_server
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
 from tests.transports.sshd import Sshd, make_key, sshd
 
-ssh = pytest.importorskip("distmagic.transports.ssh")
+ssh = pytest.importorskip("distmagic.transports.ssh.ssh")
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,13 @@ import threading
 import pytest
 
 from distmagic.errors import AuthenticationError
-from distmagic.hosts import Host
-from distmagic.transports import known_hosts, prompts, ssh_words
-from distmagic.transports.deadline import Deadline
+from distmagic.request.hosts import Host
+from distmagic.transports import prompts, ssh_words
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
-from distmagic.transports.ssh_process import SshProcess
+from distmagic.transports.ssh import known_hosts
+from distmagic.transports.ssh.deadline import Deadline
+from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.troubles import Trouble
 
 HOSTILE = (

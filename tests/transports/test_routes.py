@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import AuthenticationError, ConnectionLost, HostError, SpecError, Unreachable
-from distmagic.hosts import Host
-from distmagic.spec import Access
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.prompts import NoAsker
 from tests.lab.waiting import wait_until
@@ -27,7 +27,7 @@ from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
 from tests.transports.sshd import Sshd, free_port, sshd
 
-ssh = pytest.importorskip("distmagic.transports.ssh")
+ssh = pytest.importorskip("distmagic.transports.ssh.ssh")
 pytestmark = pytest.mark.needs("sshd")
 
 
@@ -280,7 +280,7 @@ def test_a_connection_that_falls_silent_is_given_up(
     home: Home, server: Sshd, relay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen ProxyCommand stands for a cable that is cut behind a jump host: no packet, no error."""
-    monkeypatch.setattr("distmagic.transports.ssh_paramiko.KEEPALIVE_S", 0.2)
+    monkeypatch.setattr("distmagic.transports.ssh.ssh.client.KEEPALIVE_S", 0.2)
     access = home.configure(f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n")
     before = children()
     with contextlib.closing(ssh.connect(Host(name="via"), access, NoAsker())) as transport:
@@ -302,8 +302,8 @@ def test_a_connection_that_falls_silent_is_given_up(
 
 _KERNEL = """
 import sys
-from distmagic.hosts import Host
-from distmagic.spec import Access
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.prompts import NoAsker
 transport = ssh_command.connect(Host(name="127.0.0.1", port=int(sys.argv[1])), Access(ssh_config=sys.argv[2]), NoAsker())

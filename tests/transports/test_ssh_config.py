@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.hosts import Host
-from distmagic.transports.ssh_config import Resolved, host_names, resolve
+from distmagic.request.hosts import Host
+from distmagic.transports.ssh.config import Resolved, host_names, resolve
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""A conversation with one host, over a process that a transport started there."""

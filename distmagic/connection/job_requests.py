@@ -1,0 +1,133 @@
+"""What one host is asked about a job that it has: what ranks have written, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TypeVar
+
+from distmagic.connection.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
+from distmagic.connection.reach import PARALLEL
+from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
+from distmagic.planning.found import Job
+from distmagic.remote.records import journal, places
+from distmagic.remote.wire import protocol
+from distmagic.state.hangs import Explanation, explain
+
+A = TypeVar("A", protocol.Recalled, protocol.Enlisted)
+
+_SMALL_BYTES, _SMALL_TOGETHER_BYTES = 1 << 20, 64 << 20  # results of one rank, and of one node, that come at once
+_MAX_RANKS = 4096  # of one node
+
+
+def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
+    """Return what a rank has written on this node so far, stdout before stderr; None if it never ran here."""
+    texts, has_run = bytearray(), False
+    for stream in ("stdout", "stderr"):
+        name = journal.log_name(rank, stream)
+        try:
+            request = protocol.Fetch(job=job, node_rank=node_rank, name=name)
+            link.fetch(request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
+            has_run = True
+        except PreflightError:
+            continue
+    return texts.decode(errors="replace") if has_run else None
+
+
+def is_small(size_bytes: int | None) -> bool:
+    """Whether a rank has a result that comes back at once; a larger one waits on its host until it is looked at."""
+    return 0 < (size_bytes or 0) <= _SMALL_BYTES
+
+
+def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
+    """Return small results of ranks of a node, as they are; `sizes` by rank. Of very many only the first ones."""
+    found: dict[int, bytes] = {}
+    together = 0
+    for rank, size in sizes.items():
+        together += size
+        if together > _SMALL_TOGETHER_BYTES:
+            break  # the others are fetched when they are looked at
+        data = bytearray()
+        request = protocol.Fetch(job=job, node_rank=node_rank, name=f"rank{rank}.result")
+        link.fetch(request, data.extend, limit_bytes=size)
+        found[rank] = bytes(data)
+    return found
+
+
+def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.Stacks]:
+    """Return where each rank of a running job is on this node; `asked` is the request's name, of no other one.
+
+    Raises `ConnectionLost` and `Unreachable` when there is no answer.
+    """
+    link.attach(protocol.Attach(job=job, node_rank=node_rank, live=True))
+    link.send(protocol.Dump(asked=asked))
+    found: list[protocol.Stacks] = []
+    with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
+        for message in messages:
+            if isinstance(message, protocol.Over | protocol.Refused):
+                break  # it has just ended
+            if isinstance(message, protocol.Stacks) and message.asked == asked:
+                found.append(message)
+            is_last = isinstance(message, protocol.Dumped) and message.asked == asked
+            if is_last or len(found) == _MAX_RANKS:
+                break
+    return found
+
+
+def recall(link: Link, job: str) -> protocol.Start:
+    """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
+    answer = _ask_lead(link, job, protocol.Recall(), protocol.Recalled)
+    start = answer.start
+    if start.recipe is None or start.membership is None or start.job != job:
+        raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
+    names, sizes = (start.call, start.code, *start.volumes), start.recipe.sizes
+    if len(names) != len(sizes) or not all(map(places.is_sha256, names)) or min(sizes) < 0:
+        raise ProtocolError(f"{link.host.name} told of a payload that can't be.")
+    return start
+
+
+def enlist(link: Link, job: str, host: str, asked: str) -> tuple[str, ...]:
+    """Have the first host of an elastic job count a host as one more node; return the hosts of all its nodes.
+
+    Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
+    """
+    try:
+        return _ask_lead(link, job, protocol.Enlist(host=host, asked=asked), protocol.Enlisted, asked).hosts
+    except _Refused as refused:
+        raise SpecError(f"{host} can't come to job {job}: {refused}.") from None
+
+
+class _Refused(Exception):
+    """What the lead says in place of an answer."""
+
+
+def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], asked: str = "") -> A:
+    link.attach(protocol.Attach(job=job, node_rank=0, live=True))
+    link.send(request)
+    with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
+        for message in messages:
+            if isinstance(message, protocol.Refused):
+                raise _Refused(message.error)
+            if isinstance(message, protocol.Over):
+                raise SpecError(f"Job {job} has ended.")
+            if isinstance(message, kind) and getattr(message, "asked", asked) == asked:
+                return message
+    raise ProtocolError(f"{link.host.name}: it gave no answer.")  # not reached: messages end with an error
+
+
+def explained(links: Mapping[int, Link], job: Job, asked: str) -> Explanation:
+    """Return where all ranks of a running job are; `links` are to those of its hosts that are up, by node rank."""
+
+    def ask(node: int) -> list[protocol.Stacks] | None:
+        if node not in links:
+            return None
+        try:
+            return stacks(links[node], job.name, node, asked)
+        except DistmagicError:
+            return None  # its connection broke, or it gave no answer in time
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        found = dict(zip(job.running, pool.map(ask, job.running), strict=True))
+    answers = [(job.hosts[node], one) for node, told in found.items() for one in told or ()]
+    return explain(answers, (*(job.hosts[node] for node, told in found.items() if told is None), *job.missing))

@@ -1,0 +1,347 @@
+"""The notebook's end of one conversation with one host: boot, facts, blobs, start, events, files.
+
+A `Link` is one `contact` process on the host, reached over a transport. Every wrong byte from the host becomes a
+`ProtocolError`, every end of file a `ConnectionLost`, each naming the host.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+from distmagic.connection import limits
+from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
+from distmagic.payload.blobs import LocalBlob
+from distmagic.planning import diagnose
+from distmagic.remote.contact import boot
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.lines import Lines
+from distmagic.remote.wire.protocol import Blob
+from distmagic.request.hosts import Host
+from distmagic.transports import Process, Transport
+
+BOOT_TIMEOUT_S = 30.0
+STOP_GRACE_S = 3.0
+_NOISE_BYTES = 1 << 20  # of log-in banners before our first line
+_CHUNK = 1 << 18
+LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
+_STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
+
+M = TypeVar("M")
+
+
+class Link:
+    """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is.
+
+    `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what this
+    run starts from, None for exec; `kept` what the host keeps loaded: such a conversation rests between runs.
+    """
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self.host = host
+        self._process = process
+        self._lines = Lines()
+        self._writing = threading.Lock()
+        self._closed = False
+        self._hello: tuple[int, protocol.Hello] | None = None
+        self._last = 0
+        self.agent_error = ""
+        self.facts: protocol.Facts
+        self.warm: protocol.Warm | None = None
+        self.kept: protocol.Warm | None = None
+        self.warnings: tuple[str, ...] = ()
+
+    # ---- opening
+
+    @classmethod
+    def open(cls, host: Host, transport: Transport, python: str, bundle: LocalBlob) -> Link:
+        """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`."""
+        link = cls(host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)))
+        link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
+        try:
+            with link._bounded(BOOT_TIMEOUT_S):
+                link._boot(python, bundle)
+                link.facts = link._expect(protocol.Facts)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    @contextmanager
+    def _bounded(self, timeout_s: float) -> Iterator[None]:
+        """Close the conversation, and say so, when the block takes too long."""
+        late = threading.Event()
+        timer = threading.Timer(timeout_s, self._hang_up, (late,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except ConnectionLost:
+            if late.is_set():
+                raise Unreachable(
+                    self.host.name, f"connected, but gave no answer within {timeout_s:g} s.",
+                    f"Is the machine overloaded, or its home directory's file server down? Try: ssh {self.host.name} true",
+                ) from None  # fmt: skip
+            raise
+        finally:
+            timer.cancel()
+
+    def _hang_up(self, late: threading.Event) -> None:
+        late.set()
+        self.close()
+
+    def _boot(self, python: str, bundle: LocalBlob) -> None:
+        try:
+            self._write(boot.program(bundle.blob.sha256))
+        except ConnectionLost:
+            raise self._no_python(python) from None  # it ended even before we could say anything
+        reply = self._boot_reply(python)
+        name = self.host.name
+        diagnose.check_system(name, str(reply.get("system")))
+        diagnose.check_python(name, limits.version(reply), sys.version_info[:3], str(reply.get("executable")))
+        if reply.get("error"):
+            raise PreflightError(
+                name, f"can't write to {reply.get('home')}: {reply['error']}.",
+                "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
+            )  # fmt: skip
+        if reply.get("have"):
+            self._write(b"0\n")
+        else:
+            self._write(f"{bundle.blob.size_bytes}\n".encode() + bundle.path.read_bytes())
+
+    def _boot_reply(self, python: str) -> dict[str, object]:
+        """Return the first line that is ours; log-in shells may have printed anything before it."""
+        noise = 0
+        while noise < _NOISE_BYTES:
+            try:
+                line = self._line()
+            except ConnectionLost:
+                raise self._no_python(python) from None
+            noise += len(line) + 1
+            start = line.find(boot.MARK)
+            if start >= 0:
+                return limits.first_reply(line[start + len(boot.MARK) :], self.host.name)
+        raise ProtocolError(f"{self.host.name}: its log-in shell prints without end.", "Look at its start-up files.")
+
+    def _no_python(self, python: str) -> Exception:
+        if self._closed:
+            return ConnectionLost(f"{self.host.name}: the connection was closed.")
+        code, said = self._process.wait(2.0), " ".join(self._process.stderr().split())
+        return diagnose.no_python(self.host.name, python, code, said)
+
+    # ---- before the start
+
+    def ask(self, peer: str) -> protocol.Route:
+        """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
+        return self.query(protocol.Ask(peer=peer), protocol.Route)
+
+    def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
+        """Bring the host what it lacks; return the bytes sent. `tell` hears each time: sent so far, to be sent in all."""
+        self.send(protocol.Offer(blobs=tuple(local.blob for local in blobs)))
+        wanted = self._expect(protocol.Want).sha256
+        sending = [local for local in blobs if local.blob.sha256 in wanted]
+        sent, total = 0, sum(local.blob.size_bytes for local in sending)
+        tell(sent, total)
+        for local in sending:
+            for size in self.pour(local):
+                sent += size
+                tell(sent, total)
+        if sending:
+            self._expect(protocol.Want)
+        return total
+
+    def pour(self, local: LocalBlob, offset: int = 0) -> Iterator[int]:
+        """Send a file's bytes from `offset` on, which the host waits for; yield how many, each time some are sent."""
+        with local.path.open("rb") as file:
+            file.seek(offset)
+            while data := file.read(_CHUNK):
+                self._write(data)
+                yield len(data)
+
+    def answer(self, kind: type[M], *more: type[object]) -> M:
+        """Return the next answer, which is of one of these kinds. Raises `PreflightError` if it is a refusal."""
+        return self._expect(kind, *more)
+
+    def query(self, request: protocol.Message, kind: type[M]) -> M:
+        """Ask something that is answered at once by one line of this kind. Raises what `open` raises."""
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(request)
+            return self._expect(kind)
+
+    # ---- a job
+
+    def start(self, request: protocol.Start) -> None:
+        """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't."""
+        self._last, self.agent_error = 0, ""
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(request)
+            self._hello = self._expect_numbered(protocol.Hello)
+
+    def attach(self, request: protocol.Attach) -> None:
+        """Go on with a job's events after number `request.after`, over this new conversation."""
+        self.send(request)
+        self._last, self._hello, self.agent_error = request.after, None, ""
+
+    def events(self) -> Iterator[tuple[int, protocol.Message]]:
+        """Yield (number, event) until the agent is gone: from hello on, or from where `attach` said.
+
+        Raises `ConnectionLost` when the connection ends before that, `PreflightError` if the host refuses to tell them,
+        and `ProtocolError`, also for a gap.
+        """
+        n = self._last
+        if self._hello is not None:
+            n, hello = self._hello
+            yield n, hello
+        while True:
+            number, message = self._next()
+            if isinstance(message, protocol.Over):
+                self.agent_error = message.error
+                return
+            if isinstance(message, protocol.Refused):
+                raise self._refusal(message)
+            if number == 0:
+                continue  # no event
+            if number != n + 1:
+                raise ProtocolError(f"{self.host.name}: event {number} came after event {n}.")
+            n = message.through if isinstance(message, protocol.Skipped) else number
+            if n < number:
+                raise ProtocolError(f"{self.host.name}: event {number} goes on before itself.")
+            if message is not None:  # else of a younger protocol
+                yield n, message
+
+    def send(self, message: protocol.Message) -> None:
+        """Say something. Raises `ConnectionLost`."""
+        self._write(protocol.encode(message))
+
+    def fetch(self, request: protocol.Fetch, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
+        """Hand a file of a job to `write`, piece by piece; return its size.
+
+        Raises `PreflightError` if it isn't there, and `ProtocolError`, having taken nothing, if it is larger than
+        `limit_bytes`; the conversation is at its end then.
+        """
+        self.send(request)
+        size = self._expect(protocol.Data).size_bytes
+        if not 0 <= size <= limit_bytes:
+            self.close()
+            raise ProtocolError(
+                f"{self.host.name}: {request.name} is {size:,} bytes long; at most {limit_bytes:,} are taken.",
+                f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
+            )
+        self._take(size, write)
+        return size
+
+    def give(self, blob: Blob, write: Callable[[bytes], object]) -> None:
+        """Hand a blob that the host has to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
+        self.send(protocol.Give(sha256=blob.sha256))
+        size = self._expect(protocol.Data).size_bytes
+        if size != blob.size_bytes:
+            self.close()
+            raise ProtocolError(f"{self.host.name}: a file is {size:,} bytes long, and should be {blob.size_bytes:,}.")
+        self._take(size, write)
+
+    def _take(self, size: int, write: Callable[[bytes], object]) -> None:
+        while size > 0:
+            data = self._lines.take(min(size, _CHUNK)) or self._read(min(size, _CHUNK))
+            size -= len(data)
+            write(data)
+
+    def jobs(self) -> tuple[protocol.Listed, ...]:
+        """Return the jobs of which the host has something, the oldest first."""
+        return self.query(protocol.List(), protocol.Jobs).jobs
+
+    def remove(self, job: str) -> int:
+        """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
+        return self.query(protocol.Remove(job=job), protocol.Removed).size_bytes
+
+    def clear(self, *, removes: bool) -> int:
+        """Return the bytes that the host keeps of what was sent and nobody uses; with `removes` they are gone."""
+        return self.query(protocol.Clear(removes=removes), protocol.Removed).size_bytes
+
+    def stop(self, job: str, node_rank: int) -> None:
+        """End a job on this node, which runs; returns when nothing of it is left."""
+        self.attach(protocol.Attach(job=job, node_rank=node_rank))
+        self.send(protocol.Stop(grace_s=STOP_GRACE_S))
+        for _ in self.events():
+            continue
+
+    def messages(self, timeout_s: float) -> Generator[protocol.Message | None, None, None]:
+        """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
+        with self._bounded(timeout_s):
+            while True:
+                yield self._next()[1]
+
+    def sweep(self, job: str) -> protocol.Final:
+        """End what a dead agent of this job left running there; return what could not be ended."""
+        return self.query(protocol.Sweep(job=job), protocol.Final)
+
+    def close(self) -> None:
+        """Hang up. The agent, if there is one, goes on under its lease."""
+        self._closed = True
+        self._process.close()
+
+    def finish(self) -> None:
+        """Let the host's process end by itself, and wait for it."""
+        self._process.close_stdin()
+        self._process.wait(5.0)
+        self.close()
+
+    # ---- bytes
+
+    def _write(self, data: bytes) -> None:
+        with self._writing:
+            self._process.write(data)
+
+    def _read(self, size: int = 65536) -> bytes:
+        data = self._process.read(size)
+        if not data:
+            raise ConnectionLost(f"{self.host.name}: the connection ended. {self._process.stderr()[-500:]}".strip())
+        return data
+
+    def _line(self) -> bytes:
+        try:
+            while (line := self._lines.line()) is None:
+                self._lines.feed(self._read())
+        except protocol.BadLine as error:
+            raise ProtocolError(f"{self.host.name} sent {error}.") from None
+        return line
+
+    def _next(self) -> tuple[int, protocol.Message | None]:
+        line = self._line()
+        try:
+            n, message = protocol.decode(line)
+        except protocol.BadLine as error:
+            raise ProtocolError(f"{self.host.name} sent {error}.") from None
+        is_long = message is not None and len(line) > limits.SHORT_LINE_BYTES
+        return n, limits.limited(message) if is_long else message
+
+    def _expect(self, kind: type[M], *more: type[object]) -> M:
+        return self._expect_numbered(kind, *more)[1]
+
+    def _expect_numbered(self, kind: type[M], *more: type[object]) -> tuple[int, M]:
+        n, message = self._next()
+        for _ in range(_STRANGE):
+            if message is not None:
+                break
+            n, message = self._next()  # the one before was of a younger protocol
+        if isinstance(message, protocol.Refused):
+            raise self._refusal(message)
+        if isinstance(message, protocol.Over):
+            raise PreflightError(self.host.name, f"its agent ended at once: {message.error or 'without a word'}.")
+        if not isinstance(message, (kind, *more)):
+            raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
+        return n, cast(M, message)  # one of `more` is for who asked for these
+
+    def _refusal(self, message: protocol.Refused) -> PreflightError:
+        error = f"{message.error}.".replace("..", ".")
+        return PreflightError(self.host.name, error, _REFUSAL_HINTS.get(message.what, ""))
+
+
+_REFUSAL_HINTS = {
+    "offer": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "take": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "start": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
+    "fetch": "Logs and results are kept for 7 days, at most 2 GiB of them.",
+}

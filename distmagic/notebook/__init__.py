@@ -1,0 +1,1 @@
+"""What a user types in IPython: `%%distributed`, `%distributed`, and their completion."""

@@ -1,0 +1,270 @@
+"""`%load_ext distmagic`: the magics `%%distributed` and `%distributed` of a notebook or of IPython in a terminal.
+
+One cell, in this order: read the line and the cell; begin to reach the hosts, in the background; run the cell's own
+statements here; pack the call; launch it. Whatever fails before the launch lets go of the hosts again.
+"""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING
+
+from distmagic.connection.notebook_prompts import NotebookAsker, asker_of
+from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
+from distmagic.notebook.backend import BACKEND, Backend, Reaching
+from distmagic.notebook.completion import Completer
+from distmagic.notebook.job_magic import JobCommands
+from distmagic.notebook.line_magic import Notebook
+from distmagic.request import cell as cells
+from distmagic.request import flags
+from distmagic.request.config import settings_of
+from distmagic.request.spec import check_system
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+NAMES = ("distributed", "distmagic")  # the second is there for the day when somebody else owns the first
+
+LAST_RUN = "_run"  # always the last run, as IPython's `_` is the last value
+
+_WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
+
+
+class CellSyntaxError(SpecError):
+    """The cell is not Python. `lines` are what IPython shows for a syntax error in any cell."""
+
+    def __init__(self, error: SyntaxError, lines: list[str]) -> None:
+        super().__init__(f"line {error.lineno}: {error.msg}")
+        self.lines = lines
+
+    def _render_traceback_(self) -> list[str]:
+        return self.lines
+
+
+class Magics:
+    """The two magics of one shell."""
+
+    def __init__(self, shell: InteractiveShell, backend: Backend = BACKEND) -> None:
+        self.shell = shell
+        self.config = settings_of(shell)
+        self.notebook = Notebook(self.config, backend)
+        self.jobs = JobCommands(shell, self.notebook, backend)
+        self.completer = Completer(host_names=self.notebook.host_names)
+        self.loaded = True
+        self._backend = backend
+
+    def line(self, line: str) -> object:
+        """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""
+        words = flags.split(line)
+        if words and words[0] in self.jobs.table:
+            return self.jobs.line(words)
+        self.notebook.line(line)
+        return None
+
+    def cell(self, line: str, cell: str) -> object | None:
+        """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
+
+        All statements before it run here. The cell's value is the run: run.results, run.logs(rank), run.metrics.
+        """
+        if flags.asks_help(line):
+            print(flags.help_text())
+            return None
+        request = flags.parse_line(line, self.config.defaults(os.environ))
+        hosts = self.notebook.choose(request, os.environ).hosts
+        access = self.notebook.access(request, hosts)
+        plan, filename = self._read(cell, whole=request.whole)
+        with closing(asker_of(self.shell)) as asker:
+            reaching = self.notebook.session().reach(hosts, access, asker, None if request.dry_run else request.spec)
+            try:
+                if request.dry_run:
+                    self._dry_run(request, reaching)
+                    return None
+                payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
+                screen = self._backend.screen_for(self.shell)
+            except KeyboardInterrupt as interrupt:
+                reaching.cancel()
+                raise _cancelled(interrupt) from None
+            except BaseException:
+                reaching.cancel()
+                raise
+            return self._launch(request, reaching, payload, screen, plan.targets)
+
+    def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
+        """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
+        raw = f"#%%{NAMES[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
+        text = raw if whole else self.shell.transform_cell(raw)
+        filename = self._remember(raw, text)
+        try:
+            plan = cells.parse_cell(text, whole=whole, filename=filename)
+        except SyntaxError as error:
+            lines = self.shell.SyntaxTB.structured_traceback(type(error), error, [])
+            raise CellSyntaxError(error, lines) from None
+        if plan.call is None:
+            self._reject_notebook_names(plan)
+        return plan, filename
+
+    def _remember(self, raw: str, text: str) -> str:
+        """Make `text` known to tracebacks, and return its file name.
+
+        It is the name of the visible cell where the magic is that cell's: the kernel's debugger finds its lines then.
+        """
+        result = getattr(self.shell.displayhook, "exec_result", None)
+        number, visible = self.shell.execution_count, ""
+        if result is not None:
+            number, visible = result.execution_count, result.info.raw_cell
+        is_this = visible.startswith("%%dist") and _body(visible) == _body(raw)
+        filename: str = self.shell.compile.cache(text, number, raw_code=visible if is_this else raw)
+        return filename
+
+    def _reject_notebook_names(self, plan: cells.CellPlan) -> None:
+        own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
+        for name, lineno in cells.names_wanted(plan).items():
+            if name in own:
+                raise SpecError(
+                    f"line {lineno}: {name} is the notebook's, and a cell that runs whole on every rank can't see it.",
+                    f"Define {name} in this cell; or put the statements into a function, and end with its call.",
+                )
+
+    def _dry_run(self, request: flags.Request, reaching: Reaching) -> None:
+        print(self.notebook.session().dry_run(reaching, request.spec))
+
+    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> object:
+        """Run what runs here, and pack the call. Above the limit the user is asked, where somebody can answer."""
+        if plan.call is None:
+            return self._backend.pack_whole(
+                plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes
+            )
+        self._run_local(plan, filename)
+        thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)
+        try:
+            return self._backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
+        except PayloadTooLarge as error:
+            if not asker.confirm(f"{error.message} Send it all the same?"):
+                raise
+        return self._backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
+
+    def _run_local(self, plan: cells.CellPlan, filename: str) -> None:
+        """Run the cell's own statements in the notebook, as a cell without the magic would."""
+        module = self.shell.transform_ast(ast.Module(list(plan.local), []))
+        code = self.shell.compile(module, filename, "exec")
+        try:
+            exec(code, self.shell.user_global_ns, self.shell.user_ns)  # noqa: S102  # to run the cell is the purpose
+        except BaseException as error:
+            if isinstance(error, ModuleNotFoundError):
+                _add_note(error, _WHOLE_NOTE)
+            _show_from(error.__traceback__, error, self.shell)
+            raise
+
+    def _launch(
+        self, request: flags.Request, reaching: Reaching, payload: object, screen: object, targets: tuple[str, ...]
+    ) -> object:
+        names = (*targets, *([request.output] if request.output else []))
+        try:
+            run = self.notebook.session().launch(reaching, request.spec, payload, screen)
+        except RunError as error:
+            if error.run is not None:
+                self._bind(names, error.run)
+                error.hint = error.hint.replace("run.logs(", f"{[LAST_RUN, *names][-1]}.logs(")
+            raise
+        self._bind(names, run)
+        return run
+
+    def _bind(self, names: tuple[str, ...], run: object) -> None:
+        self.shell.push({LAST_RUN: run}, interactive=False)
+        self.shell.push(dict.fromkeys(names, run))
+
+    def complete(self, kind: str) -> Callable[[object, SimpleNamespace], list[str]]:
+        """Return the hook that completes the line of the magics of `kind`."""
+        complete = self.completer.cell if kind == "cell" else self.completer.line
+
+        def hook(_shell: object, event: SimpleNamespace) -> list[str]:
+            return complete(event) if self.loaded else []
+
+        return hook
+
+
+def _body(cell: str) -> str:
+    return cell.partition("\n")[2].rstrip()
+
+
+def _labels(shell: InteractiveShell) -> dict[str, str]:
+    """Return how IPython names the file of each cell so far: "Cell In[3]"."""
+    named = ((filename, shell.compile.format_code_name(filename)) for filename in list(linecache.cache))
+    return {filename: " ".join(label) for filename, label in named if label is not None}
+
+
+def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
+    """Return what an interrupt before the launch ends with; what IPython shows of the user's own lines stays."""
+    if isinstance(interrupt, Cancelled):
+        return interrupt
+    cancelled = Cancelled("Interrupted before anything was started on a host.")
+    if render := getattr(interrupt, "_render_traceback_", None):
+        cancelled._render_traceback_ = lambda: [*render(), *Cancelled._render_traceback_(cancelled)]  # type: ignore[method-assign]
+    return cancelled
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        print(note, file=sys.stderr)
+
+
+def _show_from(tb: TracebackType | None, error: BaseException, shell: InteractiveShell) -> None:
+    """Let IPython show `error` from the cell's own frames on, as in any cell, without those of the magic."""
+    own = tb.tb_next if tb is not None else None
+    if own is not None and not hasattr(error, "_render_traceback_"):
+        object.__setattr__(
+            error,
+            "_render_traceback_",
+            lambda: shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0),
+        )
+
+
+def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) -> None:
+    """Register the magics. Where another extension owns `%%distributed`, it keeps it."""
+    check_system()
+    magics = Magics(shell, backend)
+    shell.configurables.append(magics.config)
+    owner = _other_owner(shell)
+    if owner:
+        print(f"%%{NAMES[0]} belongs to {owner} here: write %%{NAMES[1]} and %{NAMES[1]} for distmagic's.")
+    for name in NAMES[1:] if owner else NAMES:
+        for kind, magic in (("line", magics.line), ("cell", magics.cell)):
+            shell.register_magic_function(magic, kind, name)
+            prefix = "%" if kind == "line" else "%%"
+            shell.set_hook("complete_command", magics.complete(kind), str_key=prefix + name)
+
+
+def _other_owner(shell: InteractiveShell) -> str:
+    """Return who else owns the first of our names, "" for nobody."""
+    for kind in ("cell", "line"):
+        magic = shell.magics_manager.magics[kind].get(NAMES[0])
+        if magic is not None and not _is_ours(magic):
+            return str(getattr(magic, "__module__", None) or "another extension").partition(".")[0]
+    return ""
+
+
+def _is_ours(magic: object) -> bool:
+    return type(getattr(magic, "__self__", None)).__module__ == __name__
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Take back what `load_ipython_extension` registered, and end connections and playground."""
+    for kind in ("cell", "line"):
+        table = shell.magics_manager.magics[kind]
+        for name in NAMES:
+            if not _is_ours(table.get(name)):
+                continue
+            magics = table.pop(name).__self__
+            magics.loaded = False
+            magics.notebook.close()
+            shell.configurables[:] = [each for each in shell.configurables if each is not magics.config]

@@ -1,0 +1,1 @@
+"""A call becomes files that travel."""

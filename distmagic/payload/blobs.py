@@ -1,0 +1,81 @@
+"""Content-addressed files on this machine, on their way to the hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from distmagic.remote.records import places
+from distmagic.remote.wire.protocol import Blob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalBlob:
+    """A content-addressed file on this machine."""
+
+    blob: Blob
+    path: Path
+
+
+def folder() -> Path:
+    """Return this machine's own folder of blobs, which `places.expire` keeps bounded. Raises OSError."""
+    return places.make_private(places.home() / "blobs")
+
+
+def keep(data: bytes, where: Path) -> LocalBlob:
+    """Write `data` to a file of the folder `where` that is named by its SHA-256. Raises OSError."""
+    blob = Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    descriptor, aside = tempfile.mkstemp(dir=where, prefix=".blob-")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        Path(aside).replace(where / blob.sha256)
+    except BaseException:
+        Path(aside).unlink()
+        raise
+    return LocalBlob(blob=blob, path=where / blob.sha256)
+
+
+def receive(local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object]) -> None:
+    """Take a file from elsewhere; `pull` writes its bytes. Raises OSError if it arrives damaged."""
+    digest = hashlib.sha256()
+
+    def write(data: bytes) -> None:
+        digest.update(data)
+        file.write(data)
+
+    descriptor, aside = tempfile.mkstemp(dir=local.path.parent, prefix=".blob-")
+    try:
+        with open(descriptor, "wb") as file:
+            pull(write)
+        _check(digest.hexdigest(), local)
+        Path(aside).replace(local.path)
+    except BaseException:
+        Path(aside).unlink()
+        raise
+
+
+def _check(digest: str, local: LocalBlob) -> None:
+    if digest != local.blob.sha256:
+        raise OSError("a file arrived damaged")
+
+
+def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
+    """Return a zip of `files`, the same bytes for the same files.
+
+    Directories have entries of their own: without them zipimport (before Python 3.13) finds no namespace package.
+    """
+    buffer = io.BytesIO()
+    folders = {f"{folder}/" for name in files for folder in PurePosixPath(name).parents if folder.name}
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in sorted({*files, *folders}):
+            entry = zipfile.ZipInfo(name)  # dated 1980
+            entry.external_attr = (0o40755 if name in folders else 0o100644) << 16
+            method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+            archive.writestr(entry, files.get(name, b""), method if name in files else zipfile.ZIP_STORED)
+    return buffer.getvalue()

@@ -1,0 +1,132 @@
+"""The bundle: one zip with all that a host needs besides Python and torch.
+
+    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker or template
+    distmagic/             the package's __init__ and the half that travels, remote/
+    cloudpickle/           as installed here
+    fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
+
+All of it is importable from inside the zip. Beside each file of distmagic stands its byte code: a Python of the same
+version needs no compiler, which is a third of its start; any other Python ignores it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import marshal
+import os
+import secrets
+import threading
+from pathlib import Path
+from types import CodeType
+
+from distmagic.errors import DistmagicError
+from distmagic.payload import blobs
+from distmagic.remote.wire.protocol import Blob
+
+_MAIN = b'''"""Starts one of the roles: python BUNDLE ROLE ARGUMENTS..."""
+
+import importlib
+import sys
+
+ROLES = {
+    "contact": "distmagic.remote.contact.contact",
+    "agent": "distmagic.remote.agent.agent",
+    "engine": "distmagic.remote.engine.engine",
+    "worker": "distmagic.remote.rank.worker",
+    "template": "distmagic.remote.contact.template",
+}
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in ROLES:
+        sys.exit("distmagic: the first argument is one of: " + ", ".join(ROLES))
+    importlib.import_module(ROLES[sys.argv[1]]).main(sys.argv[2:])
+'''
+
+
+_BUILDING = threading.Lock()
+
+
+def build() -> blobs.LocalBlob:
+    """Return the bundle, which lies among this machine's blobs. The same bytes for the same installed files."""
+    with _BUILDING:  # all hosts are reached at once
+        bundle = _built()
+        try:
+            os.utime(bundle.path)  # young again: nobody expires it while a kernel lives from it
+        except FileNotFoundError:
+            _built.cache_clear()
+            bundle = _built()
+    return bundle
+
+
+@functools.cache
+def _built() -> blobs.LocalBlob:
+    files = _files()
+    note = blobs.folder() / _fingerprint(files)
+    return _noted(note) or _made(files, note)
+
+
+def _files() -> dict[str, Path]:
+    """Return {name in the bundle: file} of all that travels as it is. Raises `DistmagicError`."""
+    here, cloudpickle = Path(__file__).parents[1], _package("cloudpickle")
+    if not cloudpickle:
+        raise DistmagicError("cloudpickle is not installed here.", "Run: python -m pip install cloudpickle")
+    own = {f"distmagic/{file.relative_to(here).as_posix()}": file for file in (here / "remote").rglob("*.py")}
+    fallback = {f"fallback/{name}": file for name, file in _package("tqdm").items()}
+    return {"distmagic/__init__.py": here / "__init__.py", **own, **cloudpickle, **fallback}
+
+
+def _fingerprint(files: dict[str, Path]) -> str:
+    """Return what changes whenever the bundle does, without reading the files: that takes a tenth of a second."""
+    stats = {name: file.stat() for name, file in files.items()}
+    told = sorted((name, str(files[name]), stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    return hashlib.sha256(repr((told, importlib.util.MAGIC_NUMBER, _MAIN)).encode()).hexdigest()
+
+
+def _noted(note: Path) -> blobs.LocalBlob | None:
+    """Return the bundle that another kernel has made of the same files, if it is there, and whole."""
+    try:
+        found = note.with_name(note.read_text())
+        data = found.read_bytes()
+    except (OSError, ValueError):
+        return None
+    is_whole = hashlib.sha256(data).hexdigest() == found.name
+    return blobs.LocalBlob(blob=Blob(sha256=found.name, size_bytes=len(data)), path=found) if is_whole else None
+
+
+def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
+    data = {"__main__.py": _MAIN} | {name: file.read_bytes() for name, file in files.items()}
+    data |= {f"{name}c": _compiled(file, name) for name, file in files.items() if name.startswith("distmagic/")}
+    made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
+    aside = note.with_name(f"{note.name}.{secrets.token_hex(6)}")  # another kernel may make the same
+    aside.write_text(made.blob.sha256)
+    aside.replace(note)
+    return made
+
+
+def _compiled(path: Path, name: str) -> bytes:
+    """Return a file's byte code as zipimport takes it: by the file's hash, which nobody has to check.
+
+    Its frames are those of `name`, whatever place the file has here.
+    """
+    code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
+    assert code is not None
+    head = importlib.util.MAGIC_NUMBER + (0b01).to_bytes(4, "little") + importlib.util.source_hash(path.read_bytes())
+    return head + marshal.dumps(_renamed(code, name), 2)  # 2: the same bytes whoever else holds on to the constants
+
+
+def _renamed(code: CodeType, name: str) -> CodeType:
+    inner = tuple(_renamed(const, name) if isinstance(const, CodeType) else const for const in code.co_consts)
+    return code.replace(co_filename=name, co_consts=inner)
+
+
+def _package(name: str) -> dict[str, Path]:
+    """Return the Python files of an installed package; none where it is not installed."""
+    spec = importlib.util.find_spec(name)
+    files: dict[str, Path] = {}
+    for place in (spec.submodule_search_locations if spec else None) or ():
+        root = Path(place)
+        files |= {f"{name}/{file.relative_to(root).as_posix()}": file for file in root.rglob("*.py")}
+    return files

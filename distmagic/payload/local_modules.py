@@ -1,0 +1,132 @@
+"""The user's own modules: which of them a call needs, and their files. What is on disk travels, as a new import
+would find it, not what the notebook imported before an edit.
+
+Local is what lies neither in the standard library nor in a site-packages directory: files beside the notebook,
+checkouts on PYTHONPATH, editable installs. Of a package everything travels that is Python (`.py`); compiled modules
+and data files do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CodeType
+
+from distmagic.errors import PayloadError
+
+MAX_FILES = 2_000
+MAX_BYTES = 20 << 20
+_NEVER = {"distmagic", "__main__", "__mp_main__", *sys.stdlib_module_names}
+
+
+def collect(names: Iterable[str]) -> dict[str, bytes]:
+    """Return the files of the local modules among `names` and of those that they import in turn.
+
+    The keys are paths as under a directory of `sys.path`. Raises `PayloadError` for a package that is too large.
+    """
+    files: dict[str, bytes] = {}
+    waiting, done = sorted(set(map(_top, names))), set(_NEVER)
+    while waiting:
+        top = waiting.pop()
+        if top in done:
+            continue
+        done.add(top)
+        found = _files(top)
+        files |= found
+        for path, data in found.items():
+            waiting += sorted(set(map(_top, imports_of_text(data, path))) - done)
+    return files
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def imports_of_code(code: CodeType) -> Iterator[str]:
+    """Yield the names of modules that this code imports (that of functions inside it aside)."""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME" and step.argval:
+            yield step.argval
+
+
+def imports_of_text(text: str | bytes, filename: str) -> Iterator[str]:
+    """Yield the names of modules that a program's text imports; none for a text that is no Python."""
+    try:
+        tree = ast.parse(text, filename)
+    except (SyntaxError, ValueError):
+        return  # a file of a package that nobody imports, perhaps; whoever does gets the error on the rank
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _files(top: str) -> dict[str, bytes]:
+    """Return the files of one top-level module or package, none if it is not local."""
+    origin, places = _where(top)
+    files: dict[str, bytes] = {}
+    size = 0
+    for place in places:
+        for file in _python_files(place):
+            files[f"{top}/{file.relative_to(place).as_posix()}"] = data = file.read_bytes()
+            size += len(data)
+            if len(files) > MAX_FILES or size > MAX_BYTES:
+                raise PayloadError(
+                    f"The local package {top!r} ({place}) is too large to send: more than {MAX_FILES:,} Python files "
+                    f"or {MAX_BYTES >> 20} MB.",
+                    f"Install it on the hosts and here (not as an editable install), or import less of it than {top}.",
+                )
+    if not places and origin is not None:
+        files[f"{top}.py"] = origin.read_bytes()
+    return files
+
+
+def _where(top: str) -> tuple[Path | None, list[Path]]:
+    """Return a top-level module's file, or a package's directories; only what is local."""
+    module = sys.modules.get(top)
+    spec = getattr(module, "__spec__", None)
+    if module is None:
+        try:
+            spec = importlib.util.find_spec(top)
+        except (ImportError, ValueError, AttributeError):
+            return None, []
+    origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)
+    places = list(getattr(spec, "submodule_search_locations", None) or getattr(module, "__path__", None) or ())
+    local = [Path(place) for place in places if Path(place).is_dir() and not is_installed(place)]
+    if local or not origin or not origin.endswith(".py") or not Path(origin).is_file() or is_installed(origin):
+        return None, local
+    return Path(origin), []
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if name != "__pycache__" and not name.startswith("."))
+        if "pyvenv.cfg" in files:
+            names.clear()
+            continue
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+
+
+def is_installed(path: str | os.PathLike[str]) -> bool:
+    """Whether a file belongs to Python itself, to an installed package or to distmagic."""
+    real = Path(os.path.realpath(path))
+    if {"site-packages", "dist-packages"} & set(real.parts):
+        return True
+    return any(real.is_relative_to(root) for root in _installed_roots())
+
+
+@functools.cache
+def _installed_roots() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    found = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
+    return tuple(Path(os.path.realpath(path)) for path in found)

@@ -1,0 +1,215 @@
+"""A call becomes files: the pickled call, the code that it refers to, and the large values in it.
+
+    call      parcel of a `Call` or a `Whole` (remote/values/call.py)
+    code      zip: modules/...py, the local modules; sources.json, the text of the cells and their labels
+    volumes   the large values of the call, which lie in files of their own (remote/values/volumes.py)
+
+What can't travel is named by the variable that holds it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import linecache
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+
+from distmagic.errors import PayloadError, PayloadTooLarge
+from distmagic.payload import blobs, local_modules
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.values import culprits, parcel
+from distmagic.remote.values.call import Call, Whole
+from distmagic.remote.values.pickling import Seen
+from distmagic.remote.wire.protocol import Blob
+
+_NAMED_AT_MOST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What every rank of a job gets. Equal calls give equal files, which a host that has them is not sent again."""
+
+    call: LocalBlob
+    code: LocalBlob
+    volumes: tuple[LocalBlob, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[LocalBlob, ...]:
+        """All its files."""
+        return self.call, self.code, *self.volumes
+
+
+def pack_call(
+    thunk: Callable[[], object], *, limit_bytes: int, labels: Mapping[str, str], scratch: Path | None = None
+) -> Payload:
+    """Pack a function without arguments, with all that it captured.
+
+    `labels` maps a cell's filename to what to call it (`Cell In[3]`). The files go to `scratch`, or among this
+    machine's blobs. Raises `PayloadError` for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
+    """
+    seen = Seen()
+    folder = _folder(scratch)
+    try:
+        call = _dumped(Call(thunk), folder, seen, limit_bytes)
+    except parcel.Unpicklable as error:
+        raise _cannot_travel(error.culprit, thunk) from error
+    except parcel.TooLarge as error:
+        raise _too_large(thunk, error.size_bytes, limit_bytes) from None
+    imported = (name for code in seen.codes for name in local_modules.imports_of_code(code))
+    code = _code({*seen.modules, *imported}, _texts(seen.codes), labels, folder)
+    sizes = {volume.sha256: volume.size_bytes for volume in seen.volumes}
+    return Payload(call=call, code=code, volumes=tuple(_local(folder, *volume) for volume in sizes.items()))
+
+
+def pack_whole(
+    text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, scratch: Path | None = None
+) -> Payload:
+    """Pack a cell's text, which every rank is to run as its `__main__`; otherwise as `pack_call`."""
+    folder = _folder(scratch)
+    if len(text) > limit_bytes:
+        raise PayloadError(f"The cell's text has {_size(len(text))}; at most {_size(limit_bytes)} may be sent.")
+    call = _dumped(Whole(text, filename), folder, Seen(), None)
+    names = local_modules.imports_of_text(text, filename)
+    return Payload(call=call, code=_code(names, {filename: text}, labels, folder))
+
+
+def _folder(scratch: Path | None) -> Path:
+    try:
+        return blobs.folder() if scratch is None else scratch
+    except OSError as error:
+        raise PayloadError(
+            f"The payload can't be written here: {error}.",
+            "Set DISTMAGIC_HOME to a directory of yours that can be written.",
+        ) from None
+
+
+def _dumped(what: object, folder: Path, seen: Seen, limit_bytes: int | None) -> LocalBlob:
+    aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
+    try:
+        size = parcel.dump(
+            what, aside / "call", seen=seen, refuse=_refuse, limit_bytes=limit_bytes, name="the call", beside=folder
+        )
+        call = _local(folder, seen.sha256.hexdigest(), size)
+        (aside / "call").replace(call.path)
+    except OSError as error:
+        raise PayloadError(f"The payload can't be written to {folder}: {error}.", "Make room there.") from error
+    finally:
+        aside.rmdir()
+    return call
+
+
+def _local(folder: Path, sha256: str, size_bytes: int) -> LocalBlob:
+    return LocalBlob(blob=Blob(sha256=sha256, size_bytes=size_bytes), path=folder / sha256)
+
+
+def _code(modules: Iterable[str], texts: Mapping[str, str], labels: Mapping[str, str], folder: Path) -> LocalBlob:
+    files = {f"modules/{name}": data for name, data in local_modules.collect(modules).items()}
+    known = {name: labels[name] for name in texts if name in labels}
+    files["sources.json"] = json.dumps({"texts": texts, "labels": known}, sort_keys=True).encode()
+    return blobs.keep(blobs.zipped(files), folder)
+
+
+def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
+    """Return the text of every cell, or script, of which some code travels."""
+    names = sorted({code.co_filename for code in codes})
+    texts = {name: "".join(linecache.getlines(name)) for name in names if not local_modules.is_installed(name)}
+    return {name: text for name, text in texts.items() if text}
+
+
+# What must not travel although it could be pickled: it would be of no use on a host, or would not load there.
+
+_NOTEBOOK_ONLY = ("IPython", "ipykernel", "ipywidgets", "tqdm")
+
+
+def _refuse(value: object) -> None:
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in _NOTEBOOK_ONLY:
+        raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")
+    if isinstance(value, FunctionType) and value.__module__ == "IPython.core.getipython":
+        raise pickle.PicklingError("there is no IPython on a rank")
+    if kind.__module__ == "distmagic.runner.outcome":
+        raise pickle.PicklingError("a run belongs to the notebook")
+    if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
+        raise pickle.PicklingError("an open file can't travel")
+
+
+_INSIDE = "Create it inside the function"
+_CURES = {
+    "an open file": "Open it inside the function, under a path that the hosts have",
+    "a generator": "Create it inside the function, or make it a list",
+    "a coroutine": "Call the async function inside, or end the cell with `await`",
+    "a torch.jit.script function": "Apply torch.jit.script inside the function, to the plain one",
+    "a torch.jit.script module": "Apply torch.jit.script inside the function, to the plain module",
+    "a torch.compile function": "Call torch.compile inside the function, on the plain one",
+    "a Run of distmagic": "Use what is in it, such as run.results[0]",
+    "IPython itself": "There is no IPython on a rank: take get_ipython() and magics out of the function",
+    "a widget": "A widget lives in the notebook only: use distmagic.report or tqdm inside the function",
+    "a progress bar": "Create the bar inside the function; it is shown here all the same",
+}
+
+
+def _cannot_travel(culprit: culprits.Culprit, thunk: Callable[[], object]) -> PayloadError:
+    part = culprit.part
+    owner = _user(part, thunk)
+    cure = _CURES.get(culprit.what, _INSIDE)
+    name = f" uses `{part.path}`," if part.path != "the call" else " is"
+    return PayloadError(
+        f"{'The call' if owner == 'the call' else owner}{name} {culprit.what}, which can't be pickled{culprit.detail}.",
+        f"{cure}; or write %%distributed --whole, and every rank runs the whole cell by itself.",
+    )
+
+
+def _user(part: culprits.Part, thunk: Callable[[], object]) -> str:
+    """Return who uses a part: a function or class by its name, or the call itself, whose function has no name."""
+    return "the call" if part.owner in ("", getattr(thunk, "__qualname__", "")) else part.owner
+
+
+def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
+    sizes = sorted(((_measure(part.value), part) for part in _variables(thunk)), key=lambda pair: -pair[0])
+    large = [
+        f"`{part.path}` ({_size(size)}, used by {_user(part, thunk)})"
+        for size, part in sizes
+        if size > limit_bytes / 50
+    ]
+    total = max(size_bytes, sum(size for size, _ in sizes))
+    named = f" The largest: {', '.join(large[:_NAMED_AT_MOST])}." if large else ""
+    allowed = next(g for g in (1, 2, 4, 8, 16, 32, 64, 1 << 40) if g << 30 >= 1.1 * total)
+    return PayloadTooLarge(
+        f"The call takes {_size(total)} to send to every host; at most {_size(limit_bytes)} are allowed.{named}",
+        f"Load it inside the function, from the hosts' own disks; or allow it with --payload-limit {allowed}G.",
+    )
+
+
+def _variables(thunk: Callable[[], object]) -> Iterator[culprits.Part]:
+    """Yield every variable that travels with a call, through all functions and classes that travel by value."""
+    waiting, seen = [culprits.Part(owner="", path="the call", value=thunk)], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part.value) in seen:
+            continue
+        seen.add(id(part.value))
+        if culprits.travels_by_value(part.value) or isinstance(part.value, (partial, MethodType)):
+            waiting += culprits.parts(part)
+        elif not isinstance(part.value, (ModuleType, FunctionType, type)):
+            yield part
+
+
+def _measure(value: object) -> int:
+    try:
+        return parcel.measure(value, refuse=_refuse)
+    except Exception:  # noqa: BLE001 - whatever it raises: it is not what made the call too large
+        return sys.getsizeof(value)
+
+
+def _size(size_bytes: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes:.0f} bytes"

@@ -1,0 +1,1 @@
+"""From the facts of hosts to what each of them is told to start. Pure."""

@@ -1,0 +1,104 @@
+"""What stands in the way of a job on a host, before anything is started. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.remote.wire.protocol import Facts
+
+_NEEDED_BYTES = 16 << 20
+
+
+def no_python(host: str, python: str, code: int | None, said: str) -> ConnectionLost | PreflightError:
+    """Return why an interpreter ended without a word; `code` None: how is not known, `said` on stderr."""
+    if code in (126, 127) or (code in (None, 1) and "not found" in said.lower()):  # 1: csh
+        return PreflightError(
+            host,
+            f"there is no {python} (the host said: {said[-300:] or f'exit code {code}'}).",
+            f"Name its Python, one that has torch: --python {host}=/path/to/python",
+        )
+    words = f": {said[-500:]}" if said else ""
+    if code is None:
+        return ConnectionLost(f"{host}: the connection ended before {python} had said anything{words}.")
+    return PreflightError(
+        host,
+        f"{python} ended before it said anything (exit code {code}{words}).",
+        f"Try by hand: ssh {host} {python} -c 'import sys'",
+    )
+
+
+def check_python(host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str) -> None:
+    """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that."""
+    if found[:2] != ours[:2]:
+        raise PreflightError(
+            host,
+            f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
+            f"functions travel only between equal minor versions.",
+            f"Name a Python {_dots(ours[:2])} on that host: --python {host}=/path/to/python{_dots(ours[:2])}",
+        )
+
+
+def _dots(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def check_system(host: str, system: str) -> None:
+    """Raise `PreflightError` unless the host is a Linux machine."""
+    if not system.startswith("linux"):
+        raise PreflightError(host, f"runs {system}; hosts of distmagic are Linux machines.", "Use a Linux host.")
+
+
+def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
+    """Return warnings for what may work. Raises `PreflightError` for what can't.
+
+    `local_torch` is the version of torch on this machine, None where it has none (then nothing is compared).
+    """
+    if facts.torch is None:
+        raise PreflightError(
+            host,
+            f"Python {facts.executable} has no torch.",
+            f"Install torch there, or name a Python that has it: --python {host}=/path/to/python",
+        )
+    if facts.free_bytes < _NEEDED_BYTES:
+        raise PreflightError(
+            host,
+            f"the disk under {facts.state_dir} is full ({facts.free_bytes >> 20} MiB free).",
+            "Make room there, or set DISTMAGIC_HOME on the host to a directory on another disk.",
+        )
+    logout = [f"{host}: {facts.logout}"] if facts.logout else []
+    return (*_torch_warnings(host, facts.torch, local_torch), *logout)
+
+
+def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
+    theirs, ours = _numbers(remote), _numbers(local or "")
+    if not theirs or not ours:
+        return []
+    if theirs[0] != ours[0]:
+        raise PreflightError(
+            host,
+            f"torch {remote}, but this notebook has torch {local}; tensors and modules don't travel between them.",
+            f"Install torch {_dots(ours)} there, or name a Python that has it: --python {host}=/path/to/python",
+        )
+    if theirs != ours:
+        return [f"{host} has torch {remote}, this notebook {local}: modules that travel may not load."]
+    return []
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return (major, minor) of a version, () where it has no such form (torch built by hand, a broken installation)."""
+    found = re.match(r"([0-9]+)\.([0-9]+)", version)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def check_among(names: tuple[str, ...], facts: tuple[Facts, ...]) -> None:
+    """Raise `PreflightError` unless all hosts have one minor version of torch: their ranks must understand each other."""
+    known = [(name, one.torch) for name, one in zip(names, facts, strict=True) if one.torch and _numbers(one.torch)]
+    for name, version in known[1:]:
+        first, ours = known[0]
+        if _numbers(version) != _numbers(ours):
+            raise PreflightError(
+                name,
+                f"torch {version}, but {first} has torch {ours}; the ranks of one job need the same minor version.",
+                "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH.",
+            )

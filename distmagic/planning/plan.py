@@ -1,0 +1,217 @@
+"""From what is asked for and what the hosts are like to what each host is told. Pure: ids and ports are arguments."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distmagic.errors import PreflightError, SpecError
+from distmagic.planning import torchrun
+from distmagic.remote.wire.protocol import Facts, Recipe, Route, Warm
+from distmagic.request.hosts import Host, Slots
+from distmagic.request.spec import Access, JobSpec, split_endpoint
+
+# Every round makes a store of its own, where there may be more than one. With one store for all (torch 2.13):
+# - a node that comes later waits in vain for its address: the lead told it in the first round only
+#   (`next_rendezvous` in dynamic_rendezvous.py)
+# - ranks of a later round find what those of the first left in it, the addresses of dead peers among it
+#   (`_create_c10d_store` in distributed/rendezvous.py takes it for new at every attempt)
+OWN_STORES = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A host that answered, with its facts and its address as the other nodes dial it."""
+
+    host: Host
+    facts: Facts
+    route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What one host is told; the others know it by `address`. `env` replaces variables, `defaults` only fills gaps in the host's own environment."""
+
+    host: Host
+    node_rank: int
+    nproc_per_node: int
+    torchrun: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    defaults: tuple[tuple[str, str], ...]
+    cwd: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
+
+    The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only one that may grow has a `recipe`, in
+    which the payload's sizes are still open.
+    """
+
+    job: str
+    nodes: tuple[NodePlan, ...]
+    endpoint: str
+    max_restarts: int
+    min_nodes: int
+    gang_port: int
+    node_lost_after_s: float
+    rdzv: torchrun.Rendezvous
+    keep: bool
+    stays: bool
+    timeout_s: float | None
+    hang_timeout_s: float | None
+    recipe: Recipe | None
+
+
+def make_plan(
+    spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd: str, awaited: tuple[str, ...] = ()
+) -> Plan:
+    """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
+
+    `local_cwd` is the working directory of ranks on this machine, unless the job names one; `awaited` are hosts that
+    are to come later.
+    """
+    rdzv = _rendezvous(spec, reached, job)
+    nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
+    endpoint = f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else ""
+    return Plan(
+        job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts, min_nodes=rdzv.min_nodes if spec.max_restarts else len(nodes), rdzv=rdzv,
+        gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
+        stays=spec.detach or spec.on_disconnect == "keep",
+        timeout_s=spec.timeout_s,
+        hang_timeout_s=spec.hang_timeout_s, recipe=_recipe(spec, awaited),
+    )  # fmt: skip
+
+
+def _recipe(spec: JobSpec, awaited: tuple[str, ...]) -> Recipe | None:
+    if not (spec.is_elastic and spec.max_restarts):
+        return None
+    return Recipe(sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or "", awaited=awaited)
+
+
+def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
+    low, high = spec.nnodes or (len(reached), len(reached))
+    if not low <= len(reached) <= high:
+        raise SpecError(
+            f"--nnodes asks for {low if low == high else f'{low} to {high}'} {'node' if high == 1 else 'nodes'}, but "
+            f"{len(reached)} {'host is' if len(reached) == 1 else 'hosts are'} given.",
+            "List as many hosts with --hosts, or leave --nnodes out.",
+        )
+    address, port = _endpoint(spec, reached[0])
+    _check_endpoint(address, reached)
+    return torchrun.Rendezvous(
+        backend=choose_backend(spec, len(reached)), address=address, port=port, rdzv_id=spec.rdzv_id or job,
+        min_nodes=low, max_nodes=high, max_restarts=spec.max_restarts,
+    )  # fmt: skip
+
+
+def choose_backend(spec: JobSpec, nodes: int) -> str:
+    """Return static, or c10d where the number of nodes may change or several nodes restart. Raises `SpecError`."""
+    restarts = spec.max_restarts > 0 and nodes > 1
+    if spec.rdzv_backend == "static" and restarts:
+        raise SpecError(
+            "--rdzv-backend static can't restart ranks on more than one node: the nodes never meet again.",
+            "Use --rdzv-backend c10d with --max-restarts, or leave --rdzv-backend out.",
+        )
+    return spec.rdzv_backend or ("c10d" if spec.is_elastic or restarts else "static")
+
+
+def _endpoint(spec: JobSpec, lead: Reached) -> tuple[str, int]:
+    address, port = split_endpoint(spec.rdzv_endpoint) if spec.rdzv_endpoint else (lead.route.address, None)
+    return address, port or spec.master_port or lead.facts.free_port
+
+
+def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
+    """Raise `SpecError` where a host that isn't the first is to serve the rendezvous: nobody would listen there."""
+    names = [{one.host.name, one.facts.address, one.route.address} for one in reached]
+    others = [one.host.name for one, own in zip(reached[1:], names[1:], strict=True) if address in own]
+    if others and address not in names[0]:
+        raise SpecError(
+            f"--rdzv-endpoint names {others[0]}, but it is the first host, {reached[0].host.name}, where the nodes meet.",
+            f"List {others[0]} first.",
+        )
+
+
+def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str) -> NodePlan:
+    nproc = count_ranks(one.host.slots or spec.nproc_per_node, one.facts, one.host.name)
+    address = spec.local_addr if spec.local_addr and rank == 0 else one.route.address
+    return NodePlan(
+        host=one.host, node_rank=rank, nproc_per_node=nproc,
+        torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
+        env=spec.env, defaults=(*defaults(one, nproc), *(() if _is_one_round(rdzv) else OWN_STORES)),
+        cwd=spec.cwd or default_cwd(one.host, local_cwd),
+        address=one.route.address,
+    )  # fmt: skip
+
+
+def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
+    """Return how many ranks a host runs: a number as it is, `gpu`, `cpu` and `auto` as torchrun means them.
+
+    Nothing said: one rank a GPU, or one. Raises `PreflightError` for `gpu` on a host without one.
+    """
+    if isinstance(slots, int):
+        return slots
+    if slots == "gpu" and not facts.gpus:
+        raise PreflightError(host, "--nproc-per-node gpu, but no GPU was found.", "Use a number, or auto.")
+    if slots == "cpu":
+        return facts.cpus
+    return facts.gpus or (facts.cpus if slots == "auto" else 1)
+
+
+def default_cwd(host: Host, local_cwd: str) -> str:
+    """Return the working directory of ranks on a host where the user names none."""
+    return local_cwd if host.is_local else "~"
+
+
+def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
+    """Bind the collectives to the interface that the other nodes dial, and spare users torchrun's thread warning."""
+    name = one.route.interface
+    binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}")) if name else ()
+    return (*binding, *_threads(nproc).items())
+
+
+def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str) -> Warm | None:
+    """Return what a host has to load for its ranks of this job; None where all is to be started by exec."""
+    if access.cold or not access.warm_idle_s or spec.max_restarts:
+        return None
+    try:
+        nproc = count_ranks(host.slots or spec.nproc_per_node, facts, host.name)
+    except PreflightError:
+        return None  # there will be no run
+    return Warm(
+        owner=owner, idle_s=access.warm_idle_s, lease_s=access.lease_s, env=dict(spec.env), defaults=_threads(nproc)
+    )
+
+
+def _threads(nproc: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1"} if nproc > 1 else {}
+
+
+def _is_one_round(rdzv: torchrun.Rendezvous) -> bool:
+    """Whether the nodes meet only once."""
+    return rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
+
+
+def commands(plan: Plan, pythons: Sequence[str]) -> str:
+    """Return, for people, what is run on every host: one torchrun command each, values of `--env` left out."""
+    return "\n".join(_command(node, python) for node, python in zip(plan.nodes, pythons, strict=True))
+
+
+def _command(node: NodePlan, python: str) -> str:
+    env = [f"{name}=..." for name, _ in node.env] + [shlex.quote(f"{k}={v}") for k, v in node.defaults]
+    run = shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
+    ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
+    prefix = f"env {' '.join(env)} " if env else ""
+    return (
+        f"# {node.host.name} (node_rank {node.node_rank}, {ranks})\ncd {_quoted(node.cwd)} && {prefix}{run} <the cell>"
+    )
+
+
+def _quoted(path: str) -> str:
+    """Quote a path for a shell, but for a `~` in front, which the shell has to expand."""
+    if path == "~" or path.startswith("~/"):
+        return "~/" + shlex.quote(path[2:]) if path[2:] else "~"
+    return shlex.quote(path)

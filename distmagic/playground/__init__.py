@@ -1,0 +1,1 @@
+"""Throw-away SSH hosts on this machine."""

@@ -1,0 +1,156 @@
+"""`%distributed playground N`: throw-away SSH hosts on this machine, for learning and for tests.
+
+One child process (playground_server.py) is all N hosts: each has its port on 127.0.0.1, its host key, its home and the
+kernel's Python; nobody but this playground's own key gets in. All of it is gone after `stop`, at exit, and when the
+kernel is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from distmagic.errors import DistmagicError, SpecError
+from distmagic.request.hosts import Host
+
+_START_S = 30.0
+_STOP_S = 15.0  # the server gives commands 5 s to end in peace
+_LOG_BYTES = 4000
+
+
+class Playground:
+    """Running throw-away hosts; made by `start`. A context manager: `with start(2) as playground: ...`.
+
+    `hosts` are called node1, node2 and so on, by which `ssh_config`, the path of an OpenSSH configuration, knows them.
+    """
+
+    def __init__(self, server: subprocess.Popen[bytes], directory: Path, ports: tuple[int, ...], user: str) -> None:
+        self.hosts = tuple(Host(name=f"node{number}") for number in range(1, len(ports) + 1))
+        self.ssh_config = str(directory / "ssh_config")
+        self._server, self._directory = server, directory
+        self._owner = os.getpid()
+        Path(self.ssh_config).write_text(ssh_config(directory, ports, user))
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End the hosts and everything that was started on them, and remove their directory. Safe to call twice."""
+        if os.getpid() != self._owner:
+            return  # a forked child of the kernel that runs its atexit functions
+        atexit.unregister(self.stop)
+        _end(self._server, self._directory)
+
+    def __enter__(self) -> Playground:  # noqa: PYI034 - no `Self` before Python 3.11
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "running" if self._server.poll() is None else "stopped"
+        return f"<Playground of {', '.join(map(str, self.hosts))}: {state}, ssh -F {self.ssh_config} {self.hosts[0]}>"
+
+
+def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playground:
+    """Start `n` hosts and return when they answer. Their files lie in a new directory below `directory`.
+
+    Raises `SpecError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
+    """
+    if n < 1:
+        raise SpecError(f"A playground of {n} hosts was asked for; it has at least 1.", "Use 1 or more.")
+    if importlib.util.find_spec("asyncssh") is None:
+        raise DistmagicError(
+            "The playground needs asyncssh, which is not installed.", "Run: pip install 'distmagic[playground]'"
+        )
+    place = _make_directory(directory)
+    server = _launch(place)
+    try:
+        ports, user = _when_ready(server, place, n)
+        return Playground(server, place, ports, user)
+    except BaseException:
+        _end(server, place)
+        raise
+
+
+def _make_directory(parent: str | os.PathLike[str] | None) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=parent))
+    except OSError as error:
+        raise DistmagicError(f"The playground has no place for its files: {error}") from error
+
+
+def _when_ready(server: subprocess.Popen[bytes], place: Path, n: int) -> tuple[tuple[int, ...], str]:
+    """Tell the server what to do; return the hosts' ports and the user once they listen."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    order = {"directory": str(place), "count": n, "python": sys.executable, "parent": os.getpid()}
+    try:
+        server.stdin.write(json.dumps(order).encode() + b"\n")
+        server.stdin.flush()
+    except BrokenPipeError:
+        pass  # it is over already: its last words, below, tell why
+    readable, _, _ = select.select([server.stdout], [], [], _START_S)
+    line = server.stdout.readline() if readable else f"No word from it within {_START_S:g} s.".encode()
+    try:
+        told = json.loads(line)
+        return tuple(told["ports"]), told["user"]
+    except ValueError:
+        why = "\n".join(filter(None, (line.decode(errors="replace").strip(), _last_words(place))))
+        raise DistmagicError(f"The playground's SSH server did not start:\n{why}") from None
+
+
+def _launch(place: Path) -> subprocess.Popen[bytes]:
+    package = str(Path(__file__).parents[2])  # wherever this kernel has it from
+    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    with (place / "server.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "distmagic.playground.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=log, cwd=place, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
+        )  # fmt: skip
+
+
+def _last_words(place: Path) -> str:
+    try:
+        return (place / "server.log").read_text(errors="replace")[-_LOG_BYTES:].strip()
+    except FileNotFoundError:
+        return "its directory has been removed"
+
+
+def _end(server: subprocess.Popen[bytes], place: Path) -> None:
+    for pipe in (server.stdin, server.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()  # the end of its stdin ends the server
+            except BrokenPipeError:
+                continue
+    try:
+        server.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def ssh_config(directory: Path, ports: tuple[int, ...], user: str) -> str:
+    """Return the OpenSSH configuration of hosts node1, node2, ... that listen on `ports` of this machine. Pure."""
+    common = f"""\
+Host node*
+    HostName 127.0.0.1
+    User {user}
+    IdentityFile "{directory}/id_ed25519"
+    IdentitiesOnly yes
+    IdentityAgent none
+    PreferredAuthentications publickey
+    UserKnownHostsFile "{directory}/known_hosts"
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+"""
+    return common + "".join(f"\nHost node{number}\n    Port {port}\n" for number, port in enumerate(ports, 1))

@@ -1,0 +1,283 @@
+"""The playground's process: one small SSH server for each host, all on 127.0.0.1, as real as a test needs.
+
+A process of its own, so that a busy kernel does not slow it down. It is told what to do by one line of JSON on stdin,
+answers with one line on stdout, and ends, with all that was started through it and its directory, as soon as stdin
+ends, its parent is gone, or on SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started us ends.)
+This is the one file that imports asyncssh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import shlex
+import shutil
+import signal
+import site
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncssh
+
+from distmagic.playground.command import STDERR, Command
+from distmagic.remote.system import processes
+
+GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
+_GIVE_UP_S = 5.0
+_POLL_S = 0.5
+_PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the kernel wants: `count` hosts below `directory`, `python` as their interpreter, while `parent` lives."""
+
+    directory: Path
+    count: int
+    python: str
+    parent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What all hosts have in common: the directory of the playground, its user, and who may log in."""
+
+    directory: Path
+    user: str
+    client_key: asyncssh.SSHKey
+    commands: dict[int, Command] = field(default_factory=dict)  # by process id, until reaped
+
+    def environment(self, home: Path, client: tuple[str, int], server: tuple[str, int]) -> dict[str, str]:
+        """Return the environment of a command, as sshd makes it, with the kernel's Python first in PATH."""
+        told = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+        if site.ENABLE_USER_SITE:
+            told["PYTHONUSERBASE"] = site.getuserbase()  # else lost with the home
+        return told | {
+            "HOME": str(home),
+            "USER": self.user,
+            "LOGNAME": self.user,
+            "SHELL": "/bin/sh",
+            "PATH": f"{self.directory}/bin:{os.environ.get('PATH', os.defpath)}",
+            "SSH_CLIENT": f"{client[0]} {client[1]} {server[1]}",
+            "SSH_CONNECTION": f"{client[0]} {client[1]} {server[0]} {server[1]}",
+        }
+
+
+class _Server(asyncssh.SSHServer):  # type: ignore[misc]
+    """One connection: one key and one user are let in. Forwarding is allowed, so a host can be another's bastion."""
+
+    # ruff: noqa: ARG002 - asyncssh decides what its callbacks are given
+
+    def __init__(self, place: Place, home: Path) -> None:
+        self._place, self._home = place, home
+
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._conn = conn
+
+    def begin_auth(self, username: str) -> bool:
+        return True
+
+    def public_key_auth_supported(self) -> bool:
+        """Called before each answer. paramiko asks for the service again at each attempt: accept that, as sshd does."""
+        self._conn._next_service = b"ssh-userauth"  # noqa: SLF001 - asyncssh hangs up, and there is no other way
+        return True
+
+    def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+        return username == self._place.user and key == self._place.client_key
+
+    def session_requested(self) -> _Session:
+        return _Session(self._place, self._home)
+
+    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
+        return True
+
+
+class _Session(asyncssh.SSHServerSession):  # type: ignore[misc]
+    """One command: the SSH side of a `Command`."""
+
+    def __init__(self, place: Place, home: Path) -> None:
+        self._place, self._home = place, home
+        self._argv = ["/bin/sh"]
+        self._command: Command | None = None
+
+    def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
+        self._chan = chan
+
+    def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
+        return False
+
+    def shell_requested(self) -> bool:
+        return True
+
+    def exec_requested(self, command: str) -> bool:
+        self._argv = ["/bin/sh", "-c", command]
+        return True
+
+    def session_started(self) -> None:
+        client, server = (self._chan.get_extra_info(name)[:2] for name in ("peername", "sockname"))
+        env = self._place.environment(self._home, client, server)
+        env |= {k: v for k, v in self._chan.get_environment().items() if k == "LANG" or k.startswith("LC_")}
+        try:
+            self._command = Command(self._argv, env, self._home, self._chan)
+        except OSError as error:  # its home was removed, or there is no room for another process
+            self._chan.write(f"playground: {error}\n".encode(), STDERR)
+            self._chan.exit(255)
+            return
+        self._place.commands[self._command.pid] = self._command
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        if self._command is not None:
+            self._command.receive(data)
+
+    def eof_received(self) -> bool:
+        if self._command is not None:
+            self._command.receive_eof()
+        return True
+
+    def signal_received(self, signal_name: str) -> None:
+        if self._command is not None:
+            self._command.signal(signal_name)
+
+    def pause_writing(self) -> None:
+        if self._command is not None:
+            self._command.pause()
+
+    def resume_writing(self) -> None:
+        if self._command is not None:
+            self._command.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._command is not None:
+            self._command.let_go()
+
+
+# ---- the hosts
+
+
+async def serve(order: Order) -> None:
+    """Be the hosts until the end."""
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), over.set)  # nothing follows but its end
+    loop.add_signal_handler(signal.SIGTERM, over.set)
+    place = Place(directory=order.directory, user=_user(), client_key=_make_client_key(order.directory))
+    loop.add_signal_handler(signal.SIGCHLD, _reap, place)
+    _make_python(order.directory / "bin", order.python)
+    ports = [await _listen(place, home) for home in _make_homes(order)]
+    print(json.dumps({"ports": ports, "user": place.user}), flush=True)  # noqa: T201
+    try:
+        _watch(order.parent, over)
+        await over.wait()
+    finally:
+        end_all(place)
+
+
+def _watch(parent: int, over: asyncio.Event) -> None:
+    """Set `over` soon after the parent is gone: its forked children may still hold the pipe open."""
+    if os.getppid() != parent:
+        over.set()
+    else:
+        asyncio.get_running_loop().call_later(_POLL_S, _watch, parent, over)
+
+
+async def _listen(place: Place, home: Path) -> int:
+    """Start the server of one host and return its port."""
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    acceptor = await asyncssh.listen(
+        "127.0.0.1", 0, server_factory=lambda: _Server(place, home), server_host_keys=[key], encoding=None,
+        line_editor=False, agent_forwarding=False, x11_forwarding=False,
+    )  # fmt: skip
+    port: int = acceptor.get_port()
+    with (place.directory / "known_hosts").open("a") as file:
+        file.write(f"[127.0.0.1]:{port} {key.export_public_key().decode().strip()}\n")
+    return port
+
+
+def _make_homes(order: Order) -> list[Path]:
+    homes = [order.directory / f"node{number}" for number in range(1, order.count + 1)]
+    for home in homes:
+        home.mkdir(mode=0o700)
+    return homes
+
+
+def _make_client_key(directory: Path) -> asyncssh.SSHKey:
+    key = asyncssh.generate_private_key("ssh-ed25519", comment="distmagic playground")
+    path = directory / "id_ed25519"
+    path.touch(mode=0o600)
+    path.write_bytes(key.export_private_key())
+    return key.convert_to_public()
+
+
+def _make_python(folder: Path, python: str) -> None:
+    """Make `python3` mean the kernel's interpreter; a link would lose the virtual environment."""
+    folder.mkdir()
+    for name in ("python", "python3"):
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')
+        (folder / name).chmod(0o755)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container that runs under a number nobody entered
+        return f"user{os.getuid()}"
+
+
+# ---- the end
+
+
+def _reap(place: Place) -> None:
+    for pid, status in processes.reap().items():
+        command = place.commands.pop(pid, None)
+        if command is not None:
+            command.reaped(status)
+
+
+def end_all(place: Place) -> None:
+    """End everything that was started through us: SIGTERM, and SIGKILL after `GRACE_S`.
+
+    Where there is no /proc: only the process groups of commands that still run.
+    """
+    if sys.platform != "linux":
+        for pid in place.commands:
+            os.killpg(pid, signal.SIGKILL)
+        return
+    begun = time.monotonic()
+    told: set[tuple[int, int]] = set()
+    while left := processes.descendants(os.getpid()):
+        past = time.monotonic() - begun
+        if past > GRACE_S + _GIVE_UP_S:
+            return
+        for process in left:
+            _end(process, told, at_once=past > GRACE_S)
+        time.sleep(0.02)
+        processes.reap()
+
+
+def _end(process: processes.Process, told: set[tuple[int, int]], *, at_once: bool) -> None:
+    name = (process.pid, process.started)
+    if at_once or name not in told:
+        told.add(name)
+        processes.send(process, signal.SIGKILL if at_once else signal.SIGTERM)
+
+
+def main() -> None:
+    """Read the order from stdin, be the playground, clean up."""
+    told = json.loads(sys.stdin.buffer.readline())
+    order = Order(
+        directory=Path(told["directory"]), count=told["count"], python=told["python"], parent=told["parent"]
+    )  # fmt: skip
+    if sys.platform == "linux":
+        processes.become_subreaper()
+    try:
+        asyncio.run(serve(order))
+    finally:
+        shutil.rmtree(order.directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One node's job: starts torchrun, gathers what ranks say, ends every process."""

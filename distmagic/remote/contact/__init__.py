@@ -1,0 +1,1 @@
+"""Answers the notebook over one SSH channel, and keeps what is warm."""

@@ -1,0 +1,114 @@
+"""The first program on a host: sent as text on stdin, runs on any Python, fetches the bundle if it isn't there.
+
+notebook: PROGRAM line          host: MARK + {"python", "have", "error"}
+notebook: size, bundle bytes    host: goes on as `contact`, out of the bundle
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+BOOTSTRAP = 'import sys;exec(getattr(sys.stdin,"buffer",sys.stdin).readline())'
+MARK = b"distmagic-boot "
+
+# Runs on Pythons that are too old for the rest, so that the notebook can say so.
+_PROGRAM = r"""
+import hashlib, json, os, stat, sys
+def distmagic_trust(home):
+    for path in sorted(set([home, os.path.realpath(home)])):
+        at = ""
+        for name in path.strip("/").split("/"):
+            if os.stat(at or "/").st_mode & 0o1002 == 0o002:
+                raise OSError("everybody can replace what is in %s" % (at or "/"))
+            at += "/" + name
+            if not os.path.lexists(at):
+                break
+            link = os.lstat(at)
+            if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid(), 65534):  # the last: root, of outside
+                raise OSError("%s is another user's link (uid %d)" % (at, link.st_uid))
+def distmagic_shut(home, folders):
+    distmagic_trust(home)  # once more: others may have made it a moment ago
+    for path in [home] + folders:
+        found = os.stat(path)
+        if found.st_uid != os.geteuid():
+            raise OSError("%s belongs to another user (uid %d)" % (path, found.st_uid))
+        shut = found.st_mode & (0o022 if path == home else 0o077)
+        if shut:
+            os.chmod(path, stat.S_IMODE(found.st_mode) & ~shut)
+def distmagic_boot(sha):
+    umask = os.umask(0o077)
+    home = os.path.abspath(os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic"))
+    folder = os.path.join(home, "blobs")
+    path = os.path.join(folder, sha)
+    own = hashlib.sha256(os.urandom(16)).hexdigest()[:12]  # another host may share this home
+    try:
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            ours = about.st_uid == os.geteuid() and not about.st_mode & 0o022  # nobody else can change it later
+            have = ours and hashlib.sha256(file.read()).hexdigest() == sha  # the loss of power may have cut it short
+    except (IOError, OSError):
+        have = False
+    reply = {"python": list(sys.version_info[:3]), "home": home, "have": have, "error": "",
+             "executable": sys.executable, "system": sys.platform}
+    try:
+        folders = [folder, os.path.join(home, "jobs")]
+        distmagic_trust(home)
+        for each in [home] + folders:
+            try:
+                os.makedirs(each, 0o700)
+            except OSError:
+                if not os.path.isdir(each):  # else it was there, or another host made it a moment ago
+                    raise
+        distmagic_shut(home, folders)
+        trial = os.path.join(folder, "trial-" + own)
+        try:
+            with open(trial, "wb") as file:
+                file.write(b"x" * 4096)
+        finally:
+            if os.path.exists(trial):
+                os.remove(trial)
+    except (IOError, OSError) as error:
+        reply["error"] = str(error)
+    os.write(1, b"\n@MARK@" + json.dumps(reply).encode() + b"\n")
+    word = b""
+    while not word.endswith(b"\n"):
+        more = os.read(0, 1)
+        if not more:
+            sys.exit(0)
+        word += more
+    size = int(word)
+    if size:
+        data = b""
+        while len(data) < size:
+            more = os.read(0, min(1 << 20, size - len(data)))
+            if not more:
+                sys.exit(0)
+            data += more
+        if hashlib.sha256(data).hexdigest() != sha:
+            sys.exit("distmagic: the bundle arrived damaged")
+        aside = path + "." + own
+        try:
+            with open(aside, "wb") as file:
+                file.write(data)
+            os.rename(aside, path)
+        except (IOError, OSError) as error:
+            if os.path.exists(aside):
+                os.remove(aside)
+            refused = {"t": "refused", "n": 0, "what": "offer", "error": "can't write to %s: %s" % (home, error)}
+            os.write(1, json.dumps(refused).encode() + b"\n")
+            sys.exit(1)
+    sys.path.insert(0, path)
+    sys.argv = [path, "contact"]
+    from distmagic.remote.contact import contact
+    os.umask(umask)
+    contact.main([])
+distmagic_boot("@SHA@")
+"""
+
+
+def program(sha256: str) -> bytes:
+    """Return the one line to send to `BOOTSTRAP`, for a bundle of this SHA-256."""
+    source = _PROGRAM.replace("@MARK@", MARK.decode()).replace("@SHA@", sha256)
+    packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode()
+    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))\n".encode()

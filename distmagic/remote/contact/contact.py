@@ -1,0 +1,347 @@
+"""The process behind one SSH channel: answers the notebook, starts agents, and carries bytes between the two.
+
+It holds nothing: when its channel ends it ends, and agents go on under their lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from distmagic.remote.contact import intake, warmth
+from distmagic.remote.records import journal, listing, logs, places
+from distmagic.remote.system import facts, logout, peers, processes
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.lines import Lines
+
+_CHUNK = 1 << 20
+_AGENT_LOG = "agent.log"
+_GONE_S = 10.0  # its socket is closed already
+
+
+class Contact:
+    """The conversation on stdin and stdout. Standard output is ours alone: stray prints go to stderr."""
+
+    def __init__(self, umask: int) -> None:
+        self._umask = umask  # the user's own, for the ranks
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+        self._lines = Lines()
+        self.intake = intake.Intake(self)
+        self._owner = ""
+
+    def run(self) -> None:
+        """Tell the facts, then answer until end of file."""
+        _sweep_dead()
+        places.tidy()
+        self.say(replace(facts.gather(), running=listing.running()))
+        while (line := self._line()) is not None:
+            _, request = protocol.decode(line)
+            handler = _HANDLERS.get(type(request))
+            if handler is not None:  # an order to an agent that ended meanwhile has none
+                self._handle(handler, request)
+
+    def _handle(self, handler: object, request: protocol.Message) -> None:
+        if not isinstance(request, protocol.Take):
+            self.intake.close()  # what is asked after a delivery says that it is over
+        try:
+            handler(self, request)  # type: ignore[operator]
+        except (OSError, ValueError) as error:
+            self.say(protocol.Refused(what=type(request).__name__.lower(), error=str(error)))
+
+    # ---- bytes
+
+    def say(self, message: protocol.Message) -> None:
+        """Tell the notebook something."""
+        self._write(protocol.encode(message))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._out, view) :]
+
+    def _line(self) -> bytes | None:
+        while (line := self._lines.line()) is None:
+            data = os.read(0, 65536)
+            if not data:
+                return None
+            self._lines.feed(data)
+        return line
+
+    # ---- answers
+
+    def ask(self, request: protocol.Ask) -> None:
+        """Tell from which address this host dials a peer."""
+        address, interface = facts.route(request.peer)
+        self.say(protocol.Route(address=address, interface=interface))
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """Yield the next `size` bytes from the notebook."""
+        while size:
+            data = self._lines.take(min(size, _CHUNK)) or os.read(0, min(size, _CHUNK))
+            if not data:
+                sys.exit(0)  # the channel is gone in the middle of a file
+            size -= len(data)
+            yield data
+
+    def wait(self, sock: socket.socket, events: int, timeout_s: float) -> None:
+        """Wait for `events` (as of select.poll) of a socket, and end with the channel. Raises TimeoutError."""
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(sock, events)
+        ready = dict(poll.poll(max(0.0, 1000 * timeout_s)))
+        if 0 in ready:
+            self._hear()
+        elif not ready:
+            raise TimeoutError(f"it said nothing for {timeout_s:.0f} s")
+
+    def _hear(self) -> None:
+        data = os.read(0, 65536)
+        if not data:
+            sys.exit(0)  # the channel is gone
+        self._lines.feed(data)
+
+    def start(self, request: protocol.Start) -> None:
+        """Start an agent, and carry bytes until it is gone."""
+        folder = places.job_dir(request.job, request.node_rank)
+        cwd = os.path.expanduser(request.cwd)
+        if not os.path.isdir(cwd):
+            raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
+        places.log_limit_bytes(request.env)
+        try:
+            prefix = logout.survivor_prefix(must=request.stays)
+        except PermissionError as error:
+            self.say(protocol.Refused(what="detach", error=str(error)))
+            return
+        for each in (folder.parent.parent, folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=each is not folder)
+        listing.remember(folder, request)
+        run_dir = places.make_run_dir(request.job, request.node_rank)
+        try:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(run_dir / "readers"))
+            (run_dir / "readers").chmod(0o600)
+            listener.listen(16)
+            wait = self._spawn(replace(request, cwd=cwd), listener, folder, prefix)
+        except BaseException:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise
+        listener.close()
+        self._relay(run_dir / "readers", protocol.Attach(job=request.job, node_rank=request.node_rank))
+        wait()
+        self.say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
+
+    def _spawn(
+        self, request: protocol.Start, listener: socket.socket, folder: Path, prefix: tuple[str, ...]
+    ) -> Callable[[], object]:
+        """Start the agent, by fork or by exec; return a function that waits for its end."""
+        with (folder / _AGENT_LOG).open("wb") as log:
+            if request.warm is not None:
+                self._owner = request.warm.owner
+                agent = warmth.fork_agent(request, listener, log.fileno(), self._umask, prefix)
+                if agent is not None:
+                    return partial(processes.wait_gone, agent, _GONE_S)
+            return _exec(request, listener, log, prefix, self._umask)
+
+    def attach(self, request: protocol.Attach) -> None:
+        """Carry bytes to and from an agent that runs."""
+        run_dir = places.run_dir(request.job, request.node_rank)
+        try:
+            places.check_run_dir(run_dir)
+            has_spoken = self._relay(run_dir / "readers", request)
+        except (FileNotFoundError, ConnectionError):
+            has_spoken = False
+        if not has_spoken:
+            self._replay(request)  # the agent has ended meanwhile; its journal says how
+        folder = places.job_dir(request.job, request.node_rank)
+        self.say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
+
+    def _replay(self, request: protocol.Attach) -> None:
+        for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
+            self._write(line)
+
+    def _relay(self, path: Path, attach: protocol.Attach) -> bool:
+        """Carry bytes both ways until the agent closes, which it does as its last act; return whether it said anything."""
+        has_spoken = False
+        with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
+            conn.connect(str(path))
+            peers.check(conn)
+            conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
+            selector.register(0, selectors.EVENT_READ, "notebook")
+            selector.register(conn, selectors.EVENT_READ, "agent")
+            while True:
+                sides = [key.data for key, _ in selector.select()]
+                if "agent" in sides:
+                    data = _receive(conn)
+                    if not data:
+                        return has_spoken
+                    has_spoken = True
+                    self._write(data)
+                if "notebook" in sides:
+                    data = os.read(0, 65536)
+                    if not data:
+                        sys.exit(0)  # the channel is gone; the agent waits for its lease
+                    with contextlib.suppress(ConnectionError):  # it ends; what it has said is still to be read
+                        conn.sendall(data)
+                    self.renew()
+
+    def fetch(self, request: protocol.Fetch) -> None:
+        """Send a file of a job."""
+        path = places.job_dir(request.job, request.node_rank) / request.name
+        with contextlib.ExitStack() as stack:
+            parts = logs.open_all(path, stack) if request.name == path.name and path.parent.is_dir() else []
+            if not parts:
+                raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
+            skip = request.offset
+            self.say(protocol.Data(size_bytes=max(0, sum(size for _, size in parts) - skip)))
+            for file, size in parts:
+                self._send_part(file, min(skip, size), size)
+                skip -= min(skip, size)
+
+    def _send_part(self, file: BinaryIO, at: int, end: int) -> None:
+        file.seek(at)
+        while at < end and (data := file.read(min(end - at, _CHUNK))):
+            at += len(data)
+            self._write(data)
+
+    def give(self, request: protocol.Give) -> None:
+        """Send a blob, for a host that comes to a job later."""
+        path = places.blob(request.sha256)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self.say(protocol.Data(size_bytes=size))
+            self._send_part(file, 0, size)
+
+    def list(self, _: protocol.List) -> None:
+        """Tell the jobs of this host."""
+        self.say(protocol.Jobs(jobs=listing.jobs()))
+
+    def remove(self, request: protocol.Remove) -> None:
+        """Remove what a job that has ended left here."""
+        self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
+
+    def clear(self, request: protocol.Clear) -> None:
+        """Tell what is kept of what was sent, and remove it if that is asked for."""
+        found = places.unused(Path(sys.path[0]).name)
+        if request.removes:
+            places.remove(path for path, _ in found)
+        self.say(protocol.Removed(size_bytes=sum(size for _, size in found)))
+
+    # ---- templates
+
+    def describe(self, _: protocol.Describe) -> None:
+        """Tell the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
+        os.stat(sys.path[0])
+        self.say(replace(facts.gather(), running=listing.running()))
+
+    def warm(self, request: protocol.Warm) -> None:
+        """Have a template. No answer: where there can be none, jobs are started by exec."""
+        self._owner = request.owner
+        with contextlib.suppress(OSError, ValueError):
+            warmth.ensure(request, self._umask, logout.survivor_prefix(must=False))
+
+    def renew(self, _: protocol.Renew | None = None) -> None:
+        """Renew the lease of the templates of whoever this is."""
+        if self._owner:
+            warmth.renew(self._owner)
+
+    def look(self, request: protocol.Look) -> None:
+        """Tell what is kept warm for a notebook."""
+        self.say(protocol.Templates(templates=warmth.templates(request.owner)))
+
+    def cool(self, request: protocol.Cool) -> None:
+        """End what is kept warm for a notebook."""
+        warmth.end_all(request.owner)
+        self.say(protocol.Templates())
+
+    # ---- the dead
+
+    def sweep(self, request: protocol.Sweep) -> None:
+        """End what a dead agent left running."""
+        left = processes.sweep(request.job)
+        for path in places.run_dirs(request.job):
+            shutil.rmtree(path, ignore_errors=True)
+        names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
+        self.say(protocol.Final(reason="swept", survivors=names))
+
+
+def _sweep_dead() -> None:
+    """End what agents left that were killed together with their notebook: nobody else came to do it."""
+    for job, folders in places.dead_runs().items():
+        processes.sweep(job, timeout_s=1.0)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in places.dead_templates():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a log that isn't blank, "" for none; of a long one its beginning."""
+    try:
+        lines = path.read_bytes()[-8192:].decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+
+
+def _receive(conn: socket.socket) -> bytes:
+    try:
+        return conn.recv(1 << 18)
+    except ConnectionResetError:
+        return b""
+
+
+def _exec(
+    request: protocol.Start, listener: socket.socket, log: IO[bytes], prefix: tuple[str, ...], umask: int
+) -> Callable[[], object]:
+    """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
+    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: str(places.log_limit_bytes(request.env))}
+    child = subprocess.Popen(
+        [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
+        stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True, umask=umask,
+    )  # fmt: skip
+    assert child.stdin is not None
+    child.stdin.write(protocol.encode(request))
+    child.stdin.close()
+    return child.wait
+
+
+_HANDLERS = {
+    protocol.Ask: Contact.ask,
+    protocol.Check: lambda contact, request: contact.intake.check(request),
+    protocol.Offer: lambda contact, request: contact.intake.offer(request),
+    protocol.Serve: lambda contact, request: contact.intake.serve(request),
+    protocol.Take: lambda contact, request: contact.intake.take(request),
+    protocol.Start: Contact.start,
+    protocol.Attach: Contact.attach,
+    protocol.Fetch: Contact.fetch,
+    protocol.Give: Contact.give,
+    protocol.Sweep: Contact.sweep,
+    protocol.List: Contact.list,
+    protocol.Remove: Contact.remove,
+    protocol.Clear: Contact.clear,
+    protocol.Describe: Contact.describe,
+    protocol.Warm: Contact.warm,
+    protocol.Renew: Contact.renew,
+    protocol.Look: Contact.look,
+    protocol.Cool: Contact.cool,
+}
+
+
+def main(_: list[str]) -> None:
+    """Serve one channel."""
+    try:
+        Contact(os.umask(0o077)).run()
+    except BrokenPipeError:
+        sys.exit(0)  # nobody reads any more

@@ -1,0 +1,151 @@
+"""The template: a process with torch loaded that never runs a job. It forks the agents of its notebook's jobs.
+
+It has one thread, so that its children lack nothing. Standard input is its listening socket; it greets whoever
+connects, takes one request, and ends when its lease runs out, or when nobody has used it for long.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from distmagic.remote.agent import agent
+from distmagic.remote.contact import warmth
+from distmagic.remote.engine import fresh, marks
+from distmagic.remote.records import places
+from distmagic.remote.system import peers, processes
+from distmagic.remote.system.uncollected import uncollected
+from distmagic.remote.wire import protocol
+
+# None of these starts a thread, touches a device or draws a random number when it is imported (numpy is reseeded).
+PRELOADED = (
+    "torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
+    "torch.nn.parallel", "torch.utils.data", "cloudpickle", "distmagic.remote.rank.worker",
+)  # fmt: skip
+_REQUEST_S = 5.0  # for a request to arrive whole
+_REAP_S = 0.2
+_TOUCH_S = 30.0
+_MAX_BYTES = 4 << 20
+
+
+class Template:
+    """Serves until its time is over."""
+
+    def __init__(self, listener: socket.socket, idle_s: float, lease_s: float, clock: Callable[[], float]) -> None:
+        self._listener, self._idle_s, self._lease_s, self._clock = listener, idle_s, lease_s, clock
+        self._began = self._used = self._renewed = clock()
+        self._agents: set[int] = set()
+        self._touch_at = self._began + _TOUCH_S
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        """Answer requests until the lease or the idle time is over; jobs that still run hold the latter."""
+        while (left := self._left_s()) > 0:
+            if select.select([self._listener], [], [], min(left, _REAP_S if self._agents else _TOUCH_S))[0]:
+                conn, _ = self._listener.accept()
+                with conn:
+                    self._greet(conn)
+            self._reap()
+            if self._clock() >= self._touch_at:
+                self._touch_at = self._clock() + _TOUCH_S
+                places.touch((sys.path[0],))  # what is forked from here still needs it
+
+    def _left_s(self) -> float:
+        now = self._clock()
+        self._used = now if self._agents else self._used
+        return min(self._used + self._idle_s, self._renewed + self._lease_s) - now
+
+    def _reap(self) -> None:
+        if self._agents:
+            self._agents -= set(processes.reap())
+
+    def _greet(self, conn: socket.socket) -> None:
+        now = self._clock()
+        idle_s = 0.0 if self._agents else now - self._used
+        hello = protocol.Template(pid=os.getpid(), age_s=now - self._began, idle_s=idle_s)
+        conn.settimeout(_REQUEST_S)
+        fds: list[int] = []
+        try:
+            peers.check(conn)
+            conn.sendall(protocol.encode(protocol.Templates(templates=(hello,))))
+            request, fds = _receive(conn)
+            if isinstance(request, protocol.Renew):
+                self._renewed = self._clock()
+            elif isinstance(request, protocol.Fork) and len(fds) == 2:
+                conn.sendall(protocol.encode(protocol.Forked(pid=self._fork(request, fds))))
+        except (OSError, ValueError):
+            return  # it has hung up, or is nobody who knows us
+        finally:
+            for fd in fds if os.getpid() == self._pid else ():  # a child goes on with them
+                os.close(fd)
+
+    def _fork(self, request: protocol.Fork, fds: list[int]) -> int:
+        pid = fresh.fork(partial(_be_agent, request, *fds))
+        self._agents.add(pid)
+        self._used = self._renewed = self._clock()
+        return pid
+
+
+def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
+    first, fds, _, _ = socket.recv_fds(conn, 1, 2)
+    data = bytearray()
+    while first and len(data) < _MAX_BYTES and (more := conn.recv(1 << 16)):
+        data += more
+    return (protocol.decode(bytes(data))[1] if data else None), fds
+
+
+def _be_agent(request: protocol.Fork, listener: int, log: int) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    fresh.settle(request.env, (null, log, log), keep=[listener])
+    marks.show("agent", request.start.job)
+    agent.serve(request.start, socket.socket(fileno=listener))
+
+
+def main(_: list[str]) -> None:
+    """Load torch, then serve. Ends at once, and its notebook's jobs are started by exec, where that can't be."""
+    listener = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    folder, pid = Path(listener.getsockname()).parent, os.getpid()
+    try:
+        settings = json.loads(os.environ.pop(warmth.SETTINGS))
+        if _load():
+            fresh.run(lambda: Template(listener, **settings, clock=time.monotonic).run())
+    finally:
+        if os.getpid() == pid:
+            shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _load() -> bool:
+    """Import all that is preloaded; return whether this process may be forked then."""
+    before, descriptors = dict(os.environ), _descriptors()
+    with uncollected():
+        for name in PRELOADED:
+            importlib.import_module(name)
+    fresh.remember(before, _descriptors() - descriptors)
+    return marks.can_show() and _has_one_thread() and not sys.modules["torch"].cuda.is_initialized()
+
+
+def _has_one_thread() -> bool:
+    """Whether this is the only thread. OpenBLAS ends its own when the process forks, and starts them when needed."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _descriptors() -> set[int]:
+    return {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}  # not the listing's

@@ -1,0 +1,1 @@
+"""torchrun, started by exec or forked from a template."""

@@ -1,0 +1,1 @@
+"""Who of the nodes of a job lives, told by heartbeats between hosts."""

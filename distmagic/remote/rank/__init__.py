@@ -1,0 +1,1 @@
+"""One rank: calls the user's function and tells its progress."""

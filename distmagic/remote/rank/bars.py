@@ -1,0 +1,231 @@
+"""Bars of tqdm in the user's code become bars of the rank, with no change to that code.
+
+The hook is where tqdm draws: `status_printer`, `display`, `refresh`, `clear` and `close` of `tqdm.std.tqdm`, from
+which every variety inherits. A bar that would be drawn on stdout or stderr is posted instead, and only its last line
+is written when it closes, so that the log has it. A bar with a file of its own is left alone. `tqdm.notebook` and
+`tqdm.autonotebook` become modules with the plain class in them: a rank has no notebook, and often no ipywidgets.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from distmagic.remote.rank.report import bar_ids
+from distmagic.remote.wire.protocol import Bar
+
+_STD = "tqdm.std"
+_STAND_INS = ("tqdm.notebook", "tqdm.autonotebook")
+_ID = "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
+_SHOWN = "_distmagic_shown"  # whether it was posted: one that waits out its `delay` never is
+_FILE_ARGUMENT = 4  # of tqdm(iterable, desc, total, leave, file)
+
+Post = Callable[[Bar], None]
+
+
+class _Hook(importlib.abc.MetaPathFinder):
+    """Changes tqdm as soon as it is imported, so that a rank that does not use it never pays for it."""
+
+    post: Post
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Take over the three modules that need it; None for all others."""
+        if name in _STAND_INS:
+            return importlib.machinery.ModuleSpec(name, _StandIn())
+        if name != _STD:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PatchingLoader(spec.loader)
+        return spec
+
+
+class _PatchingLoader(importlib.abc.Loader):
+    """Loads tqdm.std as ever, and changes its class."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_source and its kin, for tracebacks
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _patch(module.tqdm)
+
+
+class _StandIn(importlib.abc.Loader):
+    """Makes `tqdm.notebook` out of `tqdm.std`."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        _fill(module)
+
+
+_hook = _Hook()
+
+
+def install(post: Post, fallback: str | None = None) -> None:
+    """Have every bar of tqdm posted, in this process, from now on; a second call only changes `post`.
+
+    `fallback` is a directory or zip file with a tqdm, used on hosts that have none.
+    """
+    _hook.post = post
+    if fallback is not None and "tqdm" not in sys.modules and importlib.util.find_spec("tqdm") is None:
+        sys.path.append(fallback)
+    if _hook in sys.meta_path:
+        return
+    sys.meta_path.insert(0, _hook)
+    if _STD in sys.modules:
+        _patch(sys.modules[_STD].tqdm)
+    for name in _STAND_INS:
+        if name in sys.modules:
+            _fill(sys.modules[name])
+
+
+def _fill(module: ModuleType) -> None:
+    std = importlib.import_module(_STD)
+    names = {"tqdm": std.tqdm, "tqdm_notebook": std.tqdm, "trange": std.trange, "tnrange": std.trange}
+    vars(module).update(names, __all__=["tqdm_notebook", "tnrange", "tqdm", "trange"])
+
+
+def _patch(tqdm: Any) -> None:
+    if _ID in vars(tqdm):
+        return
+    setattr(tqdm, _ID, 0)  # of bars that are there already
+    setattr(tqdm, _SHOWN, False)
+    for name, make in _REPLACEMENTS.items():
+        original = getattr(tqdm, name)
+        setattr(tqdm, name, functools.wraps(original)(make(original)))
+    tqdm.status_printer = staticmethod(tqdm.status_printer)
+
+
+# ---- the replacements: functions that take tqdm's own method and return ours
+
+
+def _new_init(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        file = args[_FILE_ARGUMENT] if len(args) > _FILE_ARGUMENT else kwargs.get("file")
+        number = next(bar_ids) if file is None or _is_ours(file) else 0
+        setattr(self, _ID, number)
+        if number:
+            kwargs.pop("display", None)  # tqdm.notebook takes it, and a width of "100%"
+            if isinstance(kwargs.get("ncols"), str):
+                kwargs["ncols"] = None
+            if kwargs.get("disable", False) is None:
+                kwargs["disable"] = False  # "only on a terminal": the notebook is one
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _new_status_printer(original: Any) -> Any:
+    def status_printer(file: Any) -> Any:
+        return _draw_nothing if _is_ours(file) else original(file)
+
+    return status_printer
+
+
+def _new_display(original: Any) -> Any:
+    def display(self: Any, msg: str | None = None, pos: int | None = None) -> Any:
+        if not _number(self):
+            return original(self, msg, pos)
+        if not self.disable:
+            _post(self)
+            return True
+        if msg is None and hasattr(self, "fp"):  # `close` has disabled the bar and now leaves its last line
+            self.fp.write(str(self))
+        return False
+
+    return display
+
+
+def _new_refresh(original: Any) -> Any:
+    def refresh(self: Any, nolock: bool = False, lock_args: Any = None) -> Any:  # noqa: FBT001, FBT002
+        if _number(self) and not self.disable and type(self).display is not _std().display:
+            _post(self)  # a subclass that draws in its own way: it need not ask the base class to
+        return original(self, nolock, lock_args)
+
+    return refresh
+
+
+def _new_clear(original: Any) -> Any:
+    def clear(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not _number(self):
+            original(self, *args, **kwargs)
+
+    return clear
+
+
+def _new_close(original: Any) -> Any:
+    def close(self: Any) -> None:
+        was_open = not getattr(self, "disable", True) and _number(self)
+        if was_open and getattr(self, "sp", None) is _draw_nothing:
+            self.sp = self.fp.write  # for a subclass whose `display` draws by `sp`: its last line too is kept
+        original(self)
+        if was_open and getattr(self, _SHOWN):
+            _post(self, closed=True)
+
+    return close
+
+
+_REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
+    "__init__": _new_init,
+    "status_printer": _new_status_printer,
+    "display": _new_display,
+    "refresh": _new_refresh,
+    "clear": _new_clear,
+    "close": _new_close,
+}
+
+
+def _draw_nothing(_: str) -> None:
+    """Stand in for the function by which tqdm draws a line."""
+
+
+def _std() -> Any:
+    return sys.modules[_STD].tqdm
+
+
+def _is_ours(file: Any) -> bool:
+    """Whether this is stdout or stderr, maybe within tqdm's wrappers."""
+    while type(file).__module__ == "tqdm.utils":
+        file = file._wrapped  # noqa: SLF001
+    return any(file is stream for stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__))
+
+
+def _number(bar: Any) -> int:
+    return getattr(bar, _ID)  # type: ignore[no-any-return]
+
+
+def _post(bar: Any, *, closed: bool = False) -> None:
+    told = bar.format_dict
+    try:
+        scale = 1.0 if told["unit_scale"] in (None, False, True) else float(told["unit_scale"])
+        rate = None if closed or told["rate"] is None else float(told["rate"])
+        if rate is None and told["elapsed"] > 0:
+            rate = (float(told["n"]) - float(told.get("initial") or 0)) / told["elapsed"]
+        new = Bar(
+            id=_number(bar),
+            desc=str(told["prefix"] or "").removesuffix(": "),
+            n=float(told["n"]) * scale,
+            total=None if told["total"] is None else float(told["total"]) * scale,
+            unit=str(told["unit"]),
+            rate=None if rate is None else rate * scale,
+            postfix="" if told["postfix"] is None else str(told["postfix"]),
+            closed=closed,
+        )
+    except (TypeError, ValueError):
+        return  # somebody counts in things that are no numbers
+    setattr(bar, _SHOWN, True)
+    _hook.post(new)

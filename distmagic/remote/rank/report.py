@@ -1,0 +1,339 @@
+"""What a rank says of its progress: `report` and `track` for users, bars of tqdm by way of `post_bar`.
+
+Everything goes as `protocol.Progress` lines over the rank's socket to the agent, which may be slow or stopped for a
+while: nothing here ever waits for it (but `flush`, at the end), there is no thread, and what can't be sent stays in
+a bounded list and goes with the next call. Whoever has something to say puts it in `_inbox` and drains it unless
+somebody is at it already, so threads, signal handlers and finalizers of tqdm bars never wait for each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from distmagic.remote.wire.protocol import Bar
+
+T = TypeVar("T")
+
+KEPT_ROWS = 500  # rows kept while the agent does not take them; every second one goes when there are more
+KEPT_BARS = 100  # bars kept meanwhile; beyond, short-lived ones that are closed already go
+_PACKET_BYTES = 48_000  # a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
+_BURST, _REFILL = (
+    50.0,
+    10.0,
+)  # packets at once, packets a second: a packet costs as much as 20 calls, and wakes the agent
+_TRACK_EVERY_S = 0.05
+_TOGETHER = 64  # calls that wait as they are
+_FLUSH_S = 2.0
+_JUNK = (TypeError, ValueError, OverflowError, AttributeError, RuntimeError)  # what float(x) or x.item() may raise
+
+bar_ids = itertools.count(1)  # of all bars of this rank: an outer bar is made first and has the smaller number
+
+
+def report(*, step: float | None = None, total: float | None = None, **metrics: object) -> None:
+    """Tell the notebook where this rank is: `report(step=i, total=n, loss=loss)`.
+
+    Does nothing outside a run and never raises for a bad value: what is not a number is left out, with one line on
+    stderr. Metrics may be Python or NumPy numbers or tensors of no dimension; note that the value of a tensor on a
+    GPU is only known once all work before it is done, so a tensor here waits for the GPU as `.item()` does.
+    Costs some microseconds; called faster than 20 times a second for long, several calls travel together.
+    """
+    link = _here.link
+    if link is None:
+        return
+    for given in metrics.values():
+        if type(given) is not float:
+            metrics = {name: value for name, given in metrics.items() if (value := _number(name, given)) is not None}
+            break
+    now = link.seconds()
+    values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
+    link.inbox.append((now, _number("step", step), _number("total", total), values))
+    if now >= link.due_s or len(link.inbox) >= _TOGETHER:
+        link.pump()
+
+
+def track(iterable: Iterable[T], *, desc: str = "", total: float | None = None) -> Iterator[T]:
+    """Yield the items of `iterable` and show how far it is, as a bar of this rank; only yields them outside a run.
+
+    `total` is `len(iterable)` where it has one. May be nested.
+    """
+    if _here.link is None:
+        yield from iterable
+        return
+    gauge = _Gauge(desc, _length(iterable) if total is None else _number("total", total))
+    try:
+        for item in iterable:
+            yield item
+            gauge.advance()
+    finally:
+        gauge.post(closed=True)
+
+
+class _Gauge:
+    """The bar of one `track`."""
+
+    def __init__(self, desc: str, total: float | None) -> None:
+        self.id, self.desc, self.total = next(bar_ids), str(desc), total
+        self.n = 0
+        self.began = time.monotonic()
+        self.due = self.began + _TRACK_EVERY_S
+        self.post()
+
+    def advance(self) -> None:
+        self.n += 1
+        now = time.monotonic()
+        if now >= self.due:
+            self.due = now + _TRACK_EVERY_S
+            self.post()
+
+    def post(self, *, closed: bool = False) -> None:
+        past = time.monotonic() - self.began
+        rate = self.n / past if self.n and past > 0 else None
+        post_bar(Bar(id=self.id, desc=self.desc, n=self.n, total=self.total, rate=rate, closed=closed))
+
+
+def _length(iterable: Iterable[object]) -> float | None:
+    try:
+        return float(len(iterable))  # type: ignore[arg-type]
+    except _JUNK:  # a DataLoader over an iterable dataset raises TypeError of its own
+        return None
+
+
+def _number(name: str, value: Any) -> float | None:
+    if value is None or type(value) is float:
+        return value
+    try:
+        if type(value) is int:
+            return float(value)
+        if getattr(value, "ndim", 0):
+            raise ValueError("its shape is not ()")
+        item = getattr(value, "item", None)
+        return float(value if item is None else item())
+    except _JUNK as error:
+        _complain(f"{name!r} is a {type(value).__name__} that is not one number ({error})")
+        return None
+
+
+def _complain(what: str) -> None:
+    if not _here.has_complained:
+        _here.has_complained = True
+        sys.stderr.write(f"distmagic.report: {what[:300]}. It is left out; this is said once.\n")
+
+
+# ---- inside a run
+
+
+class _Here:
+    """What this process knows: the way to the agent while a run is on."""
+
+    link: _Link | None = None
+    watches_forks = False
+    has_complained = False
+
+
+_here = _Here()
+
+
+def begin(send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float] = time.monotonic) -> None:
+    """Start to report: called by the worker. `send` returns False where it would have to wait."""
+    if not _here.watches_forks:
+        _here.watches_forks = True
+        os.register_at_fork(after_in_child=_turn_off)  # a DataLoader's worker is not this rank
+    _here.link = _Link(send, rank, restart, clock)
+
+
+def end() -> None:
+    """Send what is left and be silent from now on."""
+    flush()
+    _turn_off()
+
+
+def flush(*, blocking: bool = True) -> bool:
+    """Send all that is left, waiting for the agent at most 2 s if `blocking`; return whether nothing is left."""
+    return _here.link is None or _here.link.flush(_FLUSH_S if blocking else 0.0)
+
+
+def post_bar(bar: Bar) -> None:
+    """Report the state of a bar; nothing outside a run."""
+    link = _here.link
+    if link is not None:
+        link.inbox.append(bar)
+        link.pump()
+
+
+def _turn_off() -> None:
+    _here.link = None
+
+
+class _Link:
+    """The way to the agent, and what has not gone it yet."""
+
+    def __init__(self, send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float]) -> None:
+        self.inbox: deque[Bar | tuple[float, float | None, float | None, dict[str, float]]] = deque()
+        self._send, self._clock, self._began = send, clock, clock()
+        self._head = f'{{"t":"progress","n":0,"rank":{rank},"restart":{restart},"at_s":'
+        self._busy = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._rows: list[str] = []
+        self._bars: dict[int, Bar] = {}
+        self._shown: set[int] = set()  # open bars that the agent knows
+        self._step: float | None = None
+        self._total: float | None = None
+        self._news = False
+        self._device = ""
+        self._tokens, self._filled_s = _BURST, 0.0
+        self.due_s = 0.0  # before that no packet may go
+
+    def seconds(self) -> float:
+        """Return the time since the rank began."""
+        return self._clock() - self._began
+
+    def pump(self) -> None:
+        """Take in what is new and send it, unless another thread, or this one further down, is at it.
+
+        What can't be sent yet waits as it is: many rows are made into text faster at once than one by one.
+        """
+        while self.inbox and self._busy.acquire(blocking=False):
+            try:
+                if self._may_send():
+                    self._take()
+                    self._send_all()
+                elif len(self.inbox) < _TOGETHER:
+                    return
+                else:
+                    self._take()
+            finally:
+                self._busy.release()
+
+    def flush(self, patience_s: float) -> bool:
+        """Send everything, trying for `patience_s`."""
+        give_up = time.monotonic() + patience_s
+        if not self._busy.acquire(timeout=patience_s):
+            return False
+        try:
+            self._take()
+            while not (done := self._send_all()) and time.monotonic() < give_up:
+                time.sleep(0.002)
+            return done
+        finally:
+            self._busy.release()
+
+    def _may_send(self) -> bool:
+        """A bucket of tokens: a slow loop is shown at once, a fast one does not drown the agent."""
+        now = self.seconds()
+        self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _REFILL)
+        self._filled_s = now
+        if self._tokens < 1:
+            self.due_s = now + (1 - self._tokens) / _REFILL
+            return False
+        self._tokens -= 1
+        return True
+
+    # ---- taking in
+
+    def _take(self) -> None:
+        while self.inbox:
+            new = self.inbox.popleft()
+            if isinstance(new, Bar):
+                self._take_bar(new)
+            else:
+                self._take_row(*new)
+
+    def _take_row(self, at_s: float, step: float | None, total: float | None, values: dict[str, float]) -> None:
+        if step is not None:
+            self._step = step
+        if total is not None:
+            self._total = total
+        self._news = True
+        if not values:
+            return
+        row = self._row(at_s, step, values)
+        if len(row) > _PACKET_BYTES:
+            _complain(f"{len(values)} metrics in one call are {len(row)} bytes")
+            return
+        self._rows.append(row)
+        if len(self._rows) > KEPT_ROWS:
+            del self._rows[-2::-2]  # the last one stays
+
+    def _row(self, at_s: float, step: float | None, values: dict[str, float]) -> str:
+        names = self._names
+        for name in values:
+            if name not in names:
+                names[name] = json.dumps(name)
+        metrics = ",".join([f"{names[name]}:{_text(value)}" for name, value in values.items()])
+        middle = "" if step is None else f',"step":{_text(step)}'
+        return f'{{"at_s":{at_s:.6f}{middle},"metrics":{{{metrics}}}}}'
+
+    def _take_bar(self, bar: Bar) -> None:
+        self._bars[bar.id] = bar
+        if len(self._bars) > KEPT_BARS:
+            unseen = (old.id for old in self._bars.values() if old.closed and old.id not in self._shown)
+            self._bars.pop(next(unseen, 0), None)
+
+    # ---- sending
+
+    def _send_all(self) -> bool:
+        """Send packets until nothing is left (True) or the agent takes no more (False)."""
+        while self._rows or self._bars or self._news:
+            rows, bars = self._fit()
+            device = "" if self._device else _device()
+            if not self._send(self._packet(rows, bars, device)):
+                return False
+            self._device = self._device or device
+            del self._rows[: len(rows)]
+            self._news = False
+            for bar in bars:
+                del self._bars[bar.id]
+                (self._shown.discard if bar.closed else self._shown.add)(bar.id)
+        return True
+
+    def _fit(self) -> tuple[list[str], list[Bar]]:
+        """Return the first rows that fit in one packet, and the first bars."""
+        room, count = _PACKET_BYTES, 0
+        for row in self._rows:
+            room -= len(row)
+            if room < 0:
+                break
+            count += 1
+        return self._rows[:count], list(itertools.islice(self._bars.values(), 20))
+
+    def _packet(self, rows: list[str], bars: list[Bar], device: str) -> bytes:
+        parts = [f"{self._head}{self.seconds():.6f}"]
+        if self._step is not None:
+            parts.append(f'"step":{_text(self._step)}')
+        if self._total is not None:
+            parts.append(f'"total":{_text(self._total)}')
+        if rows:
+            parts.append(f'"rows":[{",".join(rows)}]')
+        if bars:
+            parts.append(f'"bars":[{",".join(map(_bar, bars))}]')
+        if device:
+            parts.append(f'"device":"{device}"')
+        return (",".join(parts) + "}\n").encode()
+
+
+def _bar(bar: Bar) -> str:
+    fields = {
+        "id": bar.id, "desc": bar.desc[:200], "n": bar.n, "total": bar.total, "unit": bar.unit[:40], "rate": bar.rate,
+        "postfix": bar.postfix[:500], "closed": bar.closed,
+    }  # fmt: skip
+    return json.dumps(fields)
+
+
+def _text(value: float) -> str:
+    return repr(value) if value - value == 0 else json.dumps(value)  # JSON's spelling of nan and inf
+
+
+def _device() -> str:
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return ""
+    return f"cuda:{cuda.current_device()}"

@@ -1,0 +1,305 @@
+"""The worker: one rank. Gives its streams to the agent, calls the user's function, reports the end.
+
+Started by torchrun. Its exit code is what any script's would be: 0 after a return, 1 after an exception.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import json
+import linecache
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+import warnings
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from distmagic.remote.rank import bars, report, stacks
+from distmagic.remote.system import peers, processes
+from distmagic.remote.system.uncollected import uncollected
+from distmagic.remote.values import call, parcel
+from distmagic.remote.wire import protocol
+
+_F_SETPIPE_SZ = 1031  # fcntl(2)
+_PIPE_BYTES = 1 << 20
+_MAX_TRACEBACK_BYTES = 120_000  # as JSON: a packet of a unix socket holds about 200 KiB
+_MAX_MESSAGE_BYTES = 30_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """What torchrun and the agent told this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    restart: int
+    folder: Path
+    call: Path
+    code: Path
+    socket: str
+    pid: int
+    round: int = 0
+
+    @property
+    def result(self) -> Path:
+        """Where the return value goes."""
+        return self.folder / f"rank{self.rank}.result"
+
+
+def main(_: list[str]) -> None:
+    """Be one rank."""
+    processes.die_with_parent()
+    rank = _who_am_i()
+    stacks.answer(Path(rank.socket).parent)
+    conn = _say_hello(rank)
+    report.begin(lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart)
+    bundle = sys.path.pop(0)
+    sys.path[:0] = [bundle, f"{rank.code}/modules"]
+    sys.argv[:] = ["distmagic"]
+    labels = _load_sources(rank.code)
+    _label_warnings(labels)
+    try:
+        bars.install(report.post_bar, fallback=f"{bundle}/fallback")
+        main = _fresh_main(rank)
+        with uncollected():
+            what = call.load(rank.call, main)
+        ended = _keep(rank, call.perform(what, main))
+    except SystemExit as stop:
+        _stop_handlers()
+        ended = _exited(rank, stop)
+    except BaseException as error:  # noqa: BLE001 - the end of a rank, whatever it is, is told
+        _stop_handlers()
+        ended = _raised(rank, error, labels)
+    _finish(rank, conn, ended)
+
+
+def _who_am_i() -> Rank:
+    told = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
+    return Rank(
+        rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        round=int(told.get("round", 0)),
+        folder=Path(told["folder"]), call=Path(told["call"]), code=Path(told["code"]), socket=told["socket"],
+        pid=os.getpid(),
+    )  # fmt: skip
+
+
+def _say_hello(rank: Rank) -> socket.socket:
+    """Connect to the agent and hand it the reading ends of our stdout and stderr."""
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.connect(rank.socket)
+    peers.check(conn)
+    out, err = os.pipe(), os.pipe()
+    for _, writing in (out, err):
+        try:
+            fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            continue  # over the user's limit: a small pipe will do
+    hello = protocol.Worker(
+        rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
+        round=rank.round,
+    )  # fmt: skip
+    socket.send_fds(conn, [protocol.encode(hello)], [out[0], err[0]])
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out[1], 1), (err[1], 2)):
+        os.dup2(source, target)
+    for fd in (null, *out, *err):
+        os.close(fd)
+    return conn
+
+
+def _send(conn: socket.socket, packet: bytes) -> bool:
+    try:
+        conn.send(packet, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # the agent is gone; this process follows it in a moment
+    return True
+
+
+def _load_sources(code: Path) -> dict[str, str]:
+    """Show the cells' text to tracebacks, `inspect.getsource`, Triton and torch.compile; return the cells' labels."""
+    with zipfile.ZipFile(code) as archive:
+        sources = json.loads(archive.read("sources.json"))
+    for name, text in sources["texts"].items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return dict(sources["labels"])
+
+
+def _label_warnings(labels: dict[str, str]) -> None:
+    """Have warnings of a cell's line name the cell as the notebook and tracebacks do, not a file that isn't there."""
+    plain = warnings.formatwarning
+
+    def formatwarning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        text, label = plain(message, category, filename, lineno, line), labels.get(filename)
+        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1) if label else text
+
+    if labels:
+        warnings.formatwarning = formatwarning
+
+
+def _fresh_main(rank: Rank) -> types.ModuleType:
+    """Return a new `__main__`, whose file gives spawned children (DataLoader workers) what the payload defines."""
+    fresh = types.ModuleType("__main__")
+    fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    fresh.__file__ = str(call.write_main(rank.call, rank.folder))
+    sys.modules["__main__"] = fresh
+    atexit.register(_let_go, fresh)  # before the user's code registers anything, so that it comes after that
+    return fresh
+
+
+def _ended(rank: Rank, outcome: str, code: int = 0, **more: object) -> protocol.Ended:
+    return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, **more)  # type: ignore[arg-type]
+
+
+def _stop_handlers() -> None:
+    """Have nothing of the user's raise in the middle of our own last steps: DataLoader does when its workers die."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _let_go(main: types.ModuleType) -> None:
+    """Delete what the user's code made, cycles too, while Python is whole.
+
+    A model under DistributedDataParallel is a cycle that holds its process group. Left to Python's own end, the threads
+    of that group may come to want the interpreter when it has gone, and abort a process that had done all its work.
+    """
+    kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may need them
+    if threading.active_count() == 1:  # daemon threads may still need all the rest
+        for name in [name for name, value in vars(main).items() if name[:2] != "__" and not isinstance(value, kept)]:
+            del vars(main)[name]
+    gc.collect()
+
+
+def _keep(rank: Rank, value: object) -> protocol.Ended:
+    _stop_handlers()
+    if os.getpid() != rank.pid:
+        return _ended(rank, "returned")
+    try:
+        size = 0 if value is None else parcel.dump(value, rank.result)
+    except OSError as error:  # the work is done: that its value has no room here makes it no failure
+        return _ended(rank, "returned", meaning=_not_kept(rank, value, error))
+    return _ended(rank, "returned", result_bytes=size)
+
+
+def _not_kept(rank: Rank, value: object, error: OSError) -> str:
+    try:
+        size = f"{parcel.measure(value):,} bytes"
+        free = f"{shutil.disk_usage(rank.folder).free:,} bytes"
+    except Exception:  # noqa: BLE001 - pickling runs anybody's code
+        size, free = "more", "less"
+    return f"its result is lost: it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
+
+
+def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
+    """Return the end by sys.exit(): no code is a return, a text goes to stderr and means 1."""
+    if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
+        return _ended(rank, "returned", result_bytes=0)
+    if not isinstance(stop.code, int):
+        text = _text_of(stop.code)
+        _write_error(text)
+        return _ended(rank, "exited", 1, meaning=clipped(text, _MAX_MESSAGE_BYTES))
+    return _ended(rank, "exited", stop.code & 0xFF, meaning=f"sys.exit({stop.code}) was called")
+
+
+def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
+    is_ours = isinstance(error, parcel.ParcelError)  # the call was over: no line of it is to blame
+    text = str(error) if is_ours else shown_traceback(error, labels)
+    _write_error(text)
+    failure = protocol.Failure(
+        type=type(error).__name__, message=clipped(_text_of(error), _MAX_MESSAGE_BYTES),
+        traceback=clipped(text, _MAX_TRACEBACK_BYTES),
+    )  # fmt: skip
+    return _ended(rank, "raised", 1, failure=failure)
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - the user's own __str__
+        return f"<its str() raised {type(error).__name__}>"
+
+
+def clipped(text: str, max_bytes: int) -> str:
+    """Return a text whose middle is left out where it is too long as JSON: a traceback's ends say the most."""
+    if len(json.dumps(text)) <= max_bytes:
+        return text
+    kept = max_bytes
+    while True:
+        kept //= 2
+        short = f"{text[:kept]}\n... {len(text) - 2 * kept:,} characters left out ...\n{text[-kept:]}"
+        if len(json.dumps(short)) <= max_bytes:
+            return short
+
+
+def _write_error(text: str) -> None:
+    """Write to stderr, also where the user's code has closed or replaced `sys.stderr`."""
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001 - the user's own stream, or None, or closed
+        with contextlib.suppress(OSError):
+            os.write(2, f"{text}\n".encode(errors="backslashreplace"))
+
+
+def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
+    """Return the traceback without our own frames, cells under the label that the notebook shows."""
+    own = os.path.dirname(
+        os.path.dirname(shown_traceback.__code__.co_filename)
+    )  # remote/; in the bundle's byte code it isn't `__file__`
+    summary = traceback.TracebackException.from_exception(error)
+    _hide_frames(summary, own)
+    text = "".join(summary.format()).rstrip()
+    for name, label in labels.items():
+        text = text.replace(f'File "{name}", line', f"{label}, line")
+    return text
+
+
+def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None:
+    while summary is not None:
+        kept = [frame for frame in summary.stack if not frame.filename.startswith(own)]
+        summary.stack[:] = kept
+        _hide_frames(summary.__cause__, own)
+        summary = summary.__context__
+
+
+def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
+    """Tell the end, then leave as any Python program does: atexit, threads, flush."""
+    report.end()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001, S112 - the user's own stream, or None, or closed: Python's end tells
+            continue
+    if os.getpid() != rank.pid:
+        sys.exit(ended.code)  # a child that the function has forked and that left it too: not this rank
+    try:
+        _tell(rank, conn, protocol.encode(ended))
+    except OSError:
+        sys.exit(1)  # the agent is gone
+    sys.exit(ended.code)
+
+
+def _tell(rank: Rank, conn: socket.socket, packet: bytes) -> None:
+    try:
+        with conn:
+            conn.setblocking(True)
+            conn.send(packet)
+    except OSError:  # the user's code has closed all descriptors, as programs do that become daemons
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
+            again.connect(rank.socket)
+            peers.check(again)
+            again.send(packet)

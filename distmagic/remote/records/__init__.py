@@ -1,0 +1,1 @@
+"""What is kept on a host: directories, journals, logs, the list of jobs."""

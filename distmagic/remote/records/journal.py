@@ -1,0 +1,178 @@
+"""The journal of one node of a job: every event, numbered from 1, on disk before it is sent.
+
+What is reported and printed comes in one file, all that says how the job goes in another, so that ranks that report
+and print for weeks use up a limit of their own (logs.py); read again, the two are one, in the order of the numbers. Text
+that ranks write stands in their logs; the journal holds its place there, and `expand` puts it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.remote.records import logs
+from distmagic.remote.wire import protocol
+
+FILE = "journal.jsonl"
+CHATTER_FILE = "chatter.jsonl"
+LIMIT_BYTES = 16 << 20  # a job that is restarted a thousand times stays below it
+CHATTER_LIMIT_BYTES = 64 << 20
+_CHATTER = (protocol.Progress, protocol.Output, protocol.Stacks, protocol.Dumped)
+_LAST_WORDS = (protocol.Ended, protocol.Engineended, protocol.Final)
+_RESERVE = "reserve"  # room that is given up where a full disk would not take how the job ended
+_RESERVE_BYTES = 256 << 10
+_IN_MEMORY_BYTES = 4 << 20
+_MARK_EVERY = 256  # events
+_NUMBER = re.compile(rb'{"t":"[a-z]+","n":([0-9]+)')
+
+
+def log_name(rank: int, stream: str) -> str:
+    """Return the file name of a rank's log (rank -1: torchrun's own)."""
+    return f"rank{rank}.{stream}.log" if rank >= 0 else f"torchrun.{stream}.log"
+
+
+class Journal:
+    """The writing end. A disk that is full makes no job fail: the events are kept in memory, as many as fit."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._main = logs.Log(folder / FILE, LIMIT_BYTES)
+        self._chatter = logs.Log(folder / CHATTER_FILE, CHATTER_LIMIT_BYTES)
+        self._marks = [(0, 0)]  # where in the two files what follows event 0, 256, 512 ... begins, or would
+        self._owed: deque[tuple[int, bytes]] = deque()  # how the job goes, and the disk has not taken it yet
+        self._recent: deque[bytes] = deque()
+        self._recent_bytes = 0
+        self._first = 1  # the number of _recent[0]
+        self.last = 0
+        with contextlib.suppress(OSError):
+            fd = os.open(folder / _RESERVE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(bytes(_RESERVE_BYTES))
+
+    @property
+    def error(self) -> str:
+        """Why the disk takes nothing at present, "" if it does."""
+        return self._main.error or self._chatter.error
+
+    def add(self, message: protocol.Message) -> None:
+        """Number an event, write it, and keep it at hand for readers."""
+        self.last += 1
+        line = protocol.encode(message, self.last)
+        if isinstance(message, _CHATTER):
+            self._chatter.append(line, whole=True)
+        else:
+            self._owed.append((self.last, line))
+        self.settle(at_all_costs=isinstance(message, _LAST_WORDS))
+        if isinstance(message, protocol.Final):
+            self._give_reserve()
+        if self.last % _MARK_EVERY == 0:
+            self._marks.append((self._main.end, self._chatter.end))
+        self._recent.append(line)
+        self._recent_bytes += len(line)
+        while self._recent_bytes > _IN_MEMORY_BYTES:
+            self._recent_bytes -= len(self._recent.popleft())
+            self._first += 1
+
+    def settle(self, *, at_all_costs: bool = False) -> None:
+        """Write what the disk had no room for before, if it has now."""
+        while self._owed:
+            if self._main.append(self._owed[0][1], whole=True):
+                self._owed.popleft()
+            elif not (at_all_costs and self._give_reserve()):
+                break
+        while sum(len(line) for _, line in self._owed) > _IN_MEMORY_BYTES:
+            self._owed.popleft()
+
+    def _give_reserve(self) -> bool:
+        with contextlib.suppress(OSError):
+            (self._folder / _RESERVE).unlink()
+            return True
+        return False
+
+    def after(self, n: int, max_bytes: int) -> tuple[int, bytes]:
+        """Return some lines after number `n`, with their text, and the number of the last of them.
+
+        In place of events that neither disk nor memory has any more stands a `Skipped`.
+        """
+        found = bytearray()
+        for number, line in _without_gaps(self._lines(n), n, self.last):
+            found += expand(line, self._folder)
+            n = number
+            if len(found) > max_bytes:
+                break
+        return n, bytes(found)
+
+    def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
+        if after + 1 < self._first:
+            for number, line in read(self._folder, after, self._marks[after // _MARK_EVERY], self._owed):
+                if number >= self._first:
+                    break
+                yield number, line
+        for number in range(max(after + 1, self._first), self.last + 1):
+            yield number, self._recent[number - self._first]
+
+
+def _without_gaps(lines: Iterable[tuple[int, bytes]], after: int, last: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (number up to which it goes, line), `Skipped` in place of what is missing after number `after`."""
+    for number, line in lines:
+        if number > after + 1:
+            yield number - 1, protocol.encode(protocol.Skipped(through=number - 1), after + 1)
+        yield number, line
+        after = number
+    if last > after:
+        yield last, protocol.encode(protocol.Skipped(through=last), after + 1)
+
+
+def read(
+    folder: Path, after: int = 0, mark: tuple[int, int] = (0, 0), owed: Iterable[tuple[int, bytes]] = ()
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, line) of the events after number `after` that are on disk, from places in the two files on.
+
+    A torn last line is left out. `owed` are events that belong to them and aren't there yet.
+    """
+    names = zip((FILE, CHATTER_FILE), mark, strict=True)
+    files = [_numbered(logs.lines(folder / name, offset)) for name, offset in names]
+    for number, line in heapq.merge(*files, iter(tuple(owed))):
+        if number > after:
+            yield number, line
+
+
+def replay(folder: Path, after: int) -> Iterator[bytes]:
+    """Yield what `Journal.after` gives, of a job that is over: every line after number `after`, with its text."""
+    for _, line in _without_gaps(read(folder, after), after):
+        yield expand(line, folder)
+
+
+def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    for line in lines:
+        if found := _NUMBER.match(line):
+            yield int(found[1]), line
+
+
+def expand(line: bytes, folder: Path) -> bytes:
+    """Return a line as it travels: an output event with its text out of the log."""
+    if not line.startswith(b'{"t":"output"'):
+        return line
+    n, event = protocol.decode(line)
+    assert isinstance(event, protocol.Output)
+    if not event.size_bytes:
+        return line  # the log could not take it: the text stands here
+    try:
+        data = logs.read(folder / log_name(event.rank, event.stream), event.offset, event.size_bytes)
+    except OSError as error:
+        data = f"[distmagic: the log can't be read: {error}]\n".encode()
+    return protocol.encode(replace(event, text=decode(data, torn=event.skipped_bytes > 0), size_bytes=0), n)
+
+
+def decode(data: bytes, *, torn: bool) -> str:
+    """Return text; `torn`: its beginning may be the end of a character, which is left out then."""
+    start = 0
+    while torn and start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:].decode(errors="replace")

@@ -1,0 +1,1 @@
+"""What Linux tells: processes, sockets, memory, log-out."""

@@ -1,0 +1,174 @@
+"""What a host is like, gathered in a few milliseconds: no import of torch, no context on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from distmagic.remote.records import places
+from distmagic.remote.system import logout
+from distmagic.remote.wire import protocol
+
+_TRIES = 10
+
+
+def gather() -> protocol.Facts:
+    """Return the facts of this host."""
+    address, interface = route("")
+    return protocol.Facts(
+        executable=sys.executable, torch=torch_version(), gpus=count_gpus(), cpus=_cpus(), address=address,
+        interface=interface, free_port=_free_port(address), free_bytes=shutil.disk_usage(places.home()).free,
+        state_dir=str(places.home()), logout=logout.warning(),
+    )  # fmt: skip
+
+
+def torch_version() -> str | None:
+    """Return the version of the torch that this interpreter would import, read from its files; None without one."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return "unknown"
+    found = re.search(r"__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text)
+    return found.group(1) if found else "unknown"
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a rank could use here: NVIDIA's by NVML, AMD's by the kernel's topology."""
+    found = _count_nvidia()
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not found:
+        found = _count_amd()
+        mask = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", mask))
+    return visible(found, mask)
+
+
+def visible(found: int, mask: str | None) -> int:
+    """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves: it ends at the first invalid one."""
+    if mask is None:
+        return found
+    count = 0
+    for part in mask.split(","):
+        word = part.strip()
+        if not word or (re.fullmatch(r"-?\d+", word) and not 0 <= int(word) < found):
+            break
+        count += 1
+    return count
+
+
+def _count_nvidia() -> int:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
+    return count.value
+
+
+def _count_amd() -> int:
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    return sum(1 for node in nodes if re.search(r"^simd_count [1-9]", _text_of(node), re.MULTILINE))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # a container sees the devices of others but may not look at them
+        return ""
+
+
+def route(peer: str) -> tuple[str, str]:
+    """Return (address, interface) of this host as `peer` dials it; for "" as whoever reached us by SSH did."""
+    address = _address_towards(peer) if peer else _address_of_contact()
+    return address, interface_of(address)
+
+
+def _address_of_contact() -> str:
+    words = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
+    if len(words) == 4 and interface_of(words[2]):
+        return words[2]
+    return "127.0.0.1"  # no SSH; or a session that was inherited and whose address is gone (a laptop that moved)
+
+
+def _address_towards(peer: str) -> str:
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))  # sends nothing: asks the kernel which address it would use
+        return str(probe.getsockname()[0])
+
+
+def _free_port(address: str) -> int:
+    """Return a port that is free for TCP (torch's store) and for UDP (the gang channel)."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for _ in range(_TRIES):
+        with socket.socket(family) as probe, socket.socket(family, socket.SOCK_DGRAM) as other:
+            probe.bind((address, 0))
+            port = int(probe.getsockname()[1])
+            with contextlib.suppress(OSError):
+                other.bind((address, port))
+                break
+    return port
+
+
+class _SockAddr(ctypes.Structure):
+    _fields_ = (("family", ctypes.c_uint16), ("data", ctypes.c_uint8 * 26))
+
+
+class _IfAddrs(ctypes.Structure):
+    pass
+
+
+_IfAddrs._fields_ = (  # the head of struct ifaddrs, getifaddrs(3)
+    ("next", ctypes.POINTER(_IfAddrs)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("addr", ctypes.POINTER(_SockAddr)),
+)
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that carries `address`, "" if there is none (Linux)."""
+    if not address or not sys.platform.startswith("linux"):
+        return ""
+    libc, first = ctypes.CDLL(None), ctypes.POINTER(_IfAddrs)()
+    if libc.getifaddrs(ctypes.byref(first)) != 0:
+        return ""
+    try:
+        return _search_interfaces(first, address.partition("%")[0])
+    finally:
+        libc.freeifaddrs(first)
+
+
+def _search_interfaces(entry: ctypes._Pointer[_IfAddrs], address: str) -> str:
+    while entry:
+        item = entry.contents
+        if item.addr and _address_in(item.addr.contents) == address:
+            return str(item.name.decode().partition(":")[0])
+        entry = item.next
+    return ""
+
+
+def _address_in(found: _SockAddr) -> str:
+    raw = bytes(found.data)
+    if found.family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, raw[2:6])
+    if found.family == socket.AF_INET6:
+        return socket.inet_ntop(socket.AF_INET6, raw[6:22])
+    return ""

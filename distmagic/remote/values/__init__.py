@@ -1,0 +1,1 @@
+"""Values in files: pickles, tensors, large side files."""

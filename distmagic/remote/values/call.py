@@ -1,0 +1,114 @@
+"""What a payload's parcel holds, and how a rank runs it: one call of the notebook's, or a cell's whole text."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from distmagic.remote.values import parcel
+
+MAIN_FILE = "distmagic_main.py"
+_RESULT = "__distmagic_result__"
+_MAIN_TEXT = '''"""What the children of a rank (DataLoader workers, say) have as their __main__. By distmagic."""
+from distmagic.remote.values import call
+call.define({path!r}, globals())
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function without arguments, or one that gives a coroutine: the cell's last expression."""
+
+    thunk: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The text of a cell that runs as a whole; `filename` is its name in the notebook, for tracebacks."""
+
+    source: str
+    filename: str
+
+
+def load(path: str | os.PathLike[str], main: ModuleType) -> Call | Whole:
+    """Return what the payload at `path` asks for. What it captured become attributes of `main`.
+
+    `main` must be in `sys.modules` as `__main__` already. Its `__file__` afterwards is `main`'s own again, whatever
+    the notebook's was. Raises `ParcelError`.
+    """
+    file = main.__dict__.get("__file__")
+    what = parcel.load(path, main.__dict__)
+    if file is not None:
+        main.__file__ = file
+    if not isinstance(what, (Call, Whole)):
+        raise parcel.ParcelError(f"{path} is no payload but a {type(what).__name__}.")
+    return what
+
+
+def perform(what: Call | Whole, main: ModuleType) -> object:
+    """Run it in `main` and return its value: of the call, or of the cell's last expression (else None).
+
+    A coroutine is run to its end; a whole cell may `await` at its top. Raises whatever the user's code raises.
+    """
+    if isinstance(what, Call):
+        return _finished(what.thunk())
+    main.__dict__.pop(_RESULT, None)
+    _run(_returning(ast.parse(what.source, what.filename)), what.filename, main.__dict__)
+    return _finished(main.__dict__.pop(_RESULT, None))
+
+
+def _finished(value: object) -> object:
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _run(tree: ast.Module, filename: str, namespace: dict[str, Any]) -> None:
+    code: CodeType = compile(tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    _finished(eval(code, namespace))  # noqa: S307 - the user's cell
+
+
+def _returning(tree: ast.Module) -> ast.Module:
+    """Keep the value of the last expression, or of the last assignment to a name, under `_RESULT`."""
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        value = last.value
+    elif isinstance(last, ast.Assign) and isinstance(last.targets[-1], ast.Name):
+        value = ast.copy_location(ast.Name(last.targets[-1].id, ast.Load()), last)
+    else:
+        return tree
+    keep = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], value), last)
+    body = [*tree.body[:-1], *([] if isinstance(last, ast.Expr) else [last]), keep]
+    return ast.fix_missing_locations(ast.Module(body, tree.type_ignores))
+
+
+def write_main(path: str | os.PathLike[str], folder: Path) -> Path:
+    """Write the file that a rank's `__main__.__file__` has to name, and return its path.
+
+    A child process that is spawned (not forked) runs that file as its own `__main__`: it finds there what the
+    payload at `path` defines. The bundle and the payload's modules must be on the parent's `sys.path`.
+    """
+    file = folder / MAIN_FILE
+    aside = file.with_name(f".{MAIN_FILE}.{os.getpid()}")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write(_MAIN_TEXT.format(path=str(Path(path).absolute())))
+    os.replace(aside, file)
+    return file
+
+
+def define(path: str, namespace: dict[str, Any]) -> None:
+    """Fill `namespace` with what the payload at `path` defines, in a child process. The call is not made.
+
+    Of a whole cell all runs but a last expression, with `__name__` as it is in such a child: `__mp_main__`.
+    """
+    what = parcel.load(path, namespace)
+    if isinstance(what, Whole):
+        tree = ast.parse(what.source, what.filename)
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            tree.body.pop()
+        _run(tree, what.filename, namespace)

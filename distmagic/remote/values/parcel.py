@@ -1,0 +1,312 @@
+"""A value in a file: how a function travels to the ranks, and how what it returns travels back.
+
+    magic | pickle, protocol 5 | buffers, each aligned to 64 bytes | table, JSON | trailer: where the table is
+
+cloudpickle makes the pickle; the memory of tensors and numpy arrays follows it out of band, written straight from
+where it lies and mapped, never copied, by `load` (writable; changes stay private). Tensors always arrive on the CPU.
+The trailer comes last, so a file that was cut off is known by its missing end. With `beside`, large values are in
+files of their own in that folder, and the table says which (see volumes.py).
+
+Functions and classes of `__main__` travel by value. Loaded with `namespace`, they and what they use become names in
+it; without, they get a namespace of their own and touch nobody else's.
+
+cloudpickle, torch and numpy are imported only where a value needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import mmap
+import os
+import pickle
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distmagic.remote.values import culprits, volumes
+from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
+from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, Shelf
+from distmagic.remote.values.volumes import Value, Volume
+
+MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
+_TRAILER = struct.Struct("<QQ16s")  # offset and size of the table, and the end's own mark
+_END = b"end of parcel 1\n"
+
+
+class ParcelError(Exception):
+    """A value can't be put into a parcel or taken out of one. `hint` says what to do, "" where nothing helps."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}\n{hint}" if hint else message)
+        self.message = message
+        self.hint = hint
+
+
+class Unpicklable(ParcelError):
+    """Some part of the value can't be pickled; `culprit` is the smallest part that was found."""
+
+    def __init__(self, culprit: culprits.Culprit) -> None:
+        super().__init__(f"{culprit.sentence}.", "Return only what can be pickled: numbers, tensors, a state_dict().")
+        self.culprit = culprit
+
+
+class TooLarge(ParcelError):
+    """The parcel would be larger than allowed; `size_bytes` is what it had come to."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"The value takes {size_bytes:,} bytes; {limit_bytes:,} are allowed.")
+        self.size_bytes = size_bytes
+
+
+def dump(
+    value: object,
+    path: str | os.PathLike[str],
+    *,
+    seen: Seen | None = None,
+    refuse: Refuse | None = None,
+    limit_bytes: int | None = None,
+    name: str = "result",
+    beside: Path | None = None,
+) -> int:
+    """Write `value` to `path` (aside, then renamed; readable by its owner only) and return the file's bytes.
+
+    `beside` is the folder where large values get files of their own; `load` wants them in the parcel's own folder.
+    `seen` takes notes, also of these, and the file's SHA-256. Raises `Unpicklable`, which names the part starting from `name`,
+    `TooLarge` before any buffer is written, and OSError when the disk is full.
+    A DistributedDataParallel module travels as the module in it: its process group ends with the run.
+    """
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            sink = _Sink(file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes)
+            sink.write(MAGIC)
+            sink.splices = None if beside is None else []
+            seen = seen or Seen()
+            packer = _pickled(value, sink, seen, refuse, name)
+            _write_values(packer, sink, beside, seen)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return sink.size
+
+
+def measure(value: object, *, refuse: Refuse | None = None) -> int:
+    """Return how many bytes `value` takes in a parcel, or raise what pickling it raises. Copies and writes nothing."""
+    sink = _Sink()
+    packer = Packer(sink, Seen(), refuse)
+    packer.pickle(value)
+    buffers, windows, _ = packer.plan()
+    return sink.size + sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows)
+
+
+def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) -> None:
+    """Write what follows the pickle: the values, and the table that says where each of them is."""
+    buffers, windows, rows = packer.plan()
+    splices, sink.splices = sink.splices or [], None
+    values = [*(volumes.of_memory(data) for _, data in splices), *map(volumes.of_memory, buffers),
+              *(Value(size_bytes=w.size_bytes, chunks=w.chunks) for w in windows)]  # fmt: skip
+    sink.check(sink.size + sum(value.size_bytes for value in values))
+    spans: dict[int, list[int]] = {}
+    for group in [] if beside is None else volumes.grouped([value.size_bytes for value in values]):
+        number = len(seen.volumes)
+        volume, offsets = _write_volume([values[n] for n in group], beside or Path(), sink)
+        seen.volumes.append(volume)
+        spans |= {n: [at, values[n].size_bytes, number] for n, at in zip(group, offsets, strict=True)}
+    for n, value in enumerate(values):
+        if n not in spans:
+            spans[n] = [sink.write_value(value), value.size_bytes]
+    ordered = [spans[n] for n in range(len(values))]
+    first, last = len(splices), len(splices) + len(buffers)
+    table: dict[str, list[Any]] = {"buffers": ordered[first:last], "windows": ordered[last:], "rows": rows}
+    if splices or seen.volumes:
+        table["volumes"] = [[volume.sha256, volume.size_bytes] for volume in seen.volumes]
+        table["splices"] = [[at, span] for (at, _), span in zip(splices, ordered, strict=False)]
+    sink.align()
+    offset = sink.size
+    length = sink.write(json.dumps(table, separators=(",", ":")).encode())
+    sink.write(_TRAILER.pack(offset, length, _END))
+
+
+def _write_volume(values: Sequence[Value], folder: Path, main: _Sink) -> tuple[Volume, list[int]]:
+    """Write a file with these values; return it, and where each of them is in it."""
+    with volumes.new_file(folder) as (file, name):
+        sink = _Sink(file=file, sha256=volumes.new_digest())
+        try:
+            offsets = [sink.write_value(value) for value in values]
+        finally:
+            main.error = main.error or sink.error
+        name(sink.sha256.hexdigest())
+    return Volume(sha256=sink.sha256.hexdigest(), size_bytes=sink.size), offsets
+
+
+def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str) -> Packer:
+    packer = Packer(sink, seen, refuse)
+    try:
+        packer.pickle(value)
+    except (ParcelError, MemoryError):
+        raise
+    except Exception as error:
+        if sink.error is not None:
+            raise sink.error from None
+        culprit = culprits.find(value, name, error, functools.partial(_why_not, refuse=refuse))
+        raise Unpicklable(culprit) from error
+    return packer
+
+
+def _why_not(value: object, refuse: Refuse | None) -> Exception | None:
+    """Return why `value` can't be pickled, None if it can."""
+    try:
+        measure(value, refuse=refuse)
+    except Exception as error:  # noqa: BLE001 - pickling runs anybody's code
+        return error
+    return None
+
+
+@dataclass(slots=True)
+class _Sink:
+    """Where a parcel's bytes go: a file, or nowhere when they are only counted.
+
+    `splices`, if it is a list, takes what is large in place of the file: (where it belongs, bytes).
+    """
+
+    file: Any = None
+    sha256: Any = None
+    limit_bytes: int | None = None
+    size: int = 0
+    error: OSError | None = None
+    splices: list[tuple[int, Any]] | None = None
+    held: int = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        if self.splices is not None and len(view) >= volumes.LARGE_BYTES:
+            self.splices.append((self.size, data))
+            self.held += len(view)
+            self.check(self.size + self.held)
+            return len(view)
+        self.size += len(view)
+        self.check(self.size)
+        try:
+            for at in range(0, len(view), CHUNK_BYTES) if self.file is not None else ():
+                part = view[at : at + CHUNK_BYTES]
+                self.file.write(part)
+                if self.sha256 is not None:
+                    self.sha256.update(part)
+        except OSError as error:
+            self.error = error  # told apart from an OSError that pickling some object raised
+            raise
+        return len(view)
+
+    def write_value(self, value: Value) -> int:
+        """Write a value, aligned, and return where it begins."""
+        self.align()
+        at = self.size
+        for chunk in value.chunks():
+            self.write(chunk)
+        return at
+
+    def align(self) -> None:
+        self.write(bytes(-self.size % ALIGN))
+
+    def check(self, size: int) -> None:
+        if self.limit_bytes is not None and size > self.limit_bytes:
+            raise TooLarge(size, self.limit_bytes)
+
+
+def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) -> Any:
+    """Return the value in the parcel at `path`. The file may be removed afterwards; it must not be changed.
+
+    `namespace` is the `__dict__` of the `__main__` in which functions and classes are to live. Raises `ParcelError`
+    for a file that is no whole parcel and for a value that can't be rebuilt here.
+    """
+    with open(path, "rb") as file:
+        memory, table = _open(file, str(path))
+        places = _Places(memory, table.get("volumes", ()), Path(path).parent)
+        buffers = (places.view(span) for span in table["buffers"])
+        shelf = Shelf([places.find(span) for span in table["windows"]], table["rows"])
+        pickled = places.pickled(table.get("splices", ()))
+        loader = Loader(pickled, buffers, shelf, {"__name__": "__main__"} if namespace is None else namespace)
+        try:
+            value, definitions = loader.load(), loader.load()
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise _not_here(error) from error
+    if namespace is not None:
+        for name, defined in definitions.items():
+            namespace.setdefault(name, defined)
+    return value
+
+
+def _open(file: Any, path: str) -> tuple[mmap.mmap, dict[str, Any]]:
+    size = os.fstat(file.fileno()).st_size
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ParcelError(f"{path} is no parcel.")
+    cut = ParcelError(f"{path} is not whole: it was cut off, or its disk was full.")
+    if size < len(MAGIC) + _TRAILER.size:
+        raise cut
+    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    offset, length, end = _TRAILER.unpack_from(memory, size - _TRAILER.size)
+    if end != _END or offset + length + _TRAILER.size != size:
+        raise cut
+    try:
+        table = json.loads(memory[offset : offset + length])
+        spans = [*table["buffers"], *table["windows"], *(span for _, span in table.get("splices", ()))]
+        inside = all(len(MAGIC) <= at and at + n <= offset for at, n, *volume in spans if not volume)
+        sound = inside and isinstance(table["rows"], list)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParcelError(f"{path} is damaged: {error}.") from error
+    if not sound:
+        raise ParcelError(f"{path} is damaged: its table points outside of it.")
+    return memory, table
+
+
+class _Places:
+    """The memory of a loaded parcel and of its volumes. A span is [offset, bytes] in it, or [offset, bytes, volume]."""
+
+    def __init__(self, memory: mmap.mmap, found: Sequence[tuple[str, int]], folder: Path) -> None:
+        self._memories = [memory]
+        for name, size in found:
+            try:
+                self._memories.append(volumes.mapped(folder / os.path.basename(name), size))
+            except (OSError, ValueError) as error:
+                raise ParcelError(f"A part of the parcel is missing: {error}.") from None
+
+    def find(self, span: Sequence[int]) -> tuple[mmap.mmap, int, int]:
+        """Return (memory, offset, bytes) of a span."""
+        offset, size, *volume = span
+        number = volume[0] + 1 if volume else 0
+        memory = self._memories[number] if 0 <= number < len(self._memories) else b""
+        if not (isinstance(memory, mmap.mmap) and 0 <= offset <= offset + size <= len(memory)):
+            raise ParcelError("The parcel is damaged: its table points outside of it.")
+        return memory, offset, size
+
+    def view(self, span: Sequence[int]) -> memoryview:
+        """Return the bytes of a span, which can be written to."""
+        memory, offset, size = self.find(span)
+        return memoryview(memory)[offset : offset + size]
+
+    def pickled(self, splices: Sequence[tuple[int, Sequence[int]]]) -> io.BufferedReader:
+        """Return the pickle as it was made, what is kept elsewhere put in again."""
+        pieces, at, main = [], len(MAGIC), memoryview(self._memories[0])
+        for where, span in splices:
+            pieces += [main[at:where], self.view(span)]
+            at = where
+        return io.BufferedReader(volumes.Joined([*pieces, main[at:]]), 1 << 16)
+
+
+def _not_here(error: Exception) -> ParcelError:
+    """Say why a value can't be rebuilt in this process."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return ParcelError(f"The value needs the module {error.name!r}, which this Python lacks.",
+                           f"Install {error.name.partition('.')[0]} for {sys.executable}.")  # fmt: skip
+    if isinstance(error, (pickle.UnpicklingError, EOFError)):
+        return ParcelError(f"The parcel is damaged: {error}.")
+    return ParcelError(f"The value can't be rebuilt here: {type(error).__name__}: {error}")

@@ -1,0 +1,184 @@
+"""How objects are pickled for a parcel, and unpickled: cloudpickle with a say of our own.
+
+- tensors and storages become numbers in a table, their memory goes beside the pickle (see storages.py);
+- functions of `__main__` get, where they are loaded, the globals of that `__main__`, and the names that it defines
+  come along in a table;
+- a DistributedDataParallel module becomes the module in it;
+- notes are taken of the code and the modules that the pickle refers to.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distmagic.remote.values.storages import Row, Shelf, Storages, Window
+from distmagic.remote.values.volumes import Volume
+
+
+@dataclass(slots=True)
+class Seen:
+    """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its volumes."""
+
+    codes: list[types.CodeType] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)
+    sha256: Any = field(default_factory=hashlib.sha256)
+    volumes: list[Volume] = field(default_factory=list)
+
+
+Refuse = Callable[[object], None]  # raises for an object that must not travel although it could be pickled
+
+
+class Packer:
+    """One value on its way into a parcel: pickles it, and holds the buffers until they are written."""
+
+    def __init__(self, sink: Any, seen: Seen, refuse: Refuse | None) -> None:
+        self._storages = Storages()
+        self._buffers: list[memoryview] = []
+        self._seen = seen
+        self._refuse = refuse
+        self._definitions: dict[str, object] = {}
+        self._pickler = _pickler_class()(sink, self, lambda buffer: self._buffers.append(buffer.raw()))
+
+    def pickle(self, value: object) -> None:
+        """Pickle the value, and after it the table of all that `__main__` defines and the value uses."""
+        self._pickler.dump(value)
+        self._pickler.dump(self._definitions)
+
+    def plan(self) -> tuple[list[memoryview], list[Window], list[Row]]:
+        """Return what goes beside the pickle: its buffers in order, the windows of storages, and their table."""
+        return self._buffers, *self._storages.plan()
+
+    def reduce(self, obj: Any) -> Any:
+        """Return how to pickle `obj`; NotImplemented leaves it to cloudpickle. Also takes notes."""
+        if obj is sys.stdout or obj is sys.stderr:
+            return getattr, (sys, "stdout" if obj is sys.stdout else "stderr")  # those of the other end
+        if self._refuse is not None:
+            self._refuse(obj)
+        if isinstance(obj, types.CodeType):
+            self._seen.codes.append(obj)
+        elif isinstance(obj, types.ModuleType):
+            self._seen.modules.add(obj.__name__)
+            if _stays_behind(obj.__name__):
+                return __import__, ("distmagic",)
+        elif isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
+            self._note_global(obj)
+        elif obj is _MAIN:
+            return _main, ()
+        elif "torch" in sys.modules:
+            return self._reduce_torch(obj)
+        return NotImplemented
+
+    def _note_global(self, obj: Any) -> None:
+        module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
+        if isinstance(module, str):
+            self._seen.modules.add(module)
+        if module == "__main__" and name.isidentifier():
+            current = sys.modules["__main__"].__dict__.get(name)
+            if name not in self._definitions or current is obj:
+                self._definitions[name] = obj
+        if isinstance(obj, types.FunctionType) and obj.__globals__.get("__name__") == "__main__":
+            self._pickler.globals_ref.setdefault(id(obj.__globals__), _MAIN)
+
+    def _reduce_torch(self, obj: Any) -> Any:
+        torch = sys.modules["torch"]
+        if isinstance(obj, torch.Tensor):
+            number = self._storages.add_tensor(obj)
+            return NotImplemented if number is None else (_tensor, (number,))
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
+            return _storage, (self._storages.add_storage(obj),)
+        if isinstance(obj, torch.storage.TypedStorage):
+            storage = obj._untyped_storage  # noqa: SLF001 - the public way warns
+            if storage.device.type != "meta":
+                return _typed_storage, (self._storages.add_storage(storage), str(obj.dtype).removeprefix("torch."))
+        ddp = sys.modules.get("torch.nn.parallel.distributed")
+        if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
+            return _same, (obj.module,)
+        return NotImplemented
+
+
+def _stays_behind(module: str) -> bool:
+    """Whether a module is of the half of distmagic that a host lacks.
+
+    cloudpickle adds any loaded submodule whose name a function mentions (`x.state` and distmagic.state).
+    """
+    return module.startswith("distmagic.") and module != "distmagic.remote" and not module.startswith(_REMOTE)
+
+
+_REMOTE = "distmagic.remote."
+
+
+@functools.cache
+def _pickler_class() -> Any:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """cloudpickle's pickler, asking a `Packer` first."""
+
+        def __init__(self, sink: Any, packer: Packer, keep: Callable[[pickle.PickleBuffer], None]) -> None:
+            super().__init__(sink, protocol=5, buffer_callback=keep)
+            self._packer = packer
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = self._packer.reduce(obj)
+            return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+    return Pickler
+
+
+# What the pickle calls to build things. `Loader.find_class` puts its own in their place.
+
+_ONLY = "a parcel is opened by parcel.load only"
+
+
+def _tensor(*_: object) -> Any:
+    raise pickle.UnpicklingError(_ONLY)
+
+
+def _storage(*_: object) -> Any:
+    raise pickle.UnpicklingError(_ONLY)
+
+
+def _typed_storage(*_: object) -> Any:
+    raise pickle.UnpicklingError(_ONLY)
+
+
+def _main() -> dict[str, Any]:
+    raise pickle.UnpicklingError(_ONLY)
+
+
+def _same(value: object) -> object:
+    return value
+
+
+class _Main(dict[str, Any]):
+    """Stands for the globals of `__main__` in a pickle."""
+
+
+_MAIN = _Main(__name__="__main__")  # not empty: cloudpickle would fill an empty one
+
+
+class Loader(pickle.Unpickler):
+    """Unpickles, with the names above bound to one parcel's memory and one namespace."""
+
+    def __init__(self, file: Any, buffers: Any, shelf: Shelf, namespace: dict[str, Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._own = {
+            "_tensor": shelf.tensor,
+            "_storage": shelf.storage,
+            "_typed_storage": shelf.typed_storage,
+            "_main": lambda: namespace,
+            "_same": _same,
+        }
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Return what a name in the pickle means."""
+        if module == __name__ and name in self._own:
+            return self._own[name]
+        return super().find_class(module, name)

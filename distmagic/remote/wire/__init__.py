@@ -1,0 +1,1 @@
+"""What the two halves say to each other: messages, and lines of bytes."""

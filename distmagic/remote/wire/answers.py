@@ -1,0 +1,142 @@
+"""What a host answers to the notebook's requests; not in the journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmagic.remote.wire.parts import Listed, Template
+from distmagic.remote.wire.requests import Start
+from distmagic.remote.wire.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a host is like, gathered in a moment without importing torch; `running` are the jobs on it.
+
+    `logout` says why, and how that can be changed, a run here ends with the connection; "" where it does not.
+    """
+
+    executable: str
+    torch: str | None
+    gpus: int
+    cpus: int
+    address: str
+    interface: str
+    free_port: int
+    free_bytes: int
+    state_dir: str
+    logout: str = ""
+    running: tuple[Listed, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The address of this host, and its interface, from which the asked-for peer is dialled."""
+
+    address: str
+    interface: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """The blobs of an offer that this host does not have."""
+
+    sha256: tuple[str, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The port where the host serves; 0 if it can't, and why."""
+
+    port: int
+    why: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """So many bytes of what is to be taken are here."""
+
+    size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Ask the notebook for the rest of a blob, from `offset` on: its bytes follow. `why` not from the other host."""
+
+    sha256: str
+    offset: int = 0
+    why: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """`size_bytes` raw bytes follow this line."""
+
+    size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The jobs of which this host has something, the oldest first."""
+
+    jobs: tuple[Listed, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What a job had left, or what was kept of what was sent, is gone: so many bytes of it."""
+
+    size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """What a lead was told when it was started, the gang channel's secret in it: never in a journal."""
+
+    start: Start
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """The agent of the job that was started or attached to is gone; requests are answered again.
+
+    `error` is the last line it wrote to its own log, "" for none: an agent that ends well writes nothing there.
+    """
+
+    error: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The request can't be met, in words that name the cause."""
+
+    what: str
+    error: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """What a notebook keeps warm on this host; a template itself greets with the one that it is."""
+
+    templates: tuple[Template, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """A template has forked an agent with this process id."""
+
+    pid: int

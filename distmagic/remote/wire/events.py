@@ -1,0 +1,200 @@
+"""Events of a job, from host to notebook: numbered from 1, in the journal before they are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmagic.remote.wire.parts import Bar, Exit, Failure, Row, Thread
+from distmagic.remote.wire.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The agent is up. Always the first event."""
+
+    protocol: int
+    job: str
+    node_rank: int
+    hostname: str
+    pid: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Whether this node can dial the rendezvous endpoint: "open" (the lead's own), "reached" or "unreached"."""
+
+    state: str
+    detail: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A rank's process is up and about to load the function.
+
+    `round` counts how often the nodes have met before, where they may meet more than once: the ranks of a later round
+    take the place of all earlier ones, on whatever node.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    restart: int
+    pid: int
+    round: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a rank reported since the last line: coalesced, at most about 10 lines a second and rank.
+
+    `step`, `total`: the latest of `report`, None if never told. `rows`: metrics in order, thinned out when a rank
+    reports faster than is useful. `bars`: those that changed.
+    """
+
+    rank: int
+    restart: int
+    at_s: float
+    step: float | None = None
+    total: float | None = None
+    rows: tuple[Row, ...] = ()
+    bars: tuple[Bar, ...] = ()
+    device: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
+
+    `skipped_bytes` in front of it are in the log but not sent, because they came too fast to be read by anybody.
+    The journal keeps `size_bytes` in place of the text, which stands in the log already; the text itself where a full
+    disk kept it out of the log.
+    """
+
+    rank: int
+    stream: str
+    offset: int
+    text: str = ""
+    skipped_bytes: int = 0
+    size_bytes: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
+
+    Or "replaced": killed by its agent, because an elastic job forms anew.
+    """
+
+    rank: int
+    restart: int
+    outcome: str
+    code: int = 0
+    failure: Failure | None = None
+    result_bytes: int | None = None
+    meaning: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engineended:
+    """torchrun ended on this node, and what it says of ranks that failed."""
+
+    code: int
+    exits: tuple[Exit, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something a user should know that is no failure."""
+
+    text: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What this node knows of another one by the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
+
+    node_rank: int
+    state: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enlisted:
+    """A host is one more node of an elastic job, as the lead says: the last of `hosts`, which are those of all nodes.
+
+    Whoever asked for it (as `asked`) starts that node.
+    """
+
+    asked: str
+    hosts: tuple[str, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Where a rank was when the request `asked` came: its main thread first. Without any, `silence` says why."""
+
+    asked: str
+    rank: int
+    local_rank: int
+    threads: tuple[Thread, ...] = ()
+    silence: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """From here on this node ends its ranks: for what reason, and because of which node (-1: of none)."""
+
+    reason: str
+    culprit: int = -1
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """The job needs no notebook from here on; told by the lead. `why`: "asked", or "disconnected" for too long."""
+
+    why: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """In place of the events from its own number up to `through`: their host has not kept them.
+
+    They were reports and lines of output, or came while the disk was full; the number after it is `through` + 1.
+    """
+
+    through: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dumped:
+    """The stacks of all `ranks` ranks that run on this node have been told, for the request `asked`."""
+
+    asked: str
+    ranks: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Final:
+    """Nothing of the job runs on this node any more, but for `survivors` (pid and name, and why). The last event of all
+    but the lead, which may still have news of other nodes.
+
+    `reason`: "done", "stopped", "lease" (nobody renewed it) or an error in words.
+    """
+
+    reason: str
+    survivors: tuple[str, ...] = ()

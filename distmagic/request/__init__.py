@@ -1,0 +1,1 @@
+"""What is asked for: hosts, options, the cell. Pure."""

@@ -1,0 +1,328 @@
+"""The magic's line, read: `%%distributed --hosts gpu-a:4 --nproc-per-node 4 -o run` becomes a `Request`. Pure.
+
+torchrun's flags keep torchrun's names, with hyphens or underscores. One table at the end of the file holds them all;
+the help text and the tab completion come from it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import keyword
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from distmagic.errors import SpecError
+from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
+from distmagic.request.spec import (
+    BACKENDS,
+    CONNECT_TIMEOUT_S,
+    LEASE_S,
+    ON_DISCONNECT,
+    PAYLOAD_LIMIT_BYTES,
+    Access,
+    JobSpec,
+)
+
+_USUAL = JobSpec()
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
+_UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What counts where the line says nothing. `environ` is the notebook's own, for `--env NAME` without a value."""
+
+    access: Access = field(default_factory=Access)
+    nproc_per_node: Slots | None = None
+    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
+
+    `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
+    has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`.
+    """
+
+    spec: JobSpec = field(default_factory=JobSpec)
+    access: Access = field(default_factory=Access)
+    hosts: tuple[Host, ...] | None = None
+    hostfile: str | None = None
+    python_hosts: tuple[str, ...] = ()
+    names_ssh_config: bool = False
+    names_nproc: bool = False
+    whole: bool = False
+    dry_run: bool = False
+    output: str | None = None
+    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
+
+
+def parse_line(line: str, defaults: Defaults) -> Request:
+    """Return the request of `line`. Raises `SpecError` that names the flag, with the closest known one."""
+    args = _parse(split(line))
+    if args.hosts is not None and args.hostfile is not None:
+        raise SpecError("--hosts and --hostfile are both given.", "Keep one of them.")
+    return Request(
+        spec=_spec(args, defaults),
+        access=_access(args, defaults.access),
+        hosts=args.hosts,
+        hostfile=args.hostfile,
+        python_hosts=tuple(host for host, _ in args.python if host),
+        names_ssh_config=args.ssh_config is not None,
+        names_nproc=args.nproc_per_node is not None,
+        whole=args.whole,
+        dry_run=args.dry_run,
+        output=args.output,
+        payload_limit_bytes=args.payload_limit or defaults.payload_limit_bytes,
+    )
+
+
+def split(line: str) -> list[str]:
+    """Split `line` into words as a shell does, without a comment. Raises `SpecError` for a lonely quotation mark."""
+    try:
+        return shlex.split(_without_comment(line))
+    except ValueError as error:
+        raise SpecError(f"The line can't be split into words: {str(error).lower()}.", f"It is: {line}") from None
+
+
+def _without_comment(line: str) -> str:
+    """Return `line` up to a # that begins a word outside quotation marks: --env COLOUR=#fff keeps its value."""
+    quote, before = "", " "
+    for place, char in enumerate(line):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char == "#" and before.isspace():
+            return line[:place]
+        before = char
+    return line
+
+
+def asks_help(line: str) -> bool:
+    """Whether `line` asks for the help text instead of a run."""
+    return any(word in ("-h", "--help") for word in split(line))
+
+
+def help_text() -> str:
+    """Return the help of `%%distributed`."""
+    return _parser().format_help()
+
+
+def flag_names() -> tuple[str, ...]:
+    """Return every long flag, for tab completion."""
+    return ("--help", *(f"--{name}" for name, _, _ in _FLAGS))
+
+
+def parse_duration(text: str, where: str) -> float:
+    """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `SpecError` naming `where`."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise SpecError(f"{where}: {text!r} is not a time.", "Write seconds, or a number with a unit: 90s, 10m, 2h.")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def parse_size(text: str, where: str) -> int:
+    """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `SpecError` naming `where`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
+    if found is None or int(float(found[1]) * _UNITS_BYTES[found[2]]) < 1:
+        raise SpecError(f"{where}: {text!r} is not a size.", "Write bytes, or a number with a unit: 512K, 256M, 2G.")
+    return int(float(found[1]) * _UNITS_BYTES[found[2]])
+
+
+def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
+    return JobSpec(
+        nproc_per_node=args.nproc_per_node or defaults.nproc_per_node,
+        nnodes=args.nnodes,
+        max_restarts=args.max_restarts or 0,
+        rdzv_backend=args.rdzv_backend,
+        rdzv_endpoint=args.rdzv_endpoint,
+        rdzv_id=args.rdzv_id,
+        master_port=args.master_port,
+        local_addr=args.local_addr,
+        env=tuple(_variable(text, defaults.environ) for text in args.env),
+        cwd=args.cwd,
+        timeout_s=args.timeout,
+        node_lost_after_s=args.node_lost_after or _USUAL.node_lost_after_s,
+        on_disconnect=args.on_disconnect or _USUAL.on_disconnect,
+        detach=args.detach,
+        hang_timeout_s=args.hang_timeout,
+    )
+
+
+def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if equals:
+        return name, value
+    if name not in environ:
+        raise SpecError(f"--env {name}: the notebook has no such variable.", f"Write --env {name}=VALUE.")
+    return name, environ[name]
+
+
+def _access(args: argparse.Namespace, base: Access) -> Access:
+    pythons = tuple({**dict(base.pythons), **dict(args.python)}.items())
+    said = {
+        "ssh_config": args.ssh_config,
+        "ssh_command": args.ssh_command,
+        "connect_timeout_s": args.connect_timeout,
+        "lease_s": args.lease,
+        "warm_idle_s": args.warm_idle,
+        "cold": args.cold or None,
+    }
+    return replace(base, pythons=pythons, **{name: value for name, value in said.items() if value is not None})
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    args, unknown = _parser().parse_known_args([_hyphened(word) for word in words])
+    if unknown:
+        raise _unknown(unknown[0])
+    return args
+
+
+def _hyphened(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def _unknown(word: str) -> SpecError:
+    if not word.startswith("-"):
+        return SpecError(
+            f"{word!r} is not a flag.", f"Hosts are named with --hosts {word}; %distributed --help lists all flags."
+        )
+    name = word.partition("=")[0]
+    close = difflib.get_close_matches(name, flag_names(), n=1)
+    guess = f"Did you mean {close[0]}? " if close else ""
+    return SpecError(f"{name} is not a flag of %%distributed.", f"{guess}%distributed --help lists all flags.")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that neither prints nor exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"{message.removeprefix('argument ')}.", "%distributed --help lists all flags.")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="%%distributed",
+        description="Run the cell's last expression on every rank of the hosts, under torchrun.",
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="print this text")
+    for name, value, text in _FLAGS:
+        names = ("-o", f"--{name}") if name == "output" else (f"--{name}",)
+        if value is None:
+            parser.add_argument(*names, action="store_true", help=text)
+        elif name in ("env", "python"):
+            parser.add_argument(*names, metavar=value[0], type=value[1], action="append", default=[], help=text)
+        else:
+            parser.add_argument(*names, metavar=value[0], type=value[1], help=text)
+    return parser
+
+
+_DIGITS = 9  # of any number that makes sense
+
+
+def _number(flag: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if re.fullmatch(r"[+-]?\d+", text) is None:
+            raise SpecError(f"{flag}: {text!r} is not a whole number.")
+        if len(text) > _DIGITS:
+            raise SpecError(f"{flag}: {text[:_DIGITS]}... is too large.")
+        return int(text)
+
+    return read
+
+
+def _idle(text: str) -> float:
+    return 0.0 if text.strip() == "0" else parse_duration(text, "--warm-idle")
+
+
+def _nnodes(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
+    if found is None:
+        raise SpecError(f"--nnodes: {text!r} is not a number of nodes.", "Write --nnodes 2 or --nnodes 1:4.")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _backend(text: str) -> str:
+    if text not in BACKENDS:
+        raise SpecError(f"--rdzv-backend {text!r} is not known.", f"Use {' or '.join(BACKENDS)}.")
+    return text
+
+
+def _on_disconnect(text: str) -> str:
+    if text not in ON_DISCONNECT:
+        raise SpecError(f"--on-disconnect {text!r} is not known.", f"Use {' or '.join(ON_DISCONNECT)}.")
+    return text
+
+
+def _python(text: str) -> tuple[str, str]:
+    host, equals, path = text.partition("=")
+    pair = (host, path) if equals and "/" not in host else ("", text)
+    if not pair[1]:
+        raise SpecError(f"--python {text!r} names no interpreter.", "Write --python PATH or --python HOST=PATH.")
+    return pair
+
+
+def variable_name(text: str, where: str = "-o") -> str:
+    """Return the name of a variable of the notebook. Raises `SpecError` naming `where`."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise SpecError(f"{where} {text!r} is not a variable's name.", f"Write {where} run.")
+    return text
+
+
+_FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] = (
+    ("hosts", ("LIST", parse_hosts), "hosts and their ranks: gpu-a:4,user@gpu-b:2222:2"),
+    ("hostfile", ("FILE", str), "a file with a host a line: gpu-a slots=4"),
+    ("ssh-config", ("FILE", str), "OpenSSH configuration instead of ~/.ssh/config"),
+    ("ssh-command", ("PROGRAM", str), "reach hosts with the system's ssh program, such as ssh"),
+    (
+        "connect-timeout",
+        ("TIME", lambda t: parse_duration(t, "--connect-timeout")),
+        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
+    ),
+    ("python", ("[HOST=]PATH", _python), "interpreter of all hosts, or of one; may be repeated"),
+    ("nproc-per-node", ("N", lambda t: parse_slots(t, "--nproc-per-node")), "ranks a host: N, gpu, cpu or auto"),
+    ("nnodes", ("MIN[:MAX]", _nnodes), "number of nodes, or the range of an elastic job"),
+    ("max-restarts", ("N", _number("--max-restarts")), "restarts of all ranks after a failure (0)"),
+    ("rdzv-backend", ("NAME", _backend), "rendezvous: static or c10d"),
+    ("rdzv-endpoint", ("HOST[:PORT]", str), "address at which the nodes meet"),
+    ("rdzv-id", ("ID", str), "name of the job at the rendezvous"),
+    ("master-port", ("PORT", _number("--master-port")), "port on the first host (a free one)"),
+    ("local-addr", ("ADDRESS", str), "address that a node announces to the others"),
+    ("env", ("NAME[=VALUE]", str), "variable of every rank, NAME alone: as here; may be repeated"),
+    ("cwd", ("DIR", str), "working directory on the hosts"),
+    ("timeout", ("TIME", lambda t: parse_duration(t, "--timeout")), "end the run after 90s, 10m or 2h"),
+    (
+        "hang-timeout",
+        ("TIME", lambda t: parse_duration(t, "--hang-timeout")),
+        "end the run when no rank advances for 5m",
+    ),
+    (
+        "lease",
+        ("TIME", lambda t: parse_duration(t, "--lease")),
+        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
+    ),
+    ("on-disconnect", ("WHAT", _on_disconnect), "without the notebook for that long: stop (usual) or keep going"),
+    ("node-lost-after", ("TIME", lambda t: parse_duration(t, "--node-lost-after")), "a silent host is lost (10s)"),
+    ("detach", None, "return as soon as the job runs; it needs no notebook then"),
+    ("warm-idle", ("TIME", _idle), "how long hosts keep torch loaded for the next run (15m; 0: not at all)"),
+    ("cold", None, "start every process anew: nothing is kept loaded, and nothing that is gets used"),
+    (
+        "payload-limit",
+        ("SIZE", lambda t: parse_size(t, "--payload-limit")),
+        f"largest captured data ({PAYLOAD_LIMIT_BYTES >> 20}M)",
+    ),
+    ("whole", None, "run nothing here: the whole cell is every rank's program"),
+    ("dry-run", None, "print what every host would run; the cell is not executed"),
+    ("output", ("NAME", variable_name), "variable that gets the run, also when it fails; _run has the last one"),
+)

@@ -1,0 +1,211 @@
+"""What is asked for: the job (no host in it), the way to the hosts, and how it is shown. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+import re
+import reprlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args, get_type_hints
+
+from distmagic.errors import SpecError
+from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
+
+BACKENDS = ("static", "c10d")
+ON_DISCONNECT = ("stop", "keep")
+PAYLOAD_LIMIT_BYTES = 256 << 20  # where nobody says another; so are those below
+CONNECT_TIMEOUT_S = 15.0
+LEASE_S = 60.0
+WARM_IDLE_S = 900.0
+_DAY_S = 86400.0
+TORCHRUNS_OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+                 "MASTER_PORT")  # fmt: skip
+_SHORTEST_LOSS_S = 2.0
+_MOST_RESTARTS = 1_000_000
+_KINDS = {str: "a text", bool: "True or False", numbers.Integral: "a whole number", numbers.Real: "a number"}
+
+
+def check_system() -> None:
+    """Raise `SpecError` on Windows: its processes, sockets and terminals are others."""
+    if sys.platform == "win32":
+        raise SpecError("distmagic needs Linux or macOS on the notebook's side.", "On Windows, run Jupyter in WSL.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job, in torchrun's words. None means: not said, decided by `plan`.
+
+    `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
+    log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run, `hang_timeout_s` the
+    time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
+    `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
+    alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
+    """
+
+    nproc_per_node: Slots | None = None
+    nnodes: tuple[int, int] | None = None
+    max_restarts: int = 0
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # may hold secrets
+    cwd: str | None = None
+    timeout_s: float | None = None
+    node_lost_after_s: float = 10.0
+    on_disconnect: str = "stop"
+    detach: bool = False
+    hang_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_nproc(self.nproc_per_node)
+        _check_rendezvous(self)
+        if self.max_restarts < 0:
+            raise SpecError(f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more.")
+        if self.max_restarts > _MOST_RESTARTS:
+            raise SpecError("--max-restarts is too large.", f"Use at most {_MOST_RESTARTS:,}.")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
+        _check_hang_timeout(self)
+        _check_env(self.env)
+        if not _SHORTEST_LOSS_S <= self.node_lost_after_s <= _DAY_S:
+            raise SpecError(
+                f"--node-lost-after {self.node_lost_after_s:g} is not a time.", "Use 2 seconds to a day; 10 is usual."
+            )
+        if self.on_disconnect not in ON_DISCONNECT:
+            raise SpecError(f"--on-disconnect {self.on_disconnect!r} is not known.", "Use stop or keep.")
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of nodes may change while the job runs."""
+        return self.nnodes is not None and self.nnodes[0] != self.nnodes[1]
+
+
+def _check_nproc(nproc: Slots | None) -> None:
+    if isinstance(nproc, str) and nproc not in SLOT_WORDS:
+        raise SpecError(f"--nproc-per-node {nproc!r} is not a number of ranks.", "Use a number, or gpu, cpu or auto.")
+    if isinstance(nproc, int) and nproc < 1:
+        raise SpecError(f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more.")
+
+
+def _check_hang_timeout(spec: JobSpec) -> None:
+    if spec.hang_timeout_s is None:
+        return
+    if not spec.hang_timeout_s > 0:
+        raise SpecError(f"--hang-timeout {spec.hang_timeout_s:g} is not a time.", "Use a number of seconds above 0.")
+    if spec.detach:
+        raise SpecError(
+            "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
+            "Leave one of them out; %distributed stacks says at any time where the ranks are.",
+        )
+
+
+def _check_env(env: tuple[tuple[str, str], ...]) -> None:
+    for name, value in env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise SpecError(f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE.")
+        if name in TORCHRUNS_OWN:
+            raise SpecError(f"--env {name}: torchrun sets this variable itself.", "Leave it out.")
+        if "\0" in value:
+            raise SpecError(f"--env {name}: the value has a zero byte in it.", "Variables can't hold one.")
+
+
+def _check_rendezvous(spec: JobSpec) -> None:
+    if spec.rdzv_backend not in (None, *BACKENDS):
+        raise SpecError(f"--rdzv-backend {spec.rdzv_backend!r} is not known.", "Use static or c10d.")
+    if spec.nnodes is not None and not 1 <= spec.nnodes[0] <= spec.nnodes[1]:
+        raise SpecError(f"--nnodes {spec.nnodes[0]}:{spec.nnodes[1]} is not a range.", "Write --nnodes MIN:MAX.")
+    if spec.is_elastic and spec.rdzv_backend == "static":
+        raise SpecError("--rdzv-backend static can't change the number of nodes.", "Use --rdzv-backend c10d.")
+    if spec.master_port is not None and not 1 <= spec.master_port <= 65535:
+        raise SpecError(f"--master-port {spec.master_port} is not a port.", "Use 1 to 65535.")
+    if spec.rdzv_endpoint is not None:
+        split_endpoint(spec.rdzv_endpoint)  # its port goes before --master-port
+
+
+def split_endpoint(text: str) -> tuple[str, int | None]:
+    """Return (address, port or None) of `address`, `address:port` or `[IPv6]:port`. Raises `SpecError`."""
+    bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
+    if bracketed:
+        address, port = bracketed[1], bracketed[2]
+    elif text.count(":") > 1:  # a bare IPv6 address
+        address, port = text, None
+    else:
+        address, colon, rest = text.partition(":")
+        port = rest if colon else None
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]+", address) or not (port is None or is_port(port)):
+        raise SpecError(f"--rdzv-endpoint {text!r} is not address:port.", "Write 10.0.0.1:29500.")
+    return address, None if port is None else int(port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
+
+    `ssh_command` names the system's client to use instead of paramiko. `connect_timeout_s` bounds one connection,
+    from the name's look-up to the end of authentication (waiting for an answer typed by the user not counted).
+    `lease_s`: how long ranks outlive a notebook that is gone. `warm_idle_s`: how long a host keeps torch loaded after a
+    run (0: not at all). `cold`: start this run as if nothing were loaded. Raises `SpecError`.
+    """
+
+    ssh_config: str | None = None
+    ssh_command: str | None = None
+    pythons: tuple[tuple[str, str], ...] = ()
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    lease_s: float = LEASE_S
+    warm_idle_s: float = WARM_IDLE_S
+    cold: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.connect_timeout_s <= _DAY_S:
+            raise SpecError(f"--connect-timeout {self.connect_timeout_s:g} is not a time.", "Use seconds, up to a day.")
+        if not 1 <= self.lease_s <= _DAY_S:
+            raise SpecError(f"--lease {self.lease_s:g} is not a lease.", "Use 1 second to a day.")
+        if not 0 <= self.warm_idle_s <= _DAY_S:
+            raise SpecError(f"--warm-idle {self.warm_idle_s:g} is not a time.", "Use 0 (never) to a day.")
+
+    def python_of(self, name: str) -> str | None:
+        """Return the interpreter chosen for host `name`, or None."""
+        table = dict(self.pythons)
+        return table.get(name, table.get(""))
+
+
+def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
+    """Return the job and the way to the hosts that keyword arguments ask for, `access` being changed by them.
+
+    `env` may be a dict, `python` a path or a dict of paths by host. Raises `SpecError`, also for an unknown name.
+    """
+    of_job, of_access = _names(JobSpec), {*_names(Access), "python"} - {"pythons"}
+    known = sorted(of_job | of_access)
+    for name in options:
+        if name not in known:
+            close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+            raise SpecError(f"There is no option {name!r}.", f"Did you mean {close[0]}?" if close else "")
+        _check_kind(name, options[name])
+    job = {name: value for name, value in options.items() if name in of_job}
+    if isinstance(job.get("env"), Mapping):
+        job["env"] = tuple(job["env"].items())
+    way = {name: value for name, value in options.items() if name in of_access and name != "python"}
+    if (python := options.get("python")) is not None:
+        way["pythons"] = tuple(python.items()) if isinstance(python, Mapping) else (("", python),)
+    return JobSpec(**job), replace(access, **way)
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Raise `SpecError` unless the value of an option is of the kind that its field says, where that is a simple one."""
+    hint = {**get_type_hints(JobSpec), **get_type_hints(Access)}.get(name)
+    simple = {str: str, bool: bool, int: numbers.Integral, float: numbers.Real, type(None): type(None)}
+    wanted = [simple[kind] for kind in get_args(hint) or (hint,) if kind in simple]
+    if len(wanted) < len(get_args(hint) or (hint,)):
+        return  # a tuple, say: whoever takes it apart looks at it
+    if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and bool not in wanted):
+        kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
+        raise SpecError(f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}.")
+
+
+def _names(kind: type) -> set[str]:
+    return {one.name for one in fields(kind)}

@@ -1,0 +1,243 @@
+"""How a payload comes to all hosts: what is small from here to each, what is large once, and on from host to host.
+
+    what each host lacks  --routes-->  Routes: what goes straight, and chains of hosts     (pure)
+    Routes                --Delivery-->  every host has all
+
+In a chain the first host has the blobs, or gets them from this notebook over SSH; it serves them, while they still
+come, to the second one, and so on. The hosts know each other by a one-time certificate, which they were told over SSH.
+A host that does not get the blobs from the one before it asks the notebook, and the hosts after it notice nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+from distmagic.connection.link import Link
+from distmagic.connection.reach import join_errors
+from distmagic.errors import ProtocolError
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import Blob
+from distmagic.runner.certificate import one_time_secret
+
+SPREAD_BYTES = 8 << 20  # less than this goes straight: it takes no longer than to arrange a chain
+_OTHERS_S = 1.0  # after a first failure, for others that fail of the same cause
+_TELL_S = 0.1
+_ASKED_AT_MOST = 2  # the rest of a blob, and all of it when what came from a host was damaged
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Blobs that go from host to host. `source` is the node that has them, None for the notebook."""
+
+    blobs: tuple[Blob, ...]
+    source: int | None
+    takers: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """What each taker gets."""
+        return sum(blob.size_bytes for blob in self.blobs)
+
+    @property
+    def links(self) -> tuple[tuple[int, int], ...]:
+        """Who serves whom, as (node, next node)."""
+        members = self.takers if self.source is None else (self.source, *self.takers)
+        return tuple(pairwise(members))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """What goes straight from the notebook, by node, and the chains, one after the other."""
+
+    straight: Mapping[int, tuple[Blob, ...]]
+    chains: tuple[Chain, ...]
+
+
+def routes(
+    blobs: Sequence[Blob], lacking: Sequence[frozenset[str]], joins: Sequence[bool], spread_bytes: int
+) -> Routes:
+    """Return how blobs get to nodes. `lacking` are SHA-256s by node, `joins`: who may take part in chains.
+
+    A chain is for blobs of `spread_bytes` or more together that the same nodes lack. It begins where the blobs are,
+    if a node that joins has them, and goes on in the order of node ranks.
+    """
+    groups: dict[tuple[int | None, tuple[int, ...]], list[Blob]] = {}
+    straight: dict[int, list[Blob]] = {node: [] for node in range(len(lacking))}
+    for blob in blobs:
+        takers = [node for node, names in enumerate(lacking) if blob.sha256 in names]
+        joining = tuple(node for node in takers if joins[node])
+        source = next((node for node, may in enumerate(joins) if may and node not in takers), None)
+        groups.setdefault((source, joining), []).append(blob)
+        for node in takers:
+            if not joins[node]:
+                straight[node].append(blob)
+    chains = []
+    for (source, joining), found in groups.items():
+        chain = Chain(blobs=tuple(found), source=source, takers=joining)
+        if chain.links and chain.size_bytes >= spread_bytes:
+            chains.append(chain)
+        else:
+            for node in joining:
+                straight[node] += found
+    return Routes(straight={node: tuple(found) for node, found in straight.items() if found}, chains=tuple(chains))
+
+
+class Delivery:
+    """One payload on its way. `run` blocks until every host has it; closing the links ends that.
+
+    `tell(node, bytes, total_bytes)` hears, on threads, how much a node has of what it lacked: at first, in the end, and
+    10 times a second. `note(node, text)` is for what a user may want to know.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], addresses: Sequence[str], files: Sequence[LocalBlob],
+        tell: Callable[[int, int, int], object], note: Callable[[int, str], object],
+    ) -> None:  # fmt: skip
+        self._links, self._addresses, self._note = links, addresses, note
+        self._files = {local.blob.sha256: local for local in files}
+        self._meters = [_Meter(partial(tell, node)) for node in range(len(links))]
+
+    def run(self) -> None:
+        """Bring it to every host. Raises what went wrong: one error, or `HostErrors`."""
+        joins = [not link.host.is_local for link in self._links]  # nothing listens on the notebook's own machine
+        nodes = range(len(self._links))
+        blobs = tuple(local.blob for local in self._files.values())
+        if sum(blob.size_bytes for blob in blobs) < SPREAD_BYTES or sum(joins) < 2:
+            self._each(lambda node: self._offer(node, blobs), nodes)
+            return
+        lacking = self._each(lambda node: frozenset(self._lacking(node, blobs)), nodes)
+        plan = routes(blobs, lacking, joins, SPREAD_BYTES)
+        self._each(lambda node: self._straight(node, plan.straight[node]), tuple(plan.straight))
+        for chain in plan.chains:
+            self._spread(chain)
+
+    def _lacking(self, node: int, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
+        self._links[node].send(protocol.Check(blobs=blobs))  # it may take its time: all files are read
+        lacking = self._links[node].answer(protocol.Want).sha256
+        self._meters[node].expect(sum(blob.size_bytes for blob in blobs if blob.sha256 in lacking))
+        return lacking
+
+    def _offer(self, node: int, blobs: Sequence[Blob]) -> None:
+        """Send a node at once what it lacks of these."""
+        meter = self._meters[node]
+
+        def tell(sent_bytes: int, total_bytes: int) -> None:
+            if not sent_bytes:
+                meter.expect(total_bytes)
+            meter.reach(sent_bytes)
+
+        self._links[node].deliver(tuple(self._files[blob.sha256] for blob in blobs), tell)
+
+    def _straight(self, node: int, blobs: Sequence[Blob]) -> None:
+        """Send a node what it is known to lack."""
+        meter = self._meters[node]
+        start = meter.size_bytes
+        files = tuple(self._files[blob.sha256] for blob in blobs)
+        self._links[node].deliver(files, lambda sent_bytes, _: meter.reach(start + sent_bytes))
+        meter.reach(start + sum(blob.size_bytes for blob in blobs))  # it may have come into a home that is shared
+
+    # ---- from host to host
+
+    def _spread(self, chain: Chain) -> None:
+        secret = one_time_secret()
+
+        def serve(pair: tuple[int, int]) -> protocol.Serving:
+            server, _ = pair
+            has_them, address = server == chain.source, self._addresses[server]
+            request = protocol.Serve(blobs=chain.blobs, has_them=has_them, address=address, secret=secret)
+            return self._links[server].query(request, protocol.Serving)
+
+        serving = dict(zip(chain.links, self._each(serve, chain.links), strict=True))
+        before = {taker: (server, serving[server, taker]) for server, taker in chain.links}
+
+        def take(node: int) -> None:
+            server, found = before.get(node, (None, None))
+            if server is None or found is None:
+                self._take(node, chain, "", protocol.Take(blobs=chain.blobs, secret=secret))
+                return
+            address, name = self._addresses[server], self._links[server].host.name
+            if not found.port:
+                self._note(node, f"its data came from the notebook and not from {name}, which can't serve: {found.why}")
+            request = protocol.Take(blobs=chain.blobs, address=address, port=found.port, secret=secret)
+            self._take(node, chain, name if found.port else "", request)
+
+        self._each(take, chain.takers)
+
+    def _take(self, node: int, chain: Chain, server: str, request: protocol.Take) -> None:
+        """Have a node take the blobs of a chain from the host `server`, and send it what it asks for itself."""
+        link, meter = self._links[node], self._meters[node]
+        start = meter.size_bytes
+        begins = accumulate((blob.size_bytes for blob in chain.blobs), initial=start)
+        at = {blob.sha256: begin for blob, begin in zip(chain.blobs, begins, strict=False)}
+        asked: Counter[str] = Counter()
+        link.send(request)
+        while True:
+            answer: object = link.answer(protocol.Taken, protocol.Need, protocol.Want)
+            if isinstance(answer, protocol.Want):
+                meter.reach(start + chain.size_bytes)
+                return
+            if isinstance(answer, protocol.Taken):
+                meter.reach(start + min(answer.size_bytes, chain.size_bytes))
+            if isinstance(answer, protocol.Need):
+                asked[answer.sha256] += 1
+                self._check(link, answer, at, asked[answer.sha256])
+                if server and answer.why:
+                    self._note(node, f"its data came from the notebook and not from {server}: {answer.why}")
+                    server = ""
+                meter.reach(at[answer.sha256] + answer.offset)
+                for size in link.pour(self._files[answer.sha256], answer.offset):
+                    meter.reach(meter.size_bytes + size)
+
+    def _check(self, link: Link, need: protocol.Need, offered: Mapping[str, int], times: int) -> None:
+        size = self._files[need.sha256].blob.size_bytes if need.sha256 in offered else -1
+        if not 0 <= need.offset <= size or times > _ASKED_AT_MOST:
+            raise ProtocolError(f"{link.host.name} asked for bytes that nobody offered.")
+
+    def _each(self, act: Callable[[T], R], things: Sequence[T]) -> list[R]:
+        """Act on all things at the same time; of failures the first ones are raised, without waiting for the others."""
+        if not things:
+            return []
+        pool = ThreadPoolExecutor(len(things), thread_name_prefix="distmagic-deliver")
+        futures = [pool.submit(act, thing) for thing in things]
+        pool.shutdown(wait=False)
+        done, others = wait(futures, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            done |= wait(others, _OTHERS_S).done
+            raise join_errors([error for future in futures if future in done and (error := future.exception())])
+        return [future.result() for future in futures]
+
+
+class _Meter:
+    """How much a node has of what it lacked."""
+
+    def __init__(self, tell: Callable[[int, int], object]) -> None:
+        self._tell = tell
+        self._told_at = 0.0
+        self.size_bytes = self.total_bytes = 0
+
+    def expect(self, total_bytes: int) -> None:
+        """Begin: so much is lacking."""
+        self.total_bytes = total_bytes
+        self._say()
+
+    def reach(self, size_bytes: int) -> None:
+        """Count up to so many bytes."""
+        before, self.size_bytes = self.size_bytes, min(max(self.size_bytes, size_bytes), self.total_bytes)
+        is_last = before < self.size_bytes == self.total_bytes
+        if is_last or time.monotonic() - self._told_at >= _TELL_S:
+            self._say()
+
+    def _say(self) -> None:
+        self._told_at = time.monotonic()
+        self._tell(self.size_bytes, self.total_bytes)

@@ -1,0 +1,242 @@
+"""What is left of a run: return values, logs, metrics, the last state."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from distmagic.connection.link import LOG_LIMIT_BYTES, Link
+from distmagic.errors import ConnectionLost, NoResult, SpecError
+from distmagic.remote.records import journal
+from distmagic.remote.values import parcel
+from distmagic.remote.wire import protocol
+from distmagic.state.state import RunState
+
+_TELL_S = 0.5
+
+
+class Run:
+    """A run that is over.
+
+    `results[rank]` is what the rank returned; `logs(rank)` what it wrote; `metrics` what it reported; `state` all that
+    was known at the end. Shown as a cell's value it is the table and the curves once more.
+    """
+
+    def __init__(
+        self, state: RunState, small_results: Mapping[int, bytes], open_link: Callable[[int], Link], *, shown: bool
+    ) -> None:
+        self.state = state
+        self._open_link = open_link
+        self._shown = shown
+        self.results = Results(state, small_results, self._fetch)
+
+    @property
+    def job(self) -> str:
+        """The job's name, which its directories on the hosts carry."""
+        return self.state.job
+
+    @property
+    def metrics(self) -> list[dict[str, float | int | None]]:
+        """What was reported: one row a report, with rank, at_s (seconds since the rank began), step and the values.
+
+        At most 20 rows a tenth of a second and rank come to the notebook (of more than 200 ranks, 20 in a longer time);
+        every one of them is on the rank's host.
+        `pandas.DataFrame(run.metrics)` makes a frame of it. A metric called rank or at_s has an underscore behind it.
+        """
+        rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
+        for rank, table in sorted(self.state.series.items()):
+            for name, series in table.items():
+                column = f"{name}_" if name in ("rank", "at_s") else name
+                for point in series:
+                    key = (rank, point.at_s, point.step)
+                    rows.setdefault(key, {"rank": rank, "at_s": point.at_s, "step": point.step})[column] = point.value
+        return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
+
+    def logs(self, rank: int, stream: str | None = None) -> str:
+        """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
+
+        `stream` is "stdout" or "stderr"; None gives both, one after the other. In an elastic job it is what the rank wrote
+        on the node where it was last, and of torchrun what nodes wrote that were not lost; `%distributed logs` looks at
+        all hosts that are up. Raises `SpecError` for an unknown rank.
+        """
+        names = [journal.log_name(rank, one) for one in ([stream] if stream else ["stdout", "stderr"])]
+        lost = {node for node, _ in self.state.lost} if self.state.is_elastic else set()
+        there = [node for node in range(len(self.state.nodes)) if node not in lost]
+        nodes = there if rank == -1 else [self._node_of(rank)]
+        texts = []
+        for node_rank in nodes:
+            for name in names:
+                data = io.BytesIO()
+                self._fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
+                texts.append(data.getvalue().decode(errors="replace"))
+        return "".join(texts)
+
+    def _node_of(self, rank: int) -> int:
+        if rank not in self.state.workers:
+            raise SpecError(f"There is no rank {rank} in this run.", f"Its ranks: {sorted(self.state.workers)}.")
+        return self.state.workers[rank].node_rank
+
+    def _fetch(self, node_rank: int, name: str, write: Callable[[bytes], object], limit_bytes: int) -> int:
+        """Hand a file of a node to `write`, over a new connection where one breaks in the middle; return its size."""
+        done = before = 0
+
+        def take(data: bytes) -> None:
+            nonlocal done
+            write(data)
+            done += len(data)
+
+        while True:
+            link = self._open_link(node_rank)
+            request = protocol.Fetch(job=self.job, node_rank=node_rank, name=name, offset=done)
+            try:
+                link.fetch(request, take, limit_bytes=limit_bytes - done)
+            except ConnectionLost:
+                link.close()
+                if done == before:
+                    raise
+                before = done
+            except BaseException:
+                link.close()
+                raise
+            else:
+                link.finish()
+                return done
+
+    def __repr__(self) -> str:
+        from distmagic import render
+
+        return render.text(self.state)
+
+    def _repr_html_(self) -> str:
+        from distmagic import render
+
+        return render.html(self.state)
+
+    def _ipython_display_(self) -> None:
+        """Show the summary, but not a second time right after the run itself has shown it."""
+        from IPython import get_ipython
+        from IPython.display import display
+
+        if self._shown:
+            self._shown = False
+            if getattr(get_ipython(), "kernel", None) is None:  # a terminal has printed Out[3]: and waits for more
+                print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
+            return
+        display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+
+
+class Detached:
+    """A job that needs no notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it."""
+
+    def __init__(
+        self, job: str, hosts: tuple[str, ...], *, attach: Callable[[], object], stop: Callable[[], None]
+    ) -> None:
+        self.job, self.hosts = job, hosts
+        self.attach, self.stop = attach, stop
+
+    def __repr__(self) -> str:
+        return (
+            f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "
+            f"%distributed attach {self.job} follows it, %distributed stop {self.job} ends it"
+        )
+
+
+class Results(Mapping[int, Any]):
+    """Return values by rank. One is unpickled when it is looked at for the first time, large ones fetched then.
+
+    Unpickling runs code that the hosts chose: look at results only of hosts that you trust with your notebook.
+    A rank without one raises `NoResult`, which is a `KeyError` too.
+    """
+
+    def __init__(self, state: RunState, small: Mapping[int, bytes], fetch: Callable[..., int]) -> None:
+        self._state, self._small, self._fetch = state, small, fetch
+        self._loaded: dict[int, Any] = {}
+
+    def __getitem__(self, rank: int) -> Any:
+        if rank not in self._loaded:
+            self._loaded[rank] = self._load(rank)
+        return self._loaded[rank]
+
+    def __contains__(self, rank: object) -> bool:
+        """Whether a rank left a result; none is fetched for that."""
+        return rank in set(self)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(r for r, w in self._state.workers.items() if w.ended and w.ended.result_bytes is not None))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        sizes = {rank: self._size(rank) for rank in self}
+        return f"<results of {len(sizes)} ranks: " + ", ".join(f"{r}: {s:,} bytes" for r, s in sizes.items()) + ">"
+
+    def _size(self, rank: int) -> int:
+        ended = self._state.workers[rank].ended
+        return (ended.result_bytes or 0) if ended else 0
+
+    def _no_result(self, rank: int) -> NoResult:
+        hint = f"Ranks with a result: {list(self)}."
+        worker = self._state.workers.get(rank)
+        if worker is None:
+            return NoResult(f"There is no rank {rank} in this run.", hint)
+        why = f": {worker.ended.meaning}" if worker.ended and worker.ended.outcome == "returned" else ""
+        return NoResult(f"{worker.label} left no result{why}.".replace("..", "."), hint)
+
+    def _load(self, rank: int) -> Any:
+        if rank not in self:
+            raise self._no_result(rank)
+        if not self._size(rank):
+            return None
+        with tempfile.TemporaryDirectory(prefix="distmagic-result-") as folder:
+            path = Path(folder) / "result"
+            try:
+                with path.open("wb") as file:
+                    if rank in self._small:
+                        file.write(self._small[rank])
+                    else:
+                        self._download(rank, file)
+            except OSError as error:
+                raise NoResult(
+                    f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written here, to {folder}: "
+                    f"{error.strerror or error}.",
+                    "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
+                ) from error
+            return parcel.load(path)  # mapped: the file's name may go, its bytes stay until nobody looks at them
+
+    def _download(self, rank: int, file: io.BufferedWriter) -> None:
+        line = _ProgressLine(f"result of rank {rank}", self._size(rank))
+
+        def write(data: bytes) -> None:
+            file.write(data)
+            line.add(len(data))
+
+        self._fetch(self._state.workers[rank].node_rank, f"rank{rank}.result", write, self._size(rank))
+        line.end()
+
+
+class _ProgressLine:
+    """One line on stderr that says how far a transfer is."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._began = self._told = time.monotonic()
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._told > _TELL_S:
+            self._tell("\r")
+
+    def end(self) -> None:
+        self._tell("\n")
+
+    def _tell(self, end: str) -> None:
+        self._told = time.monotonic()
+        rate = self._done / max(self._told - self._began, 1e-9) / 1e6
+        text = f"{self._what}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({rate:,.0f} MB/s)"
+        print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201 - a line for people

@@ -1,0 +1,50 @@
+"""From hosts that were reached to a plan: they are asked what the plan needs to know, and looked at for what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distmagic.connection.link import Link
+from distmagic.connection.reach import PARALLEL
+from distmagic.planning import diagnose
+from distmagic.planning import plan as planning
+from distmagic.planning.plan import Plan, Reached
+from distmagic.remote.system import facts
+from distmagic.remote.wire.protocol import Route
+from distmagic.request.spec import JobSpec
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def prepare(
+    links: Sequence[Link], spec: JobSpec, job: str, awaited: tuple[str, ...] = ()
+) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
+    names = tuple(link.host.name for link in links)
+    local_torch = facts.torch_version()
+    warnings = [text for link in links for text in link.warnings]
+    warnings += [text for link in links for text in diagnose.check(link.host.name, link.facts, local_torch)]
+    diagnose.check_among(names, tuple(link.facts for link in links))
+    routes = _routes(links)
+    reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
+    return planning.make_plan(spec, reached, job=job, local_cwd=str(Path.cwd()), awaited=awaited), tuple(warnings)
+
+
+def _routes(links: Sequence[Link]) -> list[Route]:
+    """Return each host's address as the others dial it: the lead's, and of the others the one that leads to it."""
+    lead, *others = links
+    peers = [link.facts.address for link in others if not link.host.is_local]
+    first = lead.ask(peers[0] if lead.host.is_local and peers else "")
+    return [first, *in_parallel(lambda link: link.ask(first.address), others)]
+
+
+def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
+    """Return what `act` returns for each of the things, done at the same time."""
+    if not things:
+        return []
+    with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
+        return list(pool.map(act, things, *more))

@@ -1,0 +1,1 @@
+"""Puts a run where a user looks: a notebook, a terminal, or a log."""

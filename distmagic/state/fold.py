@@ -1,0 +1,159 @@
+"""Folds events into the state of a run. Pure: everything that changes what a user sees is here, and in
+fold_ranks.py and fold_launcher.py.
+
+    Events  --fold-->  RunState  --render-->  text, HTML, widgets
+
+`fold` takes a batch, so that a thousand ranks at 10 Hz cost one copy of the tables a batch and not one an event. Events
+of different nodes come in any order, and nothing that a host says can make it raise or grow without bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from distmagic.remote.gang.gang import MOST_NODES
+from distmagic.remote.wire import protocol
+from distmagic.state import fold_launcher, fold_ranks
+from distmagic.state.draft import Draft
+from distmagic.state.state import Event, NodeState, RunState
+
+_GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
+SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
+UNHEARD = "the other hosts have not heard of it any more"
+
+
+def begin(
+    job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0,
+    addresses: Sequence[str] = (),
+) -> RunState:  # fmt: skip
+    """Return the state of a run of which nothing is known but its hosts, and their addresses if these are given.
+
+    `min_nodes` 0: it needs them all.
+    """
+    told = dict(enumerate(addresses))
+    nodes = tuple(NodeState(node_rank=i, host=host, address=told.get(i, "")) for i, host in enumerate(hosts))
+    return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices, min_nodes=min_nodes or len(nodes))
+
+
+def fold(state: RunState, events: Iterable[Event]) -> RunState:
+    """Return the state after `events`."""
+    draft = Draft(state)
+    for event in events:
+        draft.at_s = max(draft.at_s, event.at_s)
+        handler = _HANDLERS.get(type(event.what))
+        if handler is not None and 0 <= event.node_rank < len(draft.nodes):
+            handler(draft, event.node_rank, event.what)
+    return draft.freeze()
+
+
+# ---- a node's own events
+
+
+def _hello(draft: Draft, node: int, what: protocol.Hello) -> None:
+    draft.advance(node, "starting", hostname=what.hostname)
+
+
+def _endpoint(draft: Draft, node: int, what: protocol.Endpoint) -> None:
+    if what.state == "open":
+        draft.endpoint_open_at_s = draft.at_s
+    elif what.state == "unreached":
+        draft.unreached[node] = what.detail
+    elif draft.stopping != "rendezvous":  # then it stays as the reason of the stop
+        draft.unreached.pop(node, None)
+
+
+def _notice(draft: Draft, node: int, what: protocol.Notice) -> None:
+    draft.notice(f"{draft.nodes[node].host}: {what.text}")
+
+
+def _skipped(draft: Draft, node: int, _: protocol.Skipped) -> None:
+    for worker in list(draft.workers.values()):
+        if worker.node_rank == node:
+            draft.close_lines(worker.rank, node)  # what comes next does not go on with the line before the gap
+    draft.close_lines(-1, node)
+    _notice(draft, node, protocol.Notice(text=SKIPPED))
+
+
+def _engine_ended(draft: Draft, node: int, what: protocol.Engineended) -> None:
+    draft.advance(node, "ended", code=what.code)
+    if (
+        what.code != 0
+        and draft.failed_node is None
+        and draft.nodes[node].stopping in ("", "failed")
+        and (not draft.stopping or node == draft.culprit)
+    ):
+        draft.failed_node = node
+    for exit_ in what.exits:
+        worker = draft.workers.get(exit_.rank)
+        if worker is not None and worker.node_rank == node:
+            draft.workers[exit_.rank] = replace(worker, exit=exit_)
+
+
+def _member(draft: Draft, node: int, what: protocol.Member) -> None:
+    """Take what a node knows of another: the lead of every member, a member of the lead."""
+    if not 0 <= what.node_rank < len(draft.nodes) or 0 not in (node, what.node_rank) or what.state not in _GANG:
+        return
+    if draft.base.is_elastic and what.node_rank == 0:
+        return  # a member that lost its own connection would say the same
+    draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], gang=_GANG[what.state])
+    if what.state == "lost":
+        _accuse(draft, what.node_rank)
+    elif what.state == "back":
+        draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], accused_at_s=None)
+        draft.lost = [(other, why) for other, why in draft.lost if other != what.node_rank]
+
+
+def _enlisted(draft: Draft, node: int, what: protocol.Enlisted) -> None:
+    """Take from the lead which nodes have come to an elastic job."""
+    for host in what.hosts[len(draft.nodes) : MOST_NODES] if node == 0 else ():
+        draft.nodes.append(NodeState(node_rank=len(draft.nodes), host=host, phase="starting"))
+
+
+def _node_stopping(draft: Draft, node: int, what: protocol.Stopping) -> None:
+    """Take why a node ends its ranks; the first reason of all is the run's."""
+    draft.nodes[node] = replace(draft.nodes[node], stopping=what.reason or "stopped", accused_at_s=None)
+    if draft.base.is_elastic and what.reason == "lost" and node != 0:
+        return  # only this node ends: it has lost the others, which go on
+    if not draft.stopping:
+        draft.stopping = what.reason or "stopped"
+        draft.culprit = what.culprit if 0 <= what.culprit < len(draft.nodes) else None
+    if what.reason == "lost" and 0 <= what.culprit < len(draft.nodes):
+        _accuse(draft, what.culprit)
+
+
+def _accuse(draft: Draft, node: int) -> None:
+    """Note that others don't hear a node. One that says itself why it ends is there: only the way between them is not."""
+    if draft.base.is_elastic:
+        draft.lose(node, UNHEARD)
+    elif not draft.nodes[node].stopping and draft.nodes[node].accused_at_s is None:
+        draft.nodes[node] = replace(draft.nodes[node], accused_at_s=draft.at_s)
+
+
+def _detached(draft: Draft, node: int, what: protocol.Detached) -> None:
+    if node == 0:
+        draft.detached_by = what.why or "asked"
+
+
+def _final(draft: Draft, node: int, what: protocol.Final) -> None:
+    draft.advance(node, "clear", reason=what.reason, survivors=what.survivors)
+    draft.close_lines(-1, node)
+    draft.end_all_on(node, "stopped")
+
+
+_HANDLERS: dict[type, Callable[..., None]] = {
+    protocol.Hello: _hello,
+    protocol.Engineended: _engine_ended,
+    protocol.Endpoint: _endpoint,
+    protocol.Notice: _notice,
+    protocol.Stacks: Draft.take_stacks,
+    protocol.Dumped: Draft.take_dumped,
+    protocol.Skipped: _skipped,
+    protocol.Final: _final,
+    protocol.Member: _member,
+    protocol.Enlisted: _enlisted,
+    protocol.Stopping: _node_stopping,
+    protocol.Detached: _detached,
+    **fold_ranks.HANDLERS,
+    **fold_launcher.HANDLERS,
+}

@@ -1,0 +1,262 @@
+"""Where the ranks of a run are that goes nowhere, in words: identical stacks together, who stands out first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distmagic.remote.wire.protocol import Bar, Frame, Stacks, Thread
+from distmagic.state.state import Roll, RunState, WorkerState
+
+SHOWN_GROUPS = 8  # places whose stacks are shown
+_LIST_AT_MOST = 12  # ranks of a group that are listed before ranges take their place
+
+# What a call that can take for ever waits for, by the beginning of its file's name. The first that fits counts.
+_COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
+_WAITS = (
+    ("torch/utils/data/", "for its DataLoader"),
+    ("queue.py", "in queue.{}"),
+    ("multiprocessing/queues.py", "in a queue's {}"),
+    ("multiprocessing/", "for another process"),
+    ("subprocess.py", "for a child process"),
+    ("concurrent/futures/", "for a future"),
+    ("asyncio/", "in its event loop"),
+    ("threading.py", "for another thread"),
+    ("socket.py", "for the network"),
+    ("ssl.py", "for the network"),
+    ("selectors.py", "for the network"),
+)
+_WRAPPERS = ("wrapper", "inner", "decorator")  # of torch, around each collective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that are at the same place. `labels` name them, `doing` and `place` say what they do and where.
+
+    `doing` is a pair, for one rank and for several: ("waits in all_reduce", "wait in all_reduce").
+    """
+
+    ranks: tuple[int, ...]
+    labels: tuple[str, ...]
+    doing: tuple[str, str]
+    place: str
+    in_collective: bool = False
+    is_silent: bool = False
+    threads: tuple[Thread, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Where all ranks are, who stands out first. `unheard` are the hosts that did not answer."""
+
+    groups: tuple[Group, ...]
+    unheard: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """`rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at ...`."""
+        world = sum(len(group.ranks) for group in self.groups)
+        parts = [sentence_of(group, world if not self.unheard else None) for group in self.groups]
+        parts += [f"{host} did not tell where its ranks are" for host in self.unheard]
+        return "; ".join(parts)
+
+    @property
+    def advice(self) -> str:
+        """What to look at first, "" where that can't be said."""
+        if not self.groups or self.unheard:
+            return ""
+        first, *others = self.groups
+        if others and not first.in_collective and all(group.in_collective for group in others):
+            return (
+                f"Look at {_names(first, None)} first: the others wait for {'it' if len(first.ranks) == 1 else 'them'}."
+            )
+        if others and first.in_collective and all(group.in_collective for group in others):
+            return "They wait in different calls: every rank has to make the same collective calls, in the same order."
+        if first.in_collective and not others:
+            return (
+                "All wait in the same call, so what it sends does not arrive: look at the network between the hosts, "
+                "and whether each rank calls it with the same shapes and as often as the others."
+            )
+        return ""
+
+
+def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
+    """Whether no rank has advanced for this long. Never so while a connection is broken: nothing is known then.
+
+    A rank advances when it starts, reports, moves a bar or ends; one that has never reported also when it prints.
+    """
+    lost = {node for node, _ in state.lost}
+    is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
+    if hang_timeout_s is None or state.stopping or state.is_over or is_blind:
+        return False
+    runs = any(worker.phase == "running" for worker in state.workers.values())
+    return runs and state.at_s - state.advanced_at_s > hang_timeout_s
+
+
+def has_shown_progress(worker: WorkerState) -> bool:
+    """Whether a rank has ever reported, or shown a bar."""
+    return worker.step is not None or bool(worker.bars) or bool(worker.metrics)
+
+
+def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
+    """Whether bars have gone on: tqdm's own thread draws those anew that stand still."""
+    return old is not new and [(bar.id, bar.n, bar.closed) for bar in old] != [
+        (bar.id, bar.n, bar.closed) for bar in new
+    ]
+
+
+def roll_of(state: RunState, asked: str) -> Roll | None:
+    """Return what came in answer to a request, None if nothing has."""
+    return next((roll for roll in state.rolls if roll.asked == asked), None)
+
+
+def unheard(state: RunState, roll: Roll | None) -> tuple[int, ...]:
+    """Return the nodes that have not told of all their ranks, of those where not every rank is done."""
+    asked = {worker.node_rank for worker in state.workers.values() if worker.phase != "done"}
+    return tuple(sorted(asked - set(roll.nodes if roll is not None else ())))
+
+
+def explain_last(state: RunState) -> Explanation | None:
+    """Return where the ranks are that have not advanced since they were asked last, None if they have, or weren't."""
+    if not state.rolls or state.rolls[-1].at_s < state.advanced_at_s:
+        return None
+    roll = state.rolls[-1]
+    hosts = {rank: worker.host for rank, worker in state.workers.items()}
+    answers = [(hosts[rank], stacks) for rank, stacks in roll.stacks.items() if rank in hosts]
+    return explain(answers, [state.nodes[node].host for node in unheard(state, roll)])
+
+
+def explain(answers: Iterable[tuple[str, Stacks]], hosts_unheard: Sequence[str] = ()) -> Explanation:
+    """Group the answers of ranks, each with its host's name."""
+    table: dict[object, list[tuple[str, Stacks]]] = {}
+    for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
+        table.setdefault(_key(stacks), []).append((host, stacks))
+    groups = [_group(members) for members in table.values()]
+    has_collective = any(group.in_collective for group in groups)
+    groups.sort(key=lambda g: (not g.is_silent, g.in_collective if has_collective else False, len(g.ranks), g.ranks[0]))
+    return Explanation(groups=tuple(groups), unheard=tuple(hosts_unheard))
+
+
+def sentence_of(group: Group, world: int | None) -> str:
+    """Return `ranks 0, 1, 3 wait in all_reduce at Cell In[3], line 14`. `world`: how many ranks there are, if known."""
+    doing = group.doing[0 if len(group.ranks) == 1 else 1]
+    return " ".join(part for part in (_names(group, world), doing, group.place) if part)
+
+
+def _names(group: Group, world: int | None) -> str:
+    if len(group.ranks) == 1:
+        return group.labels[0]
+    if len(group.ranks) == world:
+        return "both ranks" if world == 2 else f"all {world} ranks"
+    return f"ranks {listed(group.ranks)}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Return `0, 1, 3`, or of many ranks `0-6, 8-15`."""
+    if len(ranks) <= _LIST_AT_MOST:
+        return ", ".join(map(str, ranks))
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(words[:_LIST_AT_MOST]) + (", ..." if len(words) > _LIST_AT_MOST else "")
+
+
+# ---- one rank
+
+
+def _key(stacks: Stacks) -> object:
+    """What is equal for ranks that are at the same place: how they got there in the user's code, and what they wait in.
+
+    Not the frames of the waiting itself: of two ranks in the same call one may just be looking at its clock.
+    """
+    if not stacks.threads:
+        return stacks.silence
+    frames = stacks.threads[0].frames
+    own = tuple((frame.file, frame.line, frame.function) for frame in frames if frame.mine)
+    return own, _doing(frames)
+
+
+def _group(members: Sequence[tuple[str, Stacks]]) -> Group:
+    ranks = tuple(stacks.rank for _, stacks in members)
+    labels = tuple(f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})" for host, stacks in members)
+    first = members[0][1]
+    if not first.threads:
+        why = first.silence
+        doing = (f"doesn't answer: {why}", f"don't answer: {why}")
+        return Group(ranks=ranks, labels=labels, doing=doing, place="", is_silent=True)
+    frames = first.threads[0].frames
+    doing, in_collective = _doing(frames)
+    return Group(
+        ranks=ranks,
+        labels=labels,
+        doing=doing,
+        place=_place(frames),
+        in_collective=in_collective,
+        threads=first.threads,
+    )
+
+
+def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
+    """Return what a main thread does, for one rank and for several, and whether that is a collective call."""
+    last = max((i for i, frame in enumerate(frames) if frame.mine), default=-1)
+    called = frames[last + 1 :]
+    if call := _collective(called):
+        return (f"waits in {call}", f"wait in {call}"), True
+    for frame in called:
+        for start, words in _WAITS:
+            if frame.file.startswith(start):
+                what = words.format(frame.function)
+                return (f"waits {what}", f"wait {what}"), False
+    if not frames:
+        return ("runs no Python code", "run no Python code"), False
+    if called and last >= 0:
+        where = f"in {called[-1].function} of {called[-1].file}, called"
+    else:
+        name = frames[-1].function
+        where = "" if name == "<module>" else f"in {name}"
+    return (f"is {where}".strip(), f"are {where}".strip()), False
+
+
+def _collective(called: Sequence[Frame]) -> str:
+    """Return the name of the collective call among these frames, "" if there is none: the outermost with a good name."""
+    found = [frame for frame in called if frame.file.startswith(_COLLECTIVES) and frame.function not in _WRAPPERS]
+    if not found:
+        return ""
+    if found[0].file == "torch/nn/parallel/distributed.py":
+        return "DistributedDataParallel"
+    named = [frame.function for frame in found if not frame.function.startswith("_")]
+    return named[0] if named else found[0].file.rpartition("/")[2].removesuffix(".py")
+
+
+def _place(frames: Sequence[Frame]) -> str:
+    mine = [frame for frame in frames if frame.mine] or list(frames[-1:])
+    return f"at {mine[-1].file}, line {mine[-1].line}" if mine else ""
+
+
+# ---- stacks
+
+
+def stacks_text(explanation: Explanation) -> str:
+    """Return the stacks as a traceback looks, innermost frames last, each place under its ranks."""
+    parts = [
+        "\n".join([f"{sentence_of(group, None)}:" if group.threads else sentence_of(group, None), *stack_lines(group)])
+        for group in explanation.groups[:SHOWN_GROUPS]
+    ]
+    more = len(explanation.groups) - SHOWN_GROUPS
+    parts += [f"ranks are at {more} more places"] if more > 0 else []
+    return "\n\n".join(parts)
+
+
+def stack_lines(group: Group) -> list[str]:
+    """Return the lines of one place: the main thread, and other threads that run the user's code."""
+    lines: list[str] = []
+    for index, thread in enumerate(group.threads):
+        lines += ["  another thread:"] if index else []
+        for frame in thread.frames:
+            lines.append(f"  {frame.file}, line {frame.line}, in {frame.function}")
+            lines += [f"    {frame.text}"] if frame.text else []
+    return lines

@@ -1,0 +1,238 @@
+"""From the last state of a run to the exception it ends with, if it does. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+from distmagic import harmless
+from distmagic.errors import Cancelled, Hung, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.remote.system import exits
+from distmagic.state import blame, translate
+from distmagic.state.hangs import explain_last, stacks_text
+from distmagic.state.state import Line, NodeState, RunState, WorkerState
+
+_TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
+_LAST_LINES = 12
+_WISHES = ("interrupted", "timeout", "rendezvous", "gang", "abandoned")  # of this notebook
+_KNOWN = ("", "done", "failed", "lost")  # reasons of an agent that the rest of the state explains
+
+
+def verdict(state: RunState) -> RunError | None:
+    """Return what to raise for a run that is over; None for one that went well.
+
+    The rank that failed first speaks for all: the others were stopped because of it.
+    """
+    error = _verdict(state)
+    survivors = [f"{what} on {node.host}" for node in state.nodes for what in node.survivors]
+    if error is not None and survivors:
+        told = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
+        error.hint = harmless.lines(told)
+    return error
+
+
+def _verdict(state: RunState) -> RunError | None:
+    if state.abandoned:
+        return (Cancelled if state.stopping else RunError)(state.abandoned)
+    if state.is_elastic and state.is_lost:  # the ranks that were killed to form anew are no cause
+        return _node_lost(state)
+    could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout", "hung")
+    if state.first_failure is not None and not could_restart:
+        worker = state.workers[state.first_failure]
+        node = state.nodes[worker.node_rank]
+        if worker.ended is not None and worker.ended.outcome == "signalled" and _was_ended_by_its_agent(node):
+            return _engine_failed(state, node)
+        return _worker_failed(state, worker)
+    return _stopped(state) or (_node_lost(state) if state.is_lost else _broken(state))
+
+
+def _stopped(state: RunState) -> RunError | None:
+    if state.stopping == "interrupted":
+        hint = "\n".join(part for part in (_where_they_were(state), _lost_hint(state)) if part)
+        where = "every rank that could be reached" if state.lost else "every rank on every host"
+        return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
+    if state.stopping == "hung":
+        return _hung(state)
+    if state.stopping == "timeout":
+        return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
+    if state.stopping == "gang":
+        return _not_joined(state)
+    if not state.lost and any(node.stopping == "lost" for node in state.essential):
+        return _parted(state)
+    return _unreached(state) if state.stopping == "rendezvous" else None
+
+
+def _not_joined(state: RunState) -> RunError:
+    lead = state.nodes[0].host
+    silent = ", ".join(node.host for node in state.nodes[1:] if node.gang == "silent") or "the other hosts"
+    return RendezvousFailed(
+        f"The job can't be detached: {silent} and {lead} don't hear each other by UDP, so that neither would notice "
+        "the other's end.",
+        "Let UDP through between the hosts at the port of the rendezvous (--master-port names one), or run it without --detach.",
+    )
+
+
+def _hung(state: RunState) -> Hung:
+    explanation = explain_last(state)
+    stood_s = (state.rolls[-1].at_s if explanation else state.at_s) - state.advanced_at_s
+    what = f"The run was stopped: no rank had advanced for {stood_s:.0f} s (--hang-timeout)."
+    if explanation is None:
+        return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
+    logs = "All that a rank wrote: run.logs(rank). Allow more time with a longer --hang-timeout."
+    hint = "\n".join(part for part in (explanation.advice, logs, _lost_hint(state)) if part)
+    return Hung(f"{what} Where they were: {explanation.sentence}.", hint, stacks_text(explanation))
+
+
+def _where_they_were(state: RunState) -> str:
+    explanation = explain_last(state)
+    if explanation is None or state.before_s:  # what is only replayed has lost its order in time
+        return ""
+    return f"No rank had advanced for long. Where they were: {explanation.sentence}."
+
+
+def _broken(state: RunState) -> RunError | None:
+    if state.failed_node is not None and state.nodes[state.failed_node] in state.essential:
+        return _engine_failed(state, state.nodes[state.failed_node])
+    broken = [node for node in state.essential if node.code not in (0, None) or node.reason not in _KNOWN]
+    if broken:
+        return _engine_failed(state, min(broken, key=lambda node: node.node_rank != state.culprit))
+    return None if state.phase == "done" else _unexplained(state)
+
+
+def _unexplained(state: RunState) -> RunError:
+    """No run that isn't known to have gone well may look as if it had."""
+    silent = ", ".join(node.host for node in state.nodes if node.code is None)
+    what = f"{silent} did not tell how torchrun ended" if silent else f"it was stopped ({state.stopping})"
+    return RunError(f"The run did not end well: {what}.", f"See agent.log under ~/.distmagic/jobs/{state.job} there.")
+
+
+def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
+    ended = worker.ended
+    assert ended is not None
+    where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
+    for node_rank, why in state.lost:
+        where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
+    where = "\n".join(filter(None, (_connection(state, worker), where)))
+    if ended.failure is not None:
+        what = f"{worker.label} raised {': '.join(filter(None, (ended.failure.type, ended.failure.message)))}"
+        if ended.meaning:
+            where = f"A process of it was killed: {ended.meaning}.\n{where}"
+        return WorkerFailed(what, where, ended.failure.traceback)
+    how = _how(ended.code, ended.meaning)
+    return WorkerFailed(f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where))
+
+
+def _connection(state: RunState, worker: WorkerState) -> str:
+    """Return which host this rank could not reach, if that is what it failed of."""
+    names = {name: node.host for node in state.nodes for name in (node.host, node.hostname, node.address) if name}
+    failure = worker.ended.failure if worker.ended is not None else None
+    text = f"{failure.type}: {failure.message}" if failure is not None else ""
+    return translate.in_words(text, [line.text for line in _stderr(state, worker.rank)], worker.host, names)
+
+
+def _stderr(state: RunState, rank: int) -> list[Line]:
+    return [line for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
+
+
+def _how(code: int, meaning: str) -> str:
+    """Return in words how a process ended."""
+    how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+    return f"{how} ({meaning})" if meaning else how
+
+
+def _is_late(worker: WorkerState) -> bool:
+    """Whether a rank's process failed by itself after the rank had ended well."""
+    ended, exit_ = worker.ended, worker.exit
+    return ended is not None and blame.is_good(ended) and exit_ is not None and exit_.code not in (0, -signal.SIGTERM)
+
+
+def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
+    """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
+    assert worker.exit is not None
+    how = _how(worker.exit.code, exits.meaning_of(worker.exit.code))
+    hint = f"Its result is kept: run.results[{worker.rank}]. Its whole output: run.logs({worker.rank})."
+    return WorkerFailed(
+        f"{worker.label} returned, but its process {how} while it shut down.",
+        _with_last_lines(state, worker.rank, hint),
+    )
+
+
+def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
+    lines = [line.text for line in _stderr(state, rank)]
+    if not lines:
+        return hint
+    return "Its last words:\n" + "\n".join(f"    {line}" for line in lines[-_LAST_LINES:]) + f"\n{hint}"
+
+
+def _unreached(state: RunState) -> RendezvousFailed:
+    lead = state.nodes[0].host
+    lines = [f"{state.nodes[i].host} can't dial {lead} at {why}" for i, why in sorted(state.unreached.items())]
+    return RendezvousFailed(
+        "The nodes can't meet: " + "; ".join(lines) + ".",
+        f"Open that port on {lead} for the other hosts, or name an open one with --master-port; if they reach {lead} "
+        "under another address, name it with --rdzv-endpoint ADDRESS:PORT.",
+    )
+
+
+def _node_lost(state: RunState) -> NodeLost:
+    lines = [f"{state.nodes[i].host}: {why}" for i, why in sorted(state.lost)]
+    return NodeLost("A host was lost, and the others were stopped. " + "; ".join(lines), _lost_hint(state))
+
+
+def _parted(state: RunState) -> NodeLost:
+    """No host is down: all of them told their end, and two did not hear each other."""
+    lead = state.nodes[0].host
+    cut_off = [node.host for node in state.nodes[1:] if node.gang == "lost" or node.node_rank == state.culprit]
+    names = [name for name in cut_off or [node.host for node in state.nodes] if name != lead]
+    others = ", ".join(dict.fromkeys(names))
+    return NodeLost(
+        f"{others} and {lead} don't hear each other any more, though this notebook hears them; the run was stopped.",
+        "Look at the network between them: UDP at the port of the rendezvous (--master-port names one) must pass all the time.",
+    )
+
+
+def _lost_hint(state: RunState) -> str:
+    left = [state.nodes[i] for i, _ in state.lost if state.nodes[i].phase != "clear"]
+    names = ", ".join(dict.fromkeys(node.host for node in left))
+    if not names:
+        return ""
+    when = "as soon as it misses the other hosts" if any(node.gang for node in left) else "when its lease runs out"
+    return f"What still runs on {names} ends by itself {when}."
+
+
+def _was_ended_by_its_agent(node: NodeState) -> bool:
+    """Whether the agent ended its ranks for a reason of its own: the lease ran out, or somebody asked it to end."""
+    return node.reason not in (*_KNOWN, *_WISHES)
+
+
+def _spent(state: RunState) -> str:
+    lost = ", ".join(dict.fromkeys(state.nodes[node].host for node, _ in state.lost))
+    if not lost or not state.is_elastic:
+        return ""
+    return f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
+
+
+def _engine_failed(state: RunState, node: NodeState) -> RunError:
+    if node.reason == "stopped":
+        return RunError("The job was stopped, by %distributed stop or from another notebook.")
+    if node.reason == "lease" or _was_ended_by_its_agent(node):
+        why = "it had not heard of this notebook for the length of its lease" if node.reason == "lease" else node.reason
+        return RunError(f"{node.host} ended its ranks: {why}.")
+    lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
+    if any(word in line for line in lines for word in _TAKEN):
+        return RendezvousFailed(
+            f"{node.host}: the port of the rendezvous is taken there.",
+            "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+        )
+    for worker in state.workers.values():
+        if worker.node_rank == node.node_rank and _is_late(worker):
+            return _failed_afterwards(state, worker)
+    for worker in state.workers.values():
+        if (
+            worker.ended is not None and worker.ended.failure is not None
+        ):  # an elastic job's: it may only have lost a peer
+            return _worker_failed(state, worker)
+    said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
+    hint = _spent(state) + (f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else "")
+    code = node.code or 0
+    how = _how(code, exits.meaning_of(code))
+    return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

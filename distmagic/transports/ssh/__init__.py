@@ -1,0 +1,1 @@
+"""The transport through paramiko: configuration, host keys, authentication, connections."""

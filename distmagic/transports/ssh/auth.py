@@ -1,0 +1,202 @@
+"""Logging in: which keys and answers are offered, in which order. Knows nothing of paramiko.
+
+Order: none (to learn what is accepted), then of the accepted methods publickey, keyboard-interactive, password. Keys:
+the agent's that the configuration names, the agent's others, key files, encrypted key files (asked for once).
+After a partial success the server's next list of methods is worked through in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distmagic.errors import AuthenticationError
+from distmagic.transports import prompts, troubles
+from distmagic.transports.ssh.client import Agent, Answer, Key, Session, UnusableKey, WrongPassphrase, load_key
+from distmagic.transports.ssh.config import Resolved
+from distmagic.transports.ssh.deadline import Deadline
+from distmagic.transports.ssh.known_hosts import read_public_key
+
+_METHODS = ("publickey", "keyboard-interactive", "password")
+_MAX_STEPS = 4  # factors that one log-in may take
+
+
+@dataclass(slots=True, kw_only=True)
+class LogIn:
+    """One log-in. `name` is the host that asks, in prompts. `run` raises `Trouble` or the asker's error."""
+
+    session: Session
+    resolved: Resolved
+    name: str
+    asker: prompts.Asker
+    deadline: Deadline
+    tried: list[str] = field(default_factory=list)
+    offered: set[bytes] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Return once the server has let us in."""
+        self.session.log_in_as(self.resolved.user)
+        answer = self.session.methods()
+        accepts: tuple[str, ...] = answer.methods or ()
+        for _ in range(_MAX_STEPS):
+            if answer.accepted:
+                return
+            accepts = answer.methods or accepts
+            answer = self._step(accepts)
+            if not answer.partial:
+                break
+        if not answer.accepted:
+            raise self._refusal(accepts)
+
+    def _refusal(self, accepts: tuple[str, ...]) -> troubles.Trouble:
+        resolved = self.resolved
+        port = f"-p {resolved.port} " if resolved.port != 22 else ""
+        login = f"{port}{resolved.user}@{resolved.name}"
+        return troubles.not_accepted(self.session.where, resolved.user, login, tuple(self.tried), accepts)
+
+    def _step(self, accepts: tuple[str, ...]) -> Answer:
+        """Try the accepted methods until one gets further."""
+        answer = Answer(accepted=False)
+        for method in _METHODS:
+            if method in accepts:
+                answer = _TRY[method](self)
+                if answer.accepted or answer.partial:
+                    break
+        return answer
+
+    # ---- keys
+
+    def try_keys(self) -> Answer:
+        """Offer keys until one is taken."""
+        agent = Agent(self.resolved.identity_agent)
+        try:
+            for key in self._keys(agent.keys()):
+                self.offered.add(key.blob)
+                answer = self.session.offer_key(key)
+                if answer.accepted or answer.partial:
+                    return answer
+                self.tried.append(key.label)
+        finally:
+            agent.close()
+        return Answer(accepted=False)
+
+    def _keys(self, in_agent: tuple[Key, ...]) -> Iterator[Key]:
+        files = [file for file in self.resolved.identity_files if self._is_usable(file)]
+        public = {blob for file in self.resolved.identity_files if (blob := read_public_key(f"{file}.pub"))}
+        named = [key for key in in_agent if key.blob in public]
+        others = [] if self.resolved.identities_only else [key for key in in_agent if key.blob not in public]
+        yield from (key for key in (*named, *others) if key.blob not in self.offered)
+        encrypted = []
+        for file in files:
+            if read_public_key(f"{file}.pub") in self.offered:
+                continue
+            try:
+                key = load_key(file, None)
+            except WrongPassphrase:
+                encrypted.append(file)
+            except UnusableKey as error:
+                self.tried.append(f"key {file} ({error})")
+            else:
+                if key.blob not in self.offered:
+                    yield key
+        for file in encrypted:
+            if (unlocked := self._unlock(file)) is not None:
+                yield unlocked
+
+    def _is_usable(self, file: str) -> bool:
+        """Whether a key file is there and private; if not, note why."""
+        try:
+            mode = Path(file).stat()
+        except OSError as error:
+            if not self.resolved.default_keys:
+                self.tried.append(f"key {file} ({error.strerror})")
+            return False
+        if mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
+            self.tried.append(f"key {file} (not used, others can read it: run chmod 600 {file})")
+            return False
+        return True
+
+    def _unlock(self, file: str) -> Key | None:
+        def load(passphrase: str) -> Key | None:
+            try:
+                return load_key(file, passphrase)
+            except WrongPassphrase:
+                return None
+
+        if self.resolved.batch_mode:
+            self.tried.append(f"key {file} (encrypted, and BatchMode forbids to ask)")
+            return None
+        with self._asking():
+            key = prompts.unlock(self.asker, self.name, file, load)
+        if key is None:
+            self.tried.append(f"key {file} (wrong passphrase)")
+        return key
+
+    # ---- answers
+
+    def answer_questions(self) -> Answer:
+        """Let the user answer what the server asks: passwords, one-time passwords."""
+        asked = 0
+
+        def handler(title: str, instructions: str, questions: list[tuple[str, bool]]) -> list[str]:
+            nonlocal asked
+            asked += len(questions)
+            lead = " ".join(part.strip() for part in (title, instructions) if part.strip())
+            return [self._ask(f"{lead} {text}".strip(), secret=not shown) for text, shown in questions]
+
+        return self._repeat("keyboard-interactive", lambda: self.session.answer_questions(handler), lambda: asked)
+
+    def offer_password(self) -> Answer:
+        """Ask the user for a password."""
+        asked = 0
+
+        def offer() -> Answer:
+            nonlocal asked
+            asked += 1
+            return self.session.offer_password(self._ask(f"Password of {self.resolved.user}:", secret=True))
+
+        return self._repeat("password", offer, lambda: asked)
+
+    def _repeat(self, method: str, attempt: Callable[[], Answer], asked: Callable[[], int]) -> Answer:
+        """Let the user try again after a wrong answer, unless nothing was asked."""
+        if self.resolved.batch_mode:
+            self.tried.append(f"{method} (BatchMode forbids to ask)")
+            return Answer(accepted=False)
+        answer = Answer(accepted=False)
+        for _ in range(prompts.ATTEMPTS):
+            before = asked()
+            answer = attempt()
+            if answer.accepted or answer.partial or asked() == before:
+                break
+        if not (answer.accepted or answer.partial):
+            self.tried.append(method)
+        return answer
+
+    def _ask(self, question: str, *, secret: bool) -> str:
+        with self._asking():
+            return prompts.ask(self.asker, self.name, question, secret=secret)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """The user's time doesn't count; an error that nobody can answer also says what was tried."""
+        try:
+            with self.deadline.paused():
+                yield
+        except AuthenticationError as error:
+            if not self.tried:
+                raise
+            text = error.message.removeprefix(f"{error.host}: ")
+            raise AuthenticationError(
+                error.host, f"{text} Tried before: {'; '.join(self.tried)}.", error.hint
+            ) from None
+
+
+_TRY: dict[str, Callable[[LogIn], Answer]] = {
+    "publickey": LogIn.try_keys,
+    "keyboard-interactive": LogIn.answer_questions,
+    "password": LogIn.offer_password,
+}

@@ -1,0 +1,299 @@
+"""The border to paramiko: one SSH session over a byte stream, and private keys. The only file that imports paramiko.
+
+Every exception of paramiko and of its sockets becomes a `Trouble` (while connecting) or a `ConnectionLost` (after).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
+
+from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.transports import troubles
+from distmagic.transports.ssh import known_hosts
+from distmagic.transports.ssh.process import SshProcess
+from distmagic.transports.ssh.streams import Stream
+
+KEEPALIVE_S = 2.0
+SILENT_TICKS = 4  # so many keep-alives without any byte from the other end, and the connection is given up
+CHANNEL_TIMEOUT_S = 30.0
+FAREWELL_S = 0.5  # how long the other end has to hang up first
+_BROKEN = (paramiko.SSHException, EOFError, OSError)
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")
+_FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the server said to one attempt. `methods` are those it accepts next, None where it did not say."""
+
+    accepted: bool
+    partial: bool = False
+    methods: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key to offer. `label` names it in messages, `blob` is its public half."""
+
+    label: str
+    blob: bytes
+    inner: paramiko.PKey
+
+
+class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
+    """Remembers that something came in."""
+
+    heard = 0
+
+    def read_message(self) -> object:
+        message = super().read_message()
+        self.heard += 1
+        return message
+
+
+def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    """Note a process's signal, which paramiko leaves out, and let paramiko do the rest."""
+    if message.get_text() == "exit-signal":
+        message.get_boolean()
+        channel.distmagic_signal = message.get_text()
+    message.rewind()
+    message.get_int()
+    channel._handle_request(message)  # noqa: SLF001 - there is no public way to learn of a signal
+
+
+class _Transport(paramiko.Transport):  # type: ignore[misc]
+    _channel_handler_table = MappingProxyType(
+        {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _channel_request}  # noqa: SLF001
+    )
+
+
+class Session:
+    """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
+
+    def __init__(self, stream: Stream, where: str, seconds: float) -> None:
+        logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are ours to tell, not stderr's
+        self.where = where
+        self._user = ""
+        self._transport = _Transport(stream, packetizer_class=_Packetizer)
+        self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
+        self._transport.auth_timeout = None  # a person may be typing: the deadline of the connection ends it
+        self._transport.channel_timeout = CHANNEL_TIMEOUT_S
+        self._over = threading.Event()
+
+    # ---- connecting
+
+    def handshake(self, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]) -> None:
+        """Agree on keys and check the server's. Raises `Trouble`."""
+        options = self._transport.get_security_options()
+        options.ciphers = (*_FAST_FIRST, *(c for c in options.ciphers if c not in _FAST_FIRST))
+        known = known_hosts.types_known(keys, server.names)
+        wanted = [name for kind in known for name in (_RSA if kind == "ssh-rsa" else (kind,))]
+        first = [name for name in wanted if name in options.key_types]
+        options.key_types = (*first, *(name for name in options.key_types if name not in first))
+        try:
+            self._transport.start_client()
+        except _BROKEN as error:
+            raise self._handshake_trouble(error) from error
+        key = self._transport.get_remote_server_key()
+        known_hosts.check(keys, server, key.get_name(), key.asbytes())
+
+    def _handshake_trouble(self, error: Exception) -> troubles.Trouble:
+        if self._transport.remote_version:
+            return troubles.broken(self.where, str(error) or "it hung up")
+        said = str(error).removeprefix("Error reading SSH protocol banner")
+        return troubles.not_ssh(self.where, said or "it hung up at once")
+
+    def methods(self) -> Answer:
+        """Ask which methods the server accepts; some let in without any."""
+        return self._attempt(lambda t, user: t.auth_none(user))
+
+    def offer_key(self, key: Key) -> Answer:
+        """Offer one key."""
+        return self._attempt(lambda t, user: t.auth_publickey(user, key.inner))
+
+    def offer_password(self, password: str) -> Answer:
+        """Offer a password."""
+        return self._attempt(lambda t, user: t.auth_password(user, password, fallback=False))
+
+    def answer_questions(self, handler: Handler) -> Answer:
+        """Let `handler(title, instructions, [(question, shown)])` answer; what it raises is raised here."""
+        raised: list[BaseException] = []
+
+        def guarded(title: str, instructions: str, questions: list[tuple[str, bool]]) -> list[str]:
+            try:
+                return [] if raised else handler(title, instructions, questions)
+            except BaseException as error:  # noqa: BLE001 - paramiko's thread; raised again in ours
+                raised.append(error)
+                return []
+
+        try:
+            return self._attempt(lambda t, user: t.auth_interactive(user, guarded))
+        finally:
+            if raised:
+                raise raised[0]
+
+    def log_in_as(self, user: str) -> None:
+        """Set the name that all attempts are for."""
+        self._user = user
+
+    def _attempt(self, attempt: Callable[[paramiko.Transport, str], list[str]]) -> Answer:
+        """Raises `Trouble` when the connection ends; a refusal is an answer."""
+        try:
+            left = attempt(self._transport, self._user)
+        except paramiko.BadAuthenticationType as error:
+            return Answer(accepted=False, methods=tuple(error.allowed_types))
+        except _BROKEN as error:
+            if not self._transport.is_active():
+                raise troubles.hung_up(self.where) from error
+            return Answer(accepted=False)
+        return Answer(accepted=not left, partial=bool(left), methods=tuple(left) or None)
+
+    # ---- connected
+
+    def watch(self) -> None:
+        """Send keep-alives that the server answers, and end the connection when nothing comes back."""
+        self._transport.packetizer.set_keepalive(KEEPALIVE_S, self._ask_for_life)
+        threading.Thread(target=self._end_when_silent, name="distmagic-keepalive", daemon=True).start()
+
+    def _ask_for_life(self) -> None:
+        message = paramiko.Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)  # wants a reply, which paramiko's own keep-alive does not
+        self._transport._send_user_message(message)  # noqa: SLF001 - global_request would wait in paramiko's thread
+
+    def _end_when_silent(self) -> None:
+        silent, heard = 0, -1
+        # Counted in ticks and not by the clock: after a suspend the reader gets its chance first.
+        while not self._over.wait(KEEPALIVE_S) and self._transport.is_active():
+            now = self._transport.packetizer.heard
+            silent = silent + 1 if now == heard else 0
+            heard = now
+            if silent >= SILENT_TICKS:
+                self._cut()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the connection stands, as far as known."""
+        return bool(self._transport.is_active())
+
+    def open_stream(self, hostname: str, port: int, where: str) -> Stream:
+        """Return a byte stream from this host on to another one. Raises `Trouble`."""
+        try:
+            target, origin = (hostname, port), ("127.0.0.1", 0)
+            stream: Stream = self._transport.open_channel("direct-tcpip", target, origin, timeout=CHANNEL_TIMEOUT_S)
+        except _BROKEN as error:
+            why = error.text if isinstance(error, paramiko.ChannelException) else str(error)
+            raise troubles.not_forwarded(self.where, where, why or "no reason given") from error
+        return stream
+
+    def start(self, command: str, name: str) -> SshProcess:
+        """Run a command line on host `name`. Raises `ConnectionLost`, or `PreflightError` if it is refused."""
+        try:
+            channel = self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
+        except paramiko.ChannelException as error:
+            hint = "Its sshd may limit sessions (MaxSessions); raise the limit, or close other connections."
+            raise PreflightError(name, f"no further process can be started there: {error.text}.", hint) from error
+        except _BROKEN as error:
+            raise ConnectionLost(f"{name}: the connection to {self.where} is lost.") from error
+        try:
+            channel.exec_command(command)
+        except _BROKEN as error:
+            if not self.is_active:
+                raise ConnectionLost(f"{name}: the connection to {self.where} is lost.") from error
+            hint = "The account may be restricted to other uses: ask the machine's administrator."
+            raise PreflightError(name, "the SSH server refuses to run commands.", hint) from error
+        return SshProcess(channel, name, _BROKEN)
+
+    def close(self) -> None:
+        """End the connection and everything on it, after what was written has left. Safe to call twice."""
+        if self.is_active and self._transport.is_authenticated() and not self._over.is_set():
+            # Closing a socket with unread bytes throws away what is still on its way out; an end of file does not.
+            # But not on a channel through a jump host that is closed already: its sshd would hang up on all hosts.
+            with contextlib.suppress(*_BROKEN):
+                if not getattr(self._transport.sock, "closed", False):
+                    self._transport.sock.shutdown(socket.SHUT_WR)
+            self._transport.join(FAREWELL_S)
+        self._cut()
+
+    def _cut(self) -> None:
+        self._over.set()
+        with contextlib.suppress(*_BROKEN):
+            self._transport.close()
+        self._transport.packetizer.complete_handshake()  # cancels a timer that would keep the interpreter alive
+        with contextlib.suppress(OSError, EOFError):
+            self._transport.sock.close()
+
+
+# ---- keys
+
+
+class WrongPassphrase(Exception):
+    """The key is encrypted and the passphrase is missing or wrong."""
+
+
+class UnusableKey(Exception):
+    """The file holds no key that paramiko knows; the text says what is wrong."""
+
+
+def load_key(path: str, passphrase: str | None) -> Key:
+    """Read a private key and its certificate, if there is one. Raises `WrongPassphrase` or `UnusableKey`."""
+    try:
+        inner = paramiko.PKey.from_path(path, None if passphrase is None else passphrase.encode())
+    except TypeError as error:  # "password-protected, but password was not provided"
+        raise WrongPassphrase from error
+    except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, ValueError, UnsupportedAlgorithm) as error:
+        if passphrase is not None:
+            raise WrongPassphrase from error
+        raise UnusableKey(f"{type(error).__name__}: no private key that paramiko can use") from error
+    except OSError as error:
+        raise UnusableKey(error.strerror or str(error)) from error
+    return Key(label=f"key {path}", blob=inner.asbytes(), inner=inner)
+
+
+class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]
+    """A key whose refusal to sign (locked, or the user said no) is a refused key, not a broken connection."""
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:
+        try:
+            return bytes(super().sign_ssh_data(data, algorithm))
+        except _BROKEN:
+            return b""
+
+
+class Agent(paramiko.agent.AgentSSH):  # type: ignore[misc]
+    """The user's ssh agent at `path`; without keys when nobody answers there."""
+
+    def __init__(self, path: str | None) -> None:
+        super().__init__()
+        if path is None:
+            return
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            stream.connect(path)
+            self._connect(stream)
+        except _BROKEN:
+            stream.close()
+
+    def keys(self) -> tuple[Key, ...]:
+        """Return its keys, in its order."""
+        return tuple(self._key(key) for key in self.get_keys())
+
+    def _key(self, key: paramiko.AgentKey) -> Key:
+        inner = _AgentKey(self, key.blob, key.comment)
+        return Key(label=f"agent's key {key.comment or known_hosts.fingerprint(key.blob)}", blob=key.blob, inner=inner)
+
+    def close(self) -> None:
+        """Let go of the agent's socket."""
+        self._close()

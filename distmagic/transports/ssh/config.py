@@ -1,0 +1,193 @@
+"""What the user's ssh configuration says about a host: `resolve`, and the names to complete with Tab."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from dataclasses import dataclass
+
+from distmagic.errors import SpecError
+from distmagic.request.hosts import Host
+from distmagic.transports.ssh.config_lines import Scope, evaluate, included_files, read_lines
+
+USER_FILE = "~/.ssh/config"
+SYSTEM_FILE = "/etc/ssh/ssh_config"
+SSH_PORT = 22
+_DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
+_GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
+_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<name>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?/?\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Where and how to dial a host. Host keys are always checked strictly, whatever StrictHostKeyChecking says.
+
+    `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is the agent's
+    socket, None for none. `jumps` are ProxyJump's hosts, first hop first. `warnings` name what was left out.
+    """
+
+    name: str
+    hostname: str
+    user: str
+    port: int
+    identity_files: tuple[str, ...] = ()
+    default_keys: bool = False
+    identities_only: bool = False
+    identity_agent: str | None = None
+    jumps: tuple[Host, ...] = ()
+    proxy_command: str | None = None
+    user_known_hosts: tuple[str, ...] = ()
+    global_known_hosts: tuple[str, ...] = ()
+    host_key_alias: str | None = None
+    connect_timeout_s: float | None = None
+    batch_mode: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(host: Host, path: str | None) -> Resolved:
+    """Return what the configuration says about `host`; what the user typed (user, port) goes first.
+
+    `path` None means the user's and the system's files, which may be missing. Raises `SpecError` for a named file
+    that can't be read, and for a value that is no port, time or jump host.
+    """
+    scope = Scope(name=host.name, local_user=_local_user(), expand=_expand)
+    if host.user is not None:
+        scope.options["user"] = [host.user]
+    if host.port is not None:
+        scope.options["port"] = [str(host.port)]
+    if path is not None:
+        _check_readable(path)
+    evaluate(_files(path), scope)
+    return _resolved(scope)
+
+
+def _check_readable(path: str) -> None:
+    try:
+        with open(os.path.expanduser(path), "rb"):
+            return
+    except OSError as error:
+        raise SpecError(f"--ssh-config {path}: {error.strerror}.", "Check the path.") from None
+
+
+def _files(path: str | None) -> tuple[tuple[str, str], ...]:
+    user_base = os.path.expanduser("~/.ssh")
+    if path is not None:
+        return ((os.path.expanduser(path), user_base),)
+    return ((os.path.expanduser(USER_FILE), user_base), (SYSTEM_FILE, "/etc/ssh"))
+
+
+def _resolved(scope: Scope) -> Resolved:
+    scope.options["hostname"] = [scope.first("hostname", scope.name).replace("%h", scope.name)]
+    if scope.first("canonicalizehostname", "no").lower() != "no":
+        scope.warn("CanonicalizeHostname is not followed; write the full name, or use --ssh-command ssh.")
+    command = scope.first("proxycommand", "none")
+    identities = scope.options.get("identityfile")
+    return Resolved(
+        name=scope.name,
+        hostname=scope.first("hostname", scope.name),
+        user=scope.first("user", scope.local_user),
+        port=_number(scope, "port", SSH_PORT),
+        identity_files=_paths(scope, identities or list(_DEFAULT_KEYS)),
+        default_keys=identities is None,
+        identities_only=_yes(scope, "identitiesonly"),
+        identity_agent=_agent(scope),
+        jumps=_jumps(scope),
+        proxy_command=None if command.lower() == "none" else _expand(command, scope),
+        user_known_hosts=_paths(scope, scope.options.get("userknownhostsfile", _USER_KNOWN_HOSTS)),
+        global_known_hosts=_paths(scope, scope.options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)),
+        host_key_alias=scope.first("hostkeyalias", "") or None,
+        connect_timeout_s=float(_number(scope, "connecttimeout", 0)) or None,
+        batch_mode=_yes(scope, "batchmode"),
+        warnings=tuple(scope.warnings),
+    )
+
+
+def _yes(scope: Scope, keyword: str) -> bool:
+    return scope.first(keyword, "no").lower() in ("yes", "true")
+
+
+def _number(scope: Scope, keyword: str, default: int) -> int:
+    text = scope.first(keyword, str(default))
+    if text.lower() == "none":
+        return default
+    if not text.isdigit() or int(text) > 65535:
+        raise SpecError(f"{keyword} {text!r} of {scope.name} in the ssh configuration is not a number.", "Correct it.")
+    return int(text)
+
+
+def _paths(scope: Scope, words: list[str]) -> tuple[str, ...]:
+    return tuple(os.path.expanduser(_expand(word, scope)) for word in words if word.lower() != "none")
+
+
+def _agent(scope: Scope) -> str | None:
+    word = scope.first("identityagent", "SSH_AUTH_SOCK")
+    if word == "none":
+        return None
+    if word == "SSH_AUTH_SOCK" or (word.startswith("$") and not word.startswith("${")):
+        return os.environ.get(word.removeprefix("$")) or None
+    return os.path.expanduser(_expand(word, scope))
+
+
+def _jumps(scope: Scope) -> tuple[Host, ...]:
+    word = scope.first("proxyjump", "none")
+    if word.lower() == "none":
+        return ()
+    return tuple(_jump(part, scope.name) for part in _expand(word, scope).split(","))
+
+
+def _jump(text: str, name: str) -> Host:
+    found = _JUMP.match(text.strip())
+    if found is None:
+        raise SpecError(f"ProxyJump {text!r} of {name} is not a host.", "Write [user@]host[:port],...")
+    port = None if found["port"] is None else int(found["port"])
+    return Host(name=found["name"].strip("[]"), user=found["user"], port=port)
+
+
+def _expand(text: str, scope: Scope) -> str:
+    """Put in OpenSSH's % tokens and ${VARIABLES}."""
+    local = socket.gethostname()
+    tokens = {
+        "%": "%",
+        "h": scope.first("hostname", scope.name),
+        "n": scope.name,
+        "k": scope.first("hostkeyalias", scope.name),
+        "p": scope.first("port", str(SSH_PORT)),
+        "r": scope.first("user", scope.local_user),
+        "u": scope.local_user,
+        "d": os.path.expanduser("~"),
+        "i": str(os.getuid()),
+        "l": local,
+        "L": local.partition(".")[0],
+    }
+    text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text)
+    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
+
+
+def _local_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return str(os.getuid())
+
+
+def host_names(path: str | None = None) -> tuple[str, ...]:
+    """Return the names in Host lines without wildcards, for completion. Never raises: what can't be read has none."""
+    names: dict[str, None] = {}
+    for file, base in _files(path)[:1]:
+        _collect(file, base, names, 0)
+    return tuple(names)
+
+
+def _collect(file: str, base: str, names: dict[str, None], depth: int) -> None:
+    try:
+        for line in read_lines(file):
+            if line.keyword == "host":
+                names.update((word, None) for word in line.words if not re.search(r"[*?!]", word))
+            elif line.keyword == "include":
+                for included in included_files(line, base, depth):
+                    _collect(included, base, names, depth + 1)
+    except OSError:
+        return

@@ -1,0 +1,258 @@
+"""Hosts over SSH with paramiko: one connection a host, a channel a process, jump hosts shared by the hosts behind them.
+
+Host --resolve--> Resolved --open a stream--> handshake, host key --> log in --> SshTransport
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from distmagic.errors import AuthenticationError, ConnectionLost, HostError, SpecError
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
+from distmagic.transports import quoting, troubles
+from distmagic.transports.prompts import Asker
+from distmagic.transports.ssh import known_hosts
+from distmagic.transports.ssh.auth import LogIn
+from distmagic.transports.ssh.client import Session
+from distmagic.transports.ssh.config import Resolved, resolve
+from distmagic.transports.ssh.deadline import Deadline
+from distmagic.transports.ssh.process import SshProcess
+from distmagic.transports.ssh.streams import ProxyProcess, Stream, dial, run_proxy
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class SshTransport:
+    """One connection to one host. `warnings` name lines of the ssh configuration that were left out."""
+
+    def __init__(self, name: str, session: Session, under: list[_Closable], warnings: tuple[str, ...]) -> None:
+        self.name = name
+        self.warnings = warnings
+        self._session = session
+        self._under = under
+
+    def start(self, argv: tuple[str, ...]) -> SshProcess:
+        """Start `argv` through the log-in shell there. Raises `ConnectionLost` or `PreflightError`."""
+        if not self._session.is_active:
+            raise ConnectionLost(f"{self.name}: the connection to {self._session.where} is lost.")
+        return self._session.start(quoting.command_line(argv), self.name)
+
+    def close(self) -> None:
+        """End the connection; a jump host's goes with the last host behind it."""
+        self._session.close()
+        while self._under:
+            self._under.pop().close()
+
+
+def connect(host: Host, access: Access, asker: Asker) -> SshTransport:
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it."""
+    route = find_route(resolve(host, access.ssh_config), access.ssh_config)
+    try:
+        session, under = _Attempt(access=access, asker=asker, route=route).run()
+    except troubles.Trouble as trouble:
+        raise trouble.for_host(host.name) from trouble.__cause__
+    except HostError as error:
+        if error.host == host.name:
+            raise
+        raise AuthenticationError(host.name, f"its jump host {error.message}", error.hint) from None
+    return SshTransport(host.name, session, under, route[-1].warnings)
+
+
+def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
+    """Return all hops on the way to `target`, it being the last. Raises `SpecError` for a circle.
+
+    Jump hosts have ways of their own: the first in a ProxyJump line its own ProxyJump or ProxyCommand, each later one
+    those before it in the line.
+    """
+    route = [target]
+    while route[0].jumps:
+        *before, last = route[0].jumps
+        hop = resolve(last, ssh_config)
+        if before:
+            hop = replace(hop, jumps=tuple(before), proxy_command=None)
+        if any(_same_place(hop, later) for later in route):
+            hint = "Its own Host block needs ProxyJump none."
+            raise SpecError(f"{target.name}: ProxyJump leads in a circle at {last.name}.", hint)
+        route.insert(0, hop)
+    return tuple(route)
+
+
+def _same_place(one: Resolved, other: Resolved) -> bool:
+    return (one.hostname, one.port, one.user, one.jumps) == (other.hostname, other.port, other.user, other.jumps)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """One connection being made, to the last hop of `route`. `opened` is what lies under it."""
+
+    access: Access
+    asker: Asker
+    route: tuple[Resolved, ...]
+    is_jump: bool = False
+    opened: list[_Closable] = field(default_factory=list)
+
+    @property
+    def resolved(self) -> Resolved:
+        """The host that this connection is to."""
+        return self.route[-1]
+
+    def run(self) -> tuple[Session, list[_Closable]]:
+        """Return the session, and what is to be closed with it. Raises `Trouble` or what the asker raises."""
+        seconds = min(self.access.connect_timeout_s, self.resolved.connect_timeout_s or self.access.connect_timeout_s)
+        with Deadline(seconds, self._abort) as deadline:
+            try:
+                session = self._session(deadline)
+            except BaseException:
+                self._abort()
+                if deadline.expired:
+                    raise troubles.no_answer(self._where(), seconds) from None
+                raise
+        if deadline.expired:
+            raise troubles.no_answer(self._where(), seconds)
+        session.watch()
+        self.opened.remove(session)
+        return session, self.opened
+
+    def _session(self, deadline: Deadline) -> Session:
+        resolved, where = self.resolved, self._where()
+        stream = self._stream(deadline)
+        session = Session(stream, where, deadline.seconds)
+        self._keep(session, deadline)
+        names = known_hosts.names_of(resolved.hostname, resolved.port, resolved.host_key_alias)
+        file = (*resolved.user_known_hosts, "~/.ssh/known_hosts")[0]
+        keys = known_hosts.read((*resolved.user_known_hosts, *resolved.global_known_hosts))
+        server = known_hosts.Dialled(
+            where=where, hostname=resolved.hostname, port=resolved.port, names=names, file=file
+        )
+        self._handshake(session, server, keys)
+        LogIn(session=session, resolved=resolved, name=resolved.name, asker=self.asker, deadline=deadline).run()
+        return session
+
+    def _handshake(self, session: Session, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]) -> None:
+        try:
+            session.handshake(server, keys)
+        except troubles.Trouble as trouble:
+            for proxy in self.opened:
+                if isinstance(proxy, ProxyProcess) and not session.is_active and (said := proxy.last_words()):
+                    raise troubles.broken(server.where, f"its ProxyCommand says: {said}") from trouble
+            raise
+
+    def _stream(self, deadline: Deadline) -> Stream:
+        resolved = self.resolved
+        if resolved.jumps:
+            with deadline.paused():  # the jump host has a time limit of its own
+                jump = self._jump()
+            return jump.open_stream(resolved.hostname, resolved.port, self._where())
+        if resolved.proxy_command is not None:
+            stream, process = run_proxy(resolved.proxy_command)
+            self._keep(process, deadline)
+        else:
+            stream = dial(resolved.hostname, resolved.port, self._where(), deadline)
+        self._keep(stream, deadline)
+        return stream
+
+    def _jump(self) -> Session:
+        """Connect the last of the jump hosts through those before it."""
+        attempt = _Attempt(access=self.access, asker=self.asker, route=self.route[:-1], is_jump=True)
+        key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
+        shared = _shared.borrow(key, attempt.run)
+        self.opened.append(shared)
+        return shared.session
+
+    def _keep(self, thing: _Closable, deadline: Deadline) -> None:
+        self.opened.append(thing)
+        if deadline.expired:  # it came too late for `_abort` to see it
+            thing.close()
+
+    def _abort(self) -> None:
+        for thing in reversed(self.opened[:]):
+            thing.close()
+
+    def _where(self) -> str:
+        resolved = self.resolved
+        place = f"{resolved.hostname} port {resolved.port}"
+        if self.is_jump:
+            return (
+                f"jump host {place}" if resolved.name == resolved.hostname else f"jump host {resolved.name} ({place})"
+            )
+        return place
+
+
+# ---- jump hosts: one connection for all hosts behind one, so that a one-time password is asked for once
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Loan:
+    """The use of a jump host's session by one connection; `close` gives it back once."""
+
+    session: Session
+    give_back: Callable[[], None]
+    returned: bool = False
+
+    def close(self) -> None:
+        if not self.returned:
+            self.returned = True
+            self.give_back()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Entry:
+    future: Future[tuple[Session, list[_Closable]]] = field(default_factory=Future)
+    users: int = 0
+
+
+class _SharedSessions:
+    """Sessions by the configuration they were made from; the first who needs one makes it, the others wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[object, _Entry] = {}
+
+    def borrow(self, key: object, make: Callable[[], tuple[Session, list[_Closable]]]) -> _Loan:
+        """Return the use of the session for `key`. Raises what `make` raised, to all who waited for it."""
+        with self._lock:
+            entry = self._entries.get(key)
+            is_mine = entry is None or _is_dead(entry)
+            if entry is None or is_mine:
+                entry = self._entries[key] = _Entry()
+            entry.users += 1
+        if is_mine:
+            self._make(key, entry, make)
+        session, _ = entry.future.result()
+        return _Loan(session=session, give_back=lambda: self._give_back(key, entry))
+
+    def _make(self, key: object, entry: _Entry, make: Callable[[], tuple[Session, list[_Closable]]]) -> None:
+        try:
+            entry.future.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - raised again by every `future.result()`
+            with self._lock:
+                if self._entries.get(key) is entry:
+                    del self._entries[key]
+            entry.future.set_exception(error)
+
+    def _give_back(self, key: object, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.users:
+                return
+            if self._entries.get(key) is entry:
+                del self._entries[key]
+        session, under = entry.future.result()
+        session.close()
+        while under:
+            under.pop().close()
+
+
+def _is_dead(entry: _Entry) -> bool:
+    future = entry.future
+    return future.done() and (future.exception() is not None or not future.result()[0].is_active)
+
+
+_shared = _SharedSessions()

@@ -1,0 +1,130 @@
+"""The byte stream under an SSH connection: a TCP socket, or the two pipes of a ProxyCommand as one socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from distmagic.transports import troubles
+from distmagic.transports.ssh.deadline import Deadline
+
+USER_TIMEOUT_MS = 6000  # a cut cable is noticed after this long, also while nothing is sent but keep-alives
+_STDERR_KEPT = 2000
+
+
+class Stream(Protocol):
+    """What SSH needs under it: a socket, or a channel of another connection."""
+
+    def send(self, data: bytes) -> int:
+        """Send some; return how much."""
+
+    def recv(self, max_bytes: int) -> bytes:
+        """Return some bytes, none at the end."""
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Bound every send and recv."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
+class ProxyProcess:
+    """A running ProxyCommand. `stderr` is what it said."""
+
+    def __init__(self, command: str, end: socket.socket) -> None:
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S602 - the user's own configuration, run as ssh runs it
+            f"exec {command}",
+            shell=True,
+            stdin=end.fileno(),
+            stdout=end.fileno(),
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.stderr = ""
+        self._reader = threading.Thread(target=self._read_stderr, name="distmagic-proxy", daemon=True)
+        self._reader.start()
+
+    def _read_stderr(self) -> None:
+        pipe = self._process.stderr
+        assert pipe is not None
+        with pipe:
+            while data := os.read(pipe.fileno(), 4096):
+                self.stderr = (self.stderr + data.decode(errors="replace"))[-_STDERR_KEPT:]
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """Return the last line of its stderr."""
+        self._reader.join(0.5)
+        return (self.stderr.strip().splitlines() or [""])[-1]
+
+    def close(self) -> None:
+        """End it and its children."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+
+def run_proxy(command: str) -> tuple[socket.socket, ProxyProcess]:
+    """Start a ProxyCommand; return the stream through it, and the process, which the caller closes."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return ours, ProxyProcess(command, theirs)
+
+
+def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.socket:
+    """Connect to the first address of `hostname` that answers. Raises `Trouble`."""
+    error: OSError = TimeoutError()
+    addresses = _addresses(hostname, port, where, deadline)
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
+        share = deadline.remaining() / (len(addresses) - number)  # so that a dead IPv6 address leaves time for IPv4
+        dialled = socket.socket(family, kind, protocol)
+        try:
+            dialled.settimeout(max(share, 0.01))
+            dialled.connect(address)
+            notice_a_cut(dialled)
+        except OSError as problem:
+            dialled.close()
+            error = problem
+        else:
+            return dialled
+    raise troubles.of_socket(where, error, deadline.seconds)
+
+
+_Address = tuple[int, int, int, str, Any]
+
+
+def _addresses(hostname: str, port: int, where: str, deadline: Deadline) -> list[_Address]:
+    """Look the name up in a thread, because the resolver can't be given a time limit."""
+    answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
+    threading.Thread(target=_look_up, args=(hostname, port, answers.put), name="distmagic-dns", daemon=True).start()
+    try:
+        answer = answers.get(timeout=max(deadline.remaining(), 0.01))
+    except queue.Empty:
+        raise troubles.unknown_name(f"{where}: the name service did not answer within {deadline.seconds:g} s") from None
+    if isinstance(answer, OSError):
+        raise troubles.of_socket(where, answer, deadline.seconds)
+    return answer
+
+
+def _look_up(hostname: str, port: int, answer: Callable[[list[_Address] | OSError], None]) -> None:
+    try:
+        answer(list(socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)))
+    except UnicodeError:  # a label that is too long for a name
+        answer(socket.gaierror(socket.EAI_NONAME, "not a host name"))
+    except OSError as error:
+        answer(error)
+
+
+def notice_a_cut(stream: socket.socket) -> None:
+    """Let the kernel end the connection when what was sent is not acknowledged in time (Linux)."""
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)

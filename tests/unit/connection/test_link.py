@@ -1,0 +1,476 @@
+"""One host's conversation, played by a process that is a script of bytes: what is asked, and how it can go wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distmagic.connection import job_requests
+from distmagic.connection import link as links
+from distmagic.connection.link import Link
+from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, ProtocolError, Unreachable
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.contact import boot
+from distmagic.remote.wire import protocol as p
+from distmagic.request.hosts import Host
+from tests.unit.planning.test_plan import FACTS
+
+HOST = Host(name="gpu-a")
+EVENTS = (
+    p.Hello(protocol=1, job="j", node_rank=0, hostname="a", pid=7),
+    p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=8),
+    p.Final(reason="done"),
+)
+
+
+class FakeProcess:
+    """A process whose stdout is a script of pieces; `hang` blocks at its end until it is closed."""
+
+    def __init__(
+        self, *pieces: bytes, code: int | None = 0, stderr: str = "", hang: bool = False, deaf: bool = False
+    ) -> None:
+        self.pieces = [piece for piece in pieces if piece]
+        self.code, self.said, self.hang, self.deaf = code, stderr, hang, deaf
+        self.written = b""
+        self.is_closed = threading.Event()
+        self.has_stdin = True
+
+    def write(self, data: bytes) -> None:
+        if self.deaf:
+            raise ConnectionLost("gpu-a: the other end is gone.")
+        self.written += data
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        if not self.pieces:
+            if self.hang:
+                assert self.is_closed.wait(30)
+            return b""
+        piece = self.pieces.pop(0)
+        if len(piece) > max_bytes:
+            self.pieces.insert(0, piece[max_bytes:])
+        return piece[:max_bytes]
+
+    def stderr(self) -> str:
+        return self.said
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        return self.code
+
+    def close_stdin(self) -> None:
+        self.has_stdin = False
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+    @property
+    def requests(self) -> list[p.Message]:
+        return [p.decode(line)[1] for line in self.written.splitlines()]
+
+
+class FakeTransport:
+    warnings = ()
+
+    def __init__(self, process: FakeProcess) -> None:
+        self.process = process
+        self.argv: tuple[str, ...] = ()
+
+    def start(self, argv: tuple[str, ...]) -> FakeProcess:
+        self.argv = argv
+        return self.process
+
+    def close(self) -> None:
+        return
+
+
+def reply(**changes: object) -> bytes:
+    said = {"python": list(sys.version_info[:3]), "home": "/home/me/.distmagic", "have": True, "error": "",
+            "executable": "/usr/bin/python3", "system": "linux", **changes}  # fmt: skip
+    return boot.MARK + json.dumps(said).encode() + b"\n"
+
+
+def lines(*messages: p.Message, first: int = 0) -> bytes:
+    return b"".join(p.encode(message, first + i if first else 0) for i, message in enumerate(messages))
+
+
+@pytest.fixture
+def bundle(tmp_path) -> LocalBlob:
+    path = tmp_path / "bundle"
+    path.write_bytes(b"the bundle")
+    return LocalBlob(blob=p.Blob(sha256="ab" * 32, size_bytes=10), path=path)
+
+
+def opened(process: FakeProcess, bundle: LocalBlob) -> Link:
+    return Link.open(HOST, FakeTransport(process), "python3", bundle)
+
+
+def talking(*pieces: bytes, **more: object) -> tuple[Link, FakeProcess]:
+    """Return a link that is open, and its process."""
+    process = FakeProcess(*pieces, **more)
+    return Link(HOST, process), process
+
+
+def refusal(process: FakeProcess, bundle: LocalBlob) -> DistmagicError:
+    with pytest.raises(DistmagicError) as caught:
+        opened(process, bundle)
+    assert process.is_closed.is_set()
+    return caught.value
+
+
+# ---- opening
+
+
+def test_a_host_that_has_the_bundle(bundle):
+    process = FakeProcess(reply(), lines(FACTS))
+    transport = FakeTransport(process)
+    link = Link.open(HOST, transport, "/opt/python", bundle)
+    assert link.facts == FACTS
+    assert transport.argv == ("/opt/python", "-u", "-c", boot.BOOTSTRAP)
+    assert process.written == boot.program("ab" * 32) + b"0\n"
+    assert not process.is_closed.is_set()
+
+
+def test_a_host_that_lacks_the_bundle_is_sent_it(bundle):
+    process = FakeProcess(reply(have=False), lines(FACTS))
+    opened(process, bundle)
+    assert process.written.endswith(b"\n10\nthe bundle")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.lists(st.integers(1, 40), max_size=20))
+def test_banners_in_any_cutting(bundle, cuts):
+    text = b"Welcome!\r\n\r\nLast login: \xff\xfe\nno newline" + reply() + lines(FACTS)
+    pieces = []
+    for size in cuts:
+        pieces.append(text[:size])
+        text = text[size:]
+    assert opened(FakeProcess(*pieces, text), bundle).facts == FACTS
+
+
+def test_a_shell_that_prints_without_end(bundle):
+    error = refusal(FakeProcess(*[b"spam and eggs\n" * 4000] * 40), bundle)
+    assert str(error) == "gpu-a: its log-in shell prints without end.\nLook at its start-up files."
+    error = refusal(FakeProcess(*[b"spam" * 20_000] * 40), bundle)
+    assert str(error) == f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes."
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "message"),
+    [
+        (
+            127,
+            "bash: python3: command not found",
+            "there is no python3 (the host said: bash: python3: command not found).",
+        ),
+        (127, "", "there is no python3 (the host said: exit code 127)."),
+        (126, "", "there is no python3 (the host said: exit code 126)."),
+        (
+            1,
+            "fish: Unknown command: python3\nnot found",
+            "there is no python3 (the host said: fish: Unknown command: python3 not found).",
+        ),
+    ],
+)
+def test_no_python(bundle, code, said, message):
+    error = refusal(FakeProcess(b"banner\n", code=code, stderr=said), bundle)
+    assert isinstance(error, PreflightError)
+    assert (error.message, error.hint) == (
+        f"gpu-a: {message}",
+        "Name its Python, one that has torch: --python gpu-a=/path/to/python",
+    )
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_python_that_ends_at_once(bundle, deaf):
+    error = refusal(FakeProcess(code=-6, stderr="Fatal Python error: init\n", deaf=deaf), bundle)
+    assert isinstance(error, PreflightError)
+    assert str(error) == (
+        "gpu-a: python3 ended before it said anything (exit code -6: Fatal Python error: init).\n"
+        "Try by hand: ssh gpu-a python3 -c 'import sys'"
+    )
+
+
+def test_a_connection_that_ends_before_python_speaks(bundle):
+    error = refusal(FakeProcess(code=None, stderr="client_loop: send disconnect\n"), bundle)
+    assert isinstance(error, ConnectionLost)
+    assert str(error) == ("gpu-a: the connection ended before python3 had said anything: client_loop: send disconnect.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"python": [2, 7, 18]}, "gpu-a: Python 2.7.18 (/usr/bin/python3), but this notebook runs Python "),
+        ({"python": ["x", None, 1e999]}, "gpu-a: Python  (/usr/bin/python3), but this notebook runs Python "),
+        ({"python": [3, 6, 0]}, "gpu-a: Python 3.6.0 (/usr/bin/python3), but this notebook runs Python "),
+        ({"system": "darwin"}, "gpu-a: runs darwin; hosts of distmagic are Linux machines."),
+        (
+            {"error": "[Errno 30] Read-only file system: '/home/me/.distmagic'"},
+            (
+                "gpu-a: can't write to /home/me/.distmagic: [Errno 30] Read-only file system: '/home/me/.distmagic'.\n"
+                "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere."
+            ),
+        ),
+    ],
+)
+def test_a_host_that_will_not_do(bundle, changes, start):
+    error = refusal(FakeProcess(reply(**changes), hang=True), bundle)
+    assert isinstance(error, PreflightError)
+    assert str(error).startswith(start)
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"{", b"null", b"[" * 100_000])
+def test_a_first_answer_that_is_none(bundle, text):
+    error = refusal(FakeProcess(boot.MARK + text + b"\n"), bundle)
+    assert isinstance(error, ProtocolError)
+    assert str(error) == f"gpu-a sent {text[:80]!r} in place of its first answer."
+
+
+def test_a_host_that_is_silent(bundle, monkeypatch):
+    monkeypatch.setattr(links, "BOOT_TIMEOUT_S", 0.02)
+    error = refusal(FakeProcess(b"banner\n", hang=True), bundle)
+    assert isinstance(error, Unreachable)
+    assert str(error) == (
+        "gpu-a: connected, but gave no answer within 0.02 s.\n"
+        "Is the machine overloaded, or its home directory's file server down? Try: ssh gpu-a true"
+    )
+
+
+def test_a_connection_that_ends_in_the_middle(bundle):
+    error = refusal(FakeProcess(reply(), stderr="Traceback: boom\n"), bundle)
+    assert type(error) is ConnectionLost
+    assert str(error).startswith("gpu-a: the connection ended. Traceback: boom")
+
+
+# ---- before the start
+
+
+def test_asking_for_the_way():
+    route = p.Route(address="10.0.0.1", interface="eth0")
+    link, process = talking(lines(route))
+    assert link.ask("10.0.0.2") == route
+    assert process.requests == [p.Ask(peer="10.0.0.2")]
+
+
+def blob(folder: Path, data: bytes, letter: str) -> LocalBlob:
+    path = folder / letter
+    path.write_bytes(data)
+    return LocalBlob(blob=p.Blob(sha256=letter * 64, size_bytes=len(data)), path=path)
+
+
+def test_only_what_is_lacking_is_sent(tmp_path):
+    blobs = tuple(blob(tmp_path, data, letter) for data, letter in ((b"call", "a"), (b"c" * 600_000, "b")))
+    offer = p.Offer(blobs=tuple(one.blob for one in blobs))
+    link, process = talking(lines(p.Want(sha256=("b" * 64,)), p.Want()))
+    assert link.deliver(blobs) == 600_000
+    assert process.written == p.encode(offer) + b"c" * 600_000
+    link, process = talking(lines(p.Want()))
+    assert link.deliver(blobs) == 0
+    assert process.written == p.encode(offer)
+
+
+@pytest.mark.parametrize(
+    ("what", "hint"),
+    [
+        ("offer", "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one."),
+        ("start", "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."),
+        ("fetch", "Logs and results are kept for 7 days, at most 2 GiB of them."),
+        ("dance", ""),
+    ],
+)
+def test_a_refusal(what, hint):
+    link, _ = talking(lines(p.Refused(what=what, error="no space left")))
+    with pytest.raises(PreflightError) as caught:
+        link.ask("")
+    assert (caught.value.message, caught.value.hint) == ("gpu-a: no space left.", hint)
+
+
+def test_another_answer_than_the_one_expected():
+    link, _ = talking(lines(p.Want()))
+    with pytest.raises(ProtocolError) as caught:
+        link.ask("")
+    assert str(caught.value) == "gpu-a sent Want in place of Route."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"hello\n", "gpu-a sent not JSON: b'hello'."),
+        (b'{"t":"route","n":0,"address":1}\n', "gpu-a sent route.address: int in place of str."),
+        (b"x" * (p.MAX_LINE_BYTES + 2), f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes."),
+    ],
+)
+def test_what_is_not_of_the_protocol(data, message):
+    link, _ = talking(data)
+    with pytest.raises(ProtocolError) as caught:
+        link.ask("")
+    assert str(caught.value) == message
+
+
+# ---- a job
+
+
+def started(*pieces: bytes) -> tuple[Link, FakeProcess]:
+    link, process = talking(*pieces)
+    link.start(p.Start(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="", hosts=("a",),
+                       lead=True, lease_s=60.0))  # fmt: skip
+    return link, process
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_events_from_hello_to_the_end(size):
+    text = lines(*EVENTS, first=1) + lines(p.Over())
+    link, _ = started(*(text[i : i + size] for i in range(0, len(text), size)))
+    assert list(link.events()) == list(enumerate(EVENTS, 1))
+
+
+def test_answers_between_events_are_left_out():
+    link, _ = started(
+        lines(EVENTS[0], first=1),
+        lines(p.Renew()),
+        b'{"t":"teleport","n":0}\n',
+        lines(EVENTS[1], first=2),
+        lines(p.Over()),
+    )
+    assert [n for n, _ in link.events()] == [1, 2]
+
+
+def test_events_of_an_unknown_type_are_left_out():
+    link, _ = started(
+        lines(EVENTS[0], first=1), b'{"t":"teleport","n":2}\n', lines(EVENTS[2], first=3), lines(p.Over())
+    )
+    assert [n for n, _ in link.events()] == [1, 3]
+
+
+def test_events_that_are_refused():
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="attach", error="no such room")))
+    events = link.events()
+    next(events)
+    with pytest.raises(PreflightError) as caught:
+        next(events)
+    assert str(caught.value) == "gpu-a: no such room."
+
+
+def test_an_agent_that_breaks_down():
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Over(error="OSError: too many open files")))
+    assert [n for n, _ in link.events()] == [1]
+    assert link.agent_error == "OSError: too many open files"
+
+
+def test_an_agent_that_breaks_down_at_once():
+    with pytest.raises(PreflightError) as caught:
+        started(lines(p.Over(error="MemoryError")))
+    assert str(caught.value) == "gpu-a: its agent ended at once: MemoryError."
+
+
+def test_a_gap_between_events():
+    link, _ = started(lines(EVENTS[0], first=1), lines(EVENTS[1], first=3))
+    events = link.events()
+    next(events)
+    with pytest.raises(ProtocolError) as caught:
+        next(events)
+    assert str(caught.value) == "gpu-a: event 3 came after event 1."
+
+
+def test_a_gap_that_is_told():
+    link, _ = started(
+        lines(EVENTS[0], first=1), lines(p.Skipped(through=40), first=2), lines(EVENTS[1], first=41),
+        lines(p.Skipped(through=42), EVENTS[2], first=42), lines(p.Over()),
+    )  # fmt: skip
+    found = list(link.events())
+    assert [n for n, _ in found] == [1, 40, 41, 42, 43]
+    assert [message for _, message in found] == [
+        EVENTS[0],
+        p.Skipped(through=40),
+        EVENTS[1],
+        p.Skipped(through=42),
+        EVENTS[2],
+    ]
+
+
+@pytest.mark.parametrize("through", [1, 0, -5])
+def test_a_gap_that_leads_backwards(through):
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Skipped(through=through), first=2))
+    with pytest.raises(ProtocolError) as caught:
+        list(link.events())
+    assert str(caught.value) == "gpu-a: event 2 goes on before itself."
+
+
+def test_a_connection_that_is_cut():
+    link, _ = started(lines(*EVENTS[:2], first=1) + b'{"t":"fin')
+    events = link.events()
+    assert [next(events)[0], next(events)[0]] == [1, 2]
+    with pytest.raises(ConnectionLost) as caught:
+        next(events)
+    assert str(caught.value) == "gpu-a: the connection ended."
+
+
+def test_a_file_comes_in_pieces():
+    data = bytes(range(256)) * 4000
+    link, process = talking(lines(p.Data(size_bytes=len(data))) + data[:10], data[10:], lines(p.Over()))
+    got: list[bytes] = []
+    fetch = p.Fetch(job="j", node_rank=0, name="rank0.result")
+    assert link.fetch(fetch, got.append, limit_bytes=len(data)) == len(data)
+    assert b"".join(got) == data
+    assert max(map(len, got)) <= 1 << 18
+    assert process.requests == [fetch]
+    assert link._next() == (0, p.Over())
+
+
+def test_an_empty_file():
+    link, _ = talking(lines(p.Data(size_bytes=0)))
+    assert link.fetch(p.Fetch(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0) == 0
+
+
+def test_a_file_that_is_cut():
+    link, _ = talking(lines(p.Data(size_bytes=100)) + b"only this")
+    with pytest.raises(ConnectionLost):
+        link.fetch(p.Fetch(job="j", node_rank=0, name="x"), lambda data: None, limit_bytes=100)
+
+
+def test_a_sweep():
+    final = p.Final(reason="swept", survivors=("python (pid 7, state D)",))
+    link, process = talking(lines(final))
+    assert link.sweep("j") == final
+    assert process.requests == [p.Sweep(job="j")]
+
+
+def test_a_roll_call_takes_only_its_own_answers():
+    mine = p.Stacks(asked="a", rank=0, local_rank=0, silence="x")
+    others = p.Stacks(asked="b", rank=1, local_rank=1)
+    told = (others, p.Dumped(asked="b", ranks=1), mine, p.Notice(text="x"), p.Dumped(asked="a", ranks=1))
+    link, process = talking(lines(*told, p.Notice(text="y"), first=7))
+    assert job_requests.stacks(link, "j", 0, "a") == [mine]
+    assert process.requests == [p.Attach(job="j", node_rank=0, live=True), p.Dump(asked="a")]
+
+
+@pytest.mark.parametrize("answer", [p.Over(), p.Refused(what="attach", error="no such file")])
+def test_a_roll_call_of_an_agent_that_is_gone(answer):
+    assert job_requests.stacks(talking(lines(answer))[0], "j", 0, "a") == []
+
+
+def test_a_roll_call_that_is_cut():
+    link, _ = talking(lines(p.Stacks(asked="a", rank=0, local_rank=0)))
+    with pytest.raises(ConnectionLost):
+        job_requests.stacks(link, "j", 0, "a")
+
+
+def test_hanging_up():
+    link, process = talking()
+    link.finish()
+    assert not process.has_stdin
+    assert process.is_closed.is_set()
+    link.close()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_error_that_names_the_host(data):
+    for text in (data, lines(EVENTS[0], first=1) + data):
+        link, _ = talking(text)
+        with pytest.raises((ProtocolError, ConnectionLost)) as caught:
+            link.ask("")
+        assert caught.value.message.startswith("gpu-a")

@@ -1,0 +1,133 @@
+"""Hosts that are reached at once: what happens to a run of which some can't be."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from distmagic.connection.link import Link
+from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.reach import Connections, Reaching
+from distmagic.errors import HostError, HostErrors, HostKeyError, PreflightError, Unreachable
+from distmagic.payload.blobs import LocalBlob
+from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.spec import Access
+
+
+class FakeLink:
+    """A conversation; `kept` as of a host that keeps nothing."""
+
+    kept = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+DOWN = Unreachable("gpu-b", "no answer from 10.0.0.2 port 22 within 2 s.", "Check the machine.")
+STRANGE = HostKeyError("gpu-b", "the host key is not known.")
+
+
+class Hosts:
+    """Three hosts, of which some can't be reached, and the conversations with the others."""
+
+    def __init__(self, errors: dict[str, HostError]) -> None:
+        self.errors = errors
+        self.links: list[FakeLink] = []
+        self.asker = NotebookAsker(can_ask=False)
+
+    def open(self, host: Host, python: str) -> Link:
+        if host.name in self.errors:
+            raise self.errors[host.name]
+        self.links.append(FakeLink(host.name))
+        return cast(Link, self.links[-1])
+
+    def reach(self) -> Reaching:
+        hosts = parse_hosts("gpu-a,gpu-b,gpu-c")
+        return Reaching(hosts, Access(), self.asker, Connections(_refuse), ("python3",) * 3, self.open)
+
+
+def _refuse(*_: object) -> Any:
+    pytest.fail("no connection is wanted")
+
+
+def names(links: tuple[Link, ...]) -> list[str]:
+    return [cast(FakeLink, link).name for link in links]
+
+
+def test_all_are_there():
+    reaching = Hosts({}).reach()
+    assert names(reaching.wait(enough=2)) == ["gpu-a", "gpu-b", "gpu-c"]
+    assert (reaching.present, reaching.absent) == ((0, 1, 2), {})
+
+
+def test_an_elastic_job_begins_without_a_host_that_is_down():
+    reaching = Hosts({"gpu-b": DOWN}).reach()
+    assert names(reaching.wait(enough=2)) == ["gpu-a", "gpu-c"]
+    assert reaching.present == (0, 2)
+    assert reaching.absent == {1: "gpu-b: no answer from 10.0.0.2 port 22 within 2 s."}
+
+
+@pytest.mark.parametrize(("error", "enough"), [(DOWN, 3), (DOWN, None), (STRANGE, 2)])
+def test_a_host_that_is_missed(error: HostError, enough: int | None):
+    hosts = Hosts({"gpu-b": error})
+    with pytest.raises(type(error)) as caught:
+        hosts.reach().wait(enough=enough)
+    assert caught.value is error
+    assert [link.is_closed for link in hosts.links] == [True, True]
+
+
+def test_too_many_are_down():
+    hosts = Hosts({"gpu-b": DOWN, "gpu-c": Unreachable("gpu-c", "down.")})
+    with pytest.raises(HostErrors, match=r"gpu-b: no answer(.|\n)*gpu-c: down"):
+        hosts.reach().wait(enough=2)
+
+
+def test_a_laptop_that_is_there_alone_is_no_job_for_hosts_that_are_to_come():
+    hosts = Hosts({"gpu-b": DOWN})
+    reaching = Reaching(
+        parse_hosts("localhost,gpu-b"), Access(), hosts.asker, Connections(_refuse), ("python3",) * 2, hosts.open
+    )
+    with pytest.raises(Unreachable):
+        reaching.wait(enough=1)
+
+
+# ---- connections that are kept
+
+
+class FakeTransport:
+    """A connection over which nothing can be started; `why`."""
+
+    def __init__(self, why: HostError) -> None:
+        self.why = why
+        self.is_closed = False
+
+    def start(self, argv: tuple[str, ...]) -> Any:
+        raise self.why
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(
+    ("why", "logins"), [(PreflightError("gpu-a", "it has no torch."), 1), (Unreachable("gpu-a", "no answer."), 2)]
+)
+def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
+    made: list[FakeTransport] = []
+
+    def connect(*_: object) -> Any:
+        made.append(FakeTransport(why))
+        return made[-1]
+
+    connections, asker = Connections(connect), NotebookAsker(can_ask=False)
+    (host,) = parse_hosts("gpu-a")
+    ways = (Access(), Access(lease_s=5.0), Access(pythons=(("gpu-a", "/opt/python"),)), Access(connect_timeout_s=1.0))
+    for access in ways[: 4 if logins == 1 else 2]:
+        with pytest.raises(type(why)):
+            connections.link(host, access, asker, "python3", cast(LocalBlob, None))
+    assert len(made) == logins
+    assert made[0].is_closed == (logins > 1)

@@ -1,0 +1,678 @@
+"""The magics in a real IPython shell, with a fake session behind them."""
+
+from __future__ import annotations
+
+import atexit
+import getpass
+import linecache
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import cloudpickle
+import nbformat
+import pytest
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
+
+import distmagic
+from distmagic.connection.notebook_prompts import NotebookAsker, asker_of
+from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
+from distmagic.notebook import magic
+from distmagic.notebook.backend import Backend
+from distmagic.request.hosts import parse_hosts
+
+WAIT_S = 10
+
+
+@dataclass
+class FakeReaching:
+    cancelled: bool = False
+    absent: dict[int, str] = field(default_factory=dict)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class FakeSession:
+    """Runs one rank here: a run is what the thunk returned."""
+
+    log: list[str] = field(default_factory=list)
+    failure: Exception | None = None
+    untold: tuple[str, ...] = ()
+    reachings: list[FakeReaching] = field(default_factory=list)
+
+    def reach(self, hosts, access, asker, spec=None, spare=()):
+        self.hosts, self.access, self.asker = hosts, access, asker
+        self.log.append("reach")
+        self.reachings.append(FakeReaching())
+        return self.reachings[-1]
+
+    def launch(self, reaching, spec, payload, screen):
+        assert not reaching.cancelled
+        self.spec, self.payload, self.screen = spec, payload, screen
+        self.log.append("launch")
+        if self.failure:
+            raise self.failure
+        return payload() if callable(payload) else payload
+
+    def dry_run(self, reaching, spec):
+        self.log.append("dry_run")
+        return f"would run {spec.nproc_per_node}"
+
+    def down(self) -> tuple[str, ...]:
+        self.log.append("down")
+        return self.untold
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@dataclass
+class FakePlayground:
+    hosts: tuple
+    ssh_config: str = "/play/config"
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Lab:
+    """A shell with the extension loaded, and what the fakes were given."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.session = FakeSession()
+        self.packed: dict = {}
+        self.playgrounds: list[FakePlayground] = []
+        self.backend = Backend(
+            session=lambda: self.session,
+            pack_call=self.pack,
+            pack_whole=self.pack,
+            screen_for=lambda shell: ("screen of", shell),
+            playground=self.playground,
+        )
+        magic.load_ipython_extension(shell, self.backend)
+
+    def pack(self, what, **given):
+        self.packed = given
+        return what
+
+    def playground(self, count: int) -> FakePlayground:
+        self.playgrounds.append(FakePlayground(parse_hosts(",".join(f"play-{n}" for n in range(count)))))
+        return self.playgrounds[-1]
+
+    def run(self, cell: str):
+        return self.shell.run_cell(cell, store_history=True)
+
+    def value(self, cell: str):
+        result = self.run(cell)
+        assert result.success, result.error_in_exec
+        return result.result
+
+    def error(self, cell: str) -> BaseException:
+        result = self.run(cell)
+        assert not result.success
+        return result.error_in_exec
+
+
+@pytest.fixture
+def shell(monkeypatch, tmp_path):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=Config(HistoryManager={"hist_file": ":memory:"}))
+    shell.run_line_magic("colors", "nocolor")
+    yield shell
+    atexit.unregister(shell.atexit_operations)
+    shell.atexit_operations()
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def lab(shell):
+    return Lab(shell)
+
+
+# ---- a cell that runs
+
+
+def test_statements_run_here_and_the_last_expression_on_ranks(lab):
+    assert lab.value("%%distributed -o run\nn = 3\ndef f(x):\n    return x * n\nf(x=n)") == 9
+    assert lab.session.log == ["reach", "launch"]
+    assert lab.shell.user_ns["run"] == 9
+    assert lab.value("f(5) + n") == 18
+    assert lab.session.screen == ("screen of", lab.shell)
+    assert not lab.session.reachings[0].cancelled
+
+
+def test_hosts_are_being_reached_before_the_cells_own_statements_run(lab):
+    lab.shell.user_ns["log"] = lab.session.log
+    lab.run("%%distributed\nlog.append('local')\nlen([])")
+    assert lab.session.log == ["reach", "local", "launch"]
+
+
+def test_the_assigned_name_gets_the_run(lab):
+    lab.value("%%distributed\nx = y = len('four')")
+    assert (lab.shell.user_ns["x"], lab.shell.user_ns["y"]) == (4, 4)
+
+
+def test_the_line_becomes_spec_access_and_hosts(lab):
+    lab.value("n = 2")
+    lab.value("%%distributed --hosts gpu-a:4,gpu-b --nproc-per-node {n} --lease 5 --payload-limit 1M\nlen([])")
+    assert lab.session.hosts == parse_hosts("gpu-a:4,gpu-b")
+    assert lab.session.spec.nproc_per_node == 2
+    assert lab.session.access.lease_s == 5
+    assert lab.packed["limit_bytes"] == 2**20
+
+
+def test_ranks_a_host_on_the_line_win_over_those_set_before(lab):
+    lab.value("%distributed hosts gpu-a:4 gpu-b")
+    lab.value("%%distributed --nproc-per-node 2\nlen([])")
+    assert (lab.session.hosts, lab.session.spec.nproc_per_node) == (parse_hosts("gpu-a gpu-b"), 2)
+    lab.value("%%distributed\nlen([])")
+    assert lab.session.hosts == parse_hosts("gpu-a:4 gpu-b")
+
+
+def test_nothing_named_is_this_machine(lab):
+    lab.value("%%distributed\nlen([])")
+    assert [host.is_local for host in lab.session.hosts] == [True]
+
+
+def test_ipythons_syntax_works_in_the_notebooks_part(lab):
+    assert lab.value("%%distributed\nwords = !echo one two\n%time x = 1\nlen(words)") == 1
+
+
+def test_whole_runs_nothing_here(lab):
+    text = lab.value("%%distributed --whole\nimport not_a_module\nx = 1\n")
+    assert text == "#%%distributed\nimport not_a_module\nx = 1\n"
+    assert "x" not in lab.shell.user_ns
+    assert lab.packed["labels"][lab.packed["filename"]] == "Cell In[1]"
+
+
+def test_the_payload_is_picklable_and_knows_its_cells(lab):
+    lab.value("def other():\n    return 5")
+    lab.backend = None
+    lab.value("%%distributed\ndef f():\n    return other()\n\nf()")
+    thunk = lab.session.payload
+    filename = thunk.__code__.co_filename
+    labels = lab.packed["labels"]
+    assert labels[filename] == "Cell In[2]"
+    assert labels[lab.shell.user_ns["other"].__code__.co_filename] == "Cell In[1]"
+    assert linecache.getline(filename, 5) == "f()\n"
+    assert thunk.__code__.co_firstlineno == 5
+    assert cloudpickle.loads(cloudpickle.dumps(thunk))() == 5
+
+
+def test_dry_run_prints_and_executes_nothing(lab, capsys):
+    lab.value("%%distributed --dry-run --nproc-per-node 3\nx = 1\nlen([])")
+    assert capsys.readouterr().out == "would run 3\n"
+    assert "x" not in lab.shell.user_ns
+    assert lab.session.log == ["reach", "dry_run"]
+
+
+def test_help_is_printed(lab, capsys):
+    lab.value("%%distributed --help\nx")
+    assert capsys.readouterr().out.startswith("usage: %%distributed")
+    assert lab.session.log == []
+
+
+# ---- a cell that fails
+
+
+def test_a_failing_statement_fails_the_cell_with_the_usual_traceback(lab, capsys):
+    error = lab.error("%%distributed\n\ndef g():\n    1 / 0\n\ng()\nlen([])")
+    assert isinstance(error, ZeroDivisionError)
+    shown = capsys.readouterr().out
+    assert "Cell In[1], line 6\n" in shown
+    assert "----> 4     1 / 0" in shown
+    assert "magic.py" not in shown
+    assert lab.session.log == ["reach"]
+    assert lab.session.reachings[0].cancelled
+
+
+def test_a_module_that_only_hosts_have_recommends_whole(lab, capsys):
+    assert isinstance(lab.error("%%distributed\nimport not_a_module\nlen([])"), ModuleNotFoundError)
+    printed = capsys.readouterr()
+    assert magic._WHOLE_NOTE in printed.out + printed.err
+
+
+def test_a_syntax_error_looks_as_in_any_cell(lab, capsys):
+    error = lab.error("%%distributed\nx = 1\ny = = 2\nlen([])")
+    assert isinstance(error, SpecError)
+    assert error.message == "line 3: invalid syntax"
+    assert capsys.readouterr().out.rstrip() == (
+        "  Cell In[1], line 3\n    y = = 2\n        ^\nSyntaxError: invalid syntax"
+    )
+    assert lab.session.log == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("%%distributed\n\n\n", "The cell is empty."),
+        ("%%distributed --nproc-per-node 0\nf()", "--nproc-per-node: 0 ranks were asked for; a host runs at least 1."),
+        ("%%distributed --nproc-per-node -1\nf()", "--nproc-per-node: -1 ranks were asked for; a host runs at least 1."),
+        ("%%distributed --hosts a:0\nf()", "host 'a:0': 0 ranks were asked for; a host runs at least 1."),
+        ("%%distributed --hots a\nf()", "--hots is not a flag of %%distributed."),
+        ("%%distributed\n!ls", "line 2: `!ls` is IPython's, and ranks run plain Python."),
+        ("%%distributed --hosts a --python b=/x\nf()", "--python b=...: b is not one of the hosts."),
+        ("%%distributed\ndef a(): pass\ndef b(): pass", "The cell defines a (line 2) and b (line 3), and calls neither."),
+        (
+            "%%distributed\nfor i in range(3):\n    data.append(i)",
+            "line 3: data is the notebook's, and a cell that runs whole on every rank can't see it.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_starts_nothing(lab, cell, message):
+    lab.shell.user_ns["data"] = []
+    error = lab.error(cell)
+    assert isinstance(error, SpecError)
+    assert error.message == message
+    assert lab.session.log == []
+
+
+def test_an_unpicklable_call_lets_go_of_the_hosts(lab):
+    def refuse(thunk, **given):
+        raise PayloadError("lock can't travel")
+
+    magic.load_ipython_extension(lab.shell, Backend(**{**_doors(lab.backend), "pack_call": refuse}))
+    assert isinstance(lab.error("%%distributed\nlen([])"), PayloadError)
+    assert lab.session.reachings[0].cancelled
+
+
+def _doors(backend: Backend) -> dict:
+    return {name: getattr(backend, name) for name in Backend.__dataclass_fields__}
+
+
+def test_a_failed_run_fails_the_cell_and_is_bound_all_the_same(lab, capsys):
+    lab.session.failure = WorkerFailed("rank 1 raised", "look", "Traceback on gpu-b")
+    lab.session.failure.run = "the run so far"
+    assert lab.error("%%distributed -o run\nx = len([])") is lab.session.failure
+    assert (lab.shell.user_ns["run"], lab.shell.user_ns["x"]) == ("the run so far", "the run so far")
+    assert capsys.readouterr().out == "Traceback on gpu-b\nWorkerFailed: rank 1 raised\nlook\n"
+
+
+@pytest.mark.parametrize(("flags", "name"), [("", "_run"), ("-o mine", "mine")])
+def test_the_hint_of_a_failed_run_names_the_variable_that_has_it(lab, flags, name):
+    lab.session.failure = WorkerFailed("rank 1 raised", "Its whole output: run.logs(1).")
+    lab.session.failure.run = "the run so far"
+    assert lab.error(f"%%distributed {flags}\nlen([])").hint == f"Its whole output: {name}.logs(1)."
+    assert lab.shell.user_ns[name] == "the run so far"
+
+
+# ---- the notebook's settings
+
+
+def test_hosts_are_set_and_shown(lab, capsys, tmp_path):
+    (tmp_path / "my hosts").write_text("gpu-c slots=2\n")
+    lab.value("%distributed hosts gpu-a:4, me@gpu-b:2222:2 fe80::1")
+    lab.value("%distributed hosts")
+    lab.value(f"%distributed hosts --hostfile '{tmp_path}/my hosts'")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:2] == ["gpu-a:4, me@gpu-b:2222:2, fe80::1  (%distributed hosts)"] * 2
+    assert shown[2] == f"gpu-c:2  (%distributed hosts --hostfile {tmp_path}/my hosts)"
+    lab.value("%%distributed\nlen([])")
+    assert lab.session.hosts == parse_hosts("gpu-c:2")
+
+
+def test_config_sets_hosts(lab, capsys):
+    lab.value("%config Distmagic.hosts = 'gpu-a:3'")
+    lab.value("%distributed hosts")
+    assert capsys.readouterr().out == "gpu-a:3  (%config Distmagic.hosts)\n"
+
+
+def test_config_sets_hosts_as_a_list_too(lab, capsys):
+    lab.value("%config Distmagic.hosts = ['gpu-a:3', 'gpu-b']")
+    lab.value("%distributed hosts")
+    assert capsys.readouterr().out == "gpu-a:3, gpu-b  (%config Distmagic.hosts)\n"
+
+
+def test_a_setting_of_a_wrong_kind(lab):
+    lab.value("%unload_ext distmagic")
+    lab.shell.config.Distmagic.hosts = 5
+    try:
+        error = lab.error("%load_ext distmagic")
+    finally:
+        del lab.shell.config["Distmagic"]
+    assert isinstance(error, SpecError)
+    assert error.message.startswith("A setting can't be used: The 'hosts' trait of a Distmagic instance expected ")
+    assert error.hint == "Mend it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
+
+
+def test_a_time_in_the_settings_that_is_none(lab):
+    lab.value("%config Distmagic.warm_idle_s = -1.0")
+    assert str(lab.error("%%distributed\nlen([])")) == (
+        "Distmagic.warm_idle_s: -1 is not a time.\nUse seconds; 0: not at all."
+    )
+
+
+def test_playground_sets_hosts_and_the_way_to_them(lab, capsys):
+    lab.value("%distributed playground 2")
+    (own,) = lab.playgrounds
+    lab.value("%%distributed\nlen([])")
+    assert (lab.session.hosts, lab.session.access.ssh_config) == (own.hosts, "/play/config")
+    lab.value("%%distributed --hosts play-1:4\nlen([])")
+    assert lab.session.access.ssh_config == "/play/config"
+    lab.value("%%distributed --hosts gpu-a\nlen([])")
+    assert lab.session.access.ssh_config is None
+    lab.value("%%distributed --ssh-config mine\nlen([])")
+    assert lab.session.access.ssh_config == "mine"
+    lab.value("%distributed playground stop")
+    assert own.stopped
+    assert lab.session.log[-1] == "close"
+    lab.value("%distributed hosts")
+    assert capsys.readouterr().out.splitlines()[-1] == "localhost  (no hosts are named: this machine)"
+
+
+def test_a_second_playground_ends_the_first(lab):
+    lab.value("%distributed playground 1")
+    lab.value("%distributed playground 2")
+    assert [each.stopped for each in lab.playgrounds] == [True, False]
+
+
+def test_down_closes_the_session_once_opened(lab, capsys):
+    lab.value("%distributed down")
+    assert lab.session.log == []
+    lab.value("%%distributed\nlen([])")
+    capsys.readouterr()
+    lab.value("%distributed down")
+    assert lab.session.log[-1] == "down"
+    assert capsys.readouterr().out == ""
+
+
+def test_down_names_the_hosts_that_could_not_be_told(lab, capsys):
+    lab.session.untold = ("gpu-a", "gpu-b")
+    lab.value("%%distributed\nlen([])")
+    capsys.readouterr()
+    lab.value("%distributed down")
+    assert capsys.readouterr().out == (
+        "gpu-a, gpu-b could not be told; what is loaded there ends when its lease runs out\n"
+    )
+
+
+FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic."
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "host gpu-a",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
+        ),
+        (
+            "doctr",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
+        ),
+        (
+            "--hosts gpu-a",
+            "%distributed takes no flag --hosts: flags belong to a cell, under %%distributed.\n" + FOR_ALL,
+        ),
+        ("hosts a:0", "host 'a:0': 0 ranks were asked for; a host runs at least 1.\nUse 1 or more."),
+        ("hosts --file x", "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE."),
+        ("playground", "%distributed playground needs a number of hosts.\nWrite %distributed playground 2."),
+        ("playground 0", "%distributed playground needs a number of hosts.\nWrite %distributed playground 2."),
+        ("down now", "%distributed down takes nothing after it.\nIt ends the connections to all hosts."),
+    ],
+)
+def test_a_wrong_command_says_what_to_write(lab, line, message):
+    assert str(lab.error(f"%distributed {line}")) == message
+
+
+def test_alone_it_lists_the_commands(lab, capsys):
+    lab.value("%distributed")
+    assert "%distributed playground N " in capsys.readouterr().out
+
+
+def test_help_lists_the_commands_and_the_flags(lab, capsys):
+    lab.value("%distributed --help")
+    out = capsys.readouterr().out
+    assert "%distributed playground N " in out
+    assert "--nproc-per-node N" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("%%distributed --dry", "--dry-run"),
+        ("%%distmagic --nproc", "--nproc-per-node"),
+        ("%%distributed --hosts gp", "gpu-a"),
+        ("%distributed pl", "playground"),
+        ("%distmagic hosts gp", "gpu-a"),
+    ],
+)
+def test_tab_completes(lab, line, found, monkeypatch):
+    lab.value("%distributed hosts gpu-a")
+    fake = SimpleNamespace(host_names=lambda path: ("gpu-alias",))
+    monkeypatch.setitem(sys.modules, "distmagic.transports.ssh.ssh.config", fake)
+    with provisionalcompleter():
+        completions = lab.shell.Completer.completions(f"{line}\nf()", len(line))
+        assert found in [each.text for each in completions]
+
+
+# ---- loading
+
+
+def test_the_alias_is_always_there(lab):
+    assert lab.value("%%distmagic\nlen('abc')") == 3
+
+
+def test_another_owner_keeps_its_magic(shell, capsys):
+    def theirs(line, cell):
+        return "theirs"
+
+    theirs.__module__ = "other_extension.magics"
+    shell.register_magic_function(theirs, "cell", "distributed")
+    lab = Lab(shell)
+    assert capsys.readouterr().out == (
+        "%%distributed belongs to other_extension here: write %%distmagic and %distmagic for distmagic's.\n"
+    )
+    assert lab.value("%%distributed\nx") == "theirs"
+    assert lab.value("%%distmagic\nlen('abc')") == 3
+    magic.unload_ipython_extension(shell)
+    assert lab.value("%%distributed\nx") == "theirs"
+
+
+def test_unloading_takes_everything_back(lab):
+    lab.value("%distributed playground 1")
+    lab.value("%%distributed\nlen([])")
+    magic.unload_ipython_extension(lab.shell)
+    assert lab.session.log[-1] == "close"
+    assert lab.playgrounds[0].stopped
+    assert lab.shell.find_cell_magic("distributed") is None
+    assert lab.shell.find_line_magic("distmagic") is None
+    assert not [each for each in lab.shell.configurables if type(each).__name__ == "Distmagic"]
+    magic.load_ipython_extension(lab.shell, lab.backend)
+    assert lab.value("%%distributed\nlen([])") == 0
+
+
+def test_windows_is_refused_with_a_sentence(shell, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(
+        SpecError, match=r"needs Linux or macOS on the notebook's side\.\nOn Windows, run Jupyter in WSL"
+    ):
+        magic.load_ipython_extension(shell)
+    with pytest.raises(SpecError, match="needs Linux or macOS"):
+        distmagic.run(len, [])
+
+
+@pytest.fixture
+def importable(monkeypatch):
+    """Let other interpreters find this checkout."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(distmagic.__file__).parents[1]))
+
+
+@pytest.mark.usefixtures("importable")
+def test_load_ext_imports_nothing_heavy():
+    code = (
+        "import sys; from IPython.core.interactiveshell import InteractiveShell as S; s = S.instance()\n"
+        "s.run_line_magic('load_ext', 'distmagic'); s.run_line_magic('distributed', 'hosts gpu-a')\n"
+        "print([m for m in ('torch', 'paramiko', 'ipywidgets', 'cloudpickle', 'numpy') if m in sys.modules])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert out.stdout.splitlines()[-1] == "[]", out.stderr
+
+
+def test_the_package_alone_imports_only_the_standard_library(tmp_path):
+    travels = tmp_path / "distmagic"
+    travels.mkdir()
+    (travels / "__init__.py").write_text(Path(distmagic.__file__).read_text())
+    code = (
+        "import sys; before = set(sys.modules); import distmagic\n"
+        "print(distmagic.__version__, sorted({m.split('.')[0] for m in set(sys.modules) - before"
+        " if m.split('.')[0] not in sys.stdlib_module_names}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{distmagic.__version__} ['distmagic']\n"
+
+
+def test_the_packages_names_are_found_when_asked_for():
+    assert distmagic.SpecError is SpecError
+    assert {"run", "Run", "report", "track", "WorkerFailed"} <= set(dir(distmagic))
+    with pytest.raises(AttributeError, match="module 'distmagic' has no attribute 'runn'"):
+        _ = distmagic.runn
+
+
+def test_every_error_is_exported():
+    from distmagic import errors
+
+    ours = {name for name, each in vars(errors).items() if isinstance(each, type)}
+    assert ours == set(distmagic._ERRORS)
+
+
+# ---- in a kernel
+
+_IN_A_KERNEL = """
+from distmagic.notebook import magic
+from distmagic.notebook.backend import Backend
+from distmagic.connection.notebook_prompts import asker_of
+
+class Session:
+    def reach(self, hosts, access, asker, spec=None, spare=()): return self
+    def cancel(self): print("cancelled")
+    def launch(self, reaching, spec, payload, screen): return payload()
+
+magic.load_ipython_extension(get_ipython(), Backend(
+    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=print, playground=None))
+"""
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_kernel_shows_the_cells_lines_and_its_cell_fails():
+    cells = [_IN_A_KERNEL, "%%distributed\nlen('abc')", "%%distributed\n\ndef f():\n    1 / 0\n\nf()\nlen([])"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    with pytest.raises(CellExecutionError):
+        NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    assert notebook.cells[1].outputs[-1].data["text/plain"] == "3"
+    cancelled, error = notebook.cells[2].outputs
+    assert cancelled.text == "cancelled\n"
+    assert error.ename == "ZeroDivisionError"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+    assert "Cell In[3], line 6" in plain
+    assert "Cell In[3], line 4, in f()" in plain
+    assert "magic.py" not in plain
+
+
+# ---- questions
+
+
+def _asked_by_a_thread(asker: NotebookAsker, **question) -> tuple[threading.Thread, list]:
+    answers: list = []
+
+    def work() -> None:
+        try:
+            answers.append(asker.ask(**question))
+        except AuthenticationError as error:
+            answers.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, answers
+
+
+def test_the_main_thread_asks_what_a_worker_wants_to_know(monkeypatch):
+    monkeypatch.setattr(getpass, "getpass", lambda prompt: f"secret for {prompt}")
+    monkeypatch.setattr("builtins.input", lambda prompt: f"typed for {prompt}")
+    asker = NotebookAsker(can_ask=True)
+    for secret, answer in ((True, "secret for gpu-a: Code: "), (False, "typed for gpu-a: Code: ")):
+        thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=secret)
+        asker.serve(WAIT_S)
+        thread.join(WAIT_S)
+        assert answers == [answer]
+    assert asker.ask("gpu-a: Code: ", secret=True) == "secret for gpu-a: Code: "  # on the main thread, at once
+
+
+def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch):
+    def interrupt(prompt):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(getpass, "getpass", interrupt)
+    asker = NotebookAsker(can_ask=True)
+    thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=True)
+    with pytest.raises(KeyboardInterrupt):
+        asker.serve(WAIT_S)
+    thread.join(WAIT_S)
+    assert answers == ["gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."]
+
+
+def test_closing_wakes_all_and_answers_nobody_later():
+    asker = NotebookAsker(can_ask=True)
+    asker.serve(0)  # nothing to do
+    asker.close()
+    thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=True)
+    thread.join(WAIT_S)
+    assert answers == ["gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."]
+
+
+def test_a_kernel_without_stdin_is_an_error_at_once(shell):
+    shell.kernel = SimpleNamespace(_allow_stdin=False)
+    with pytest.raises(AuthenticationError, match="gpu-a"):
+        asker_of(shell).ask("gpu-a: Code: ", secret=True)
+
+
+def test_a_cell_that_ends_leaves_nobody_waiting(lab):
+    lab.value("%%distributed\nlen([])")
+    assert lab.session.asker._closed
+    lab.error("%%distributed\n1 / 0\nlen([])")
+    assert lab.session.asker._closed
+
+
+@pytest.mark.parametrize(("answer", "limits"), [("y", [2**28, sys.maxsize]), ("", [2**28])])
+def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
+    asked, packed = [], []
+
+    def pack(thunk, *, limit_bytes, labels):
+        packed.append(limit_bytes)
+        if limit_bytes < sys.maxsize:
+            raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
+        return thunk
+
+    object.__setattr__(lab.backend, "pack_call", pack)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
+    result = lab.run("%%distributed\ndef f():\n    return 1\nf()")
+    assert asked == ["The call takes 2.0 GB. Send it all the same? [y/N] "]
+    assert packed == limits
+    assert result.success is (answer == "y")
+
+
+def test_above_the_limit_where_nobody_can_answer(lab):
+    def pack(thunk, *, limit_bytes, labels):
+        raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
+
+    object.__setattr__(lab.backend, "pack_call", pack)
+    assert str(lab.error("%%distributed\ndef f():\n    return 1\nf()")) == (
+        "The call takes 2.0 GB.\nUse --payload-limit 4G."
+    )

@@ -1,0 +1,428 @@
+"""From a call to the files that travel: what is in them, that a rank can run them, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import linecache
+import os
+import socket
+import subprocess
+import sys
+import threading
+import types
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import PayloadError
+from distmagic.payload import bundle, local_modules, pack
+
+torch = pytest.importorskip("torch")
+LIMIT = 256 << 20
+CELL = "/tmp/ipykernel_1/cell.py"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """A folder of blobs for this test alone."""
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+def cell(source: str, filename: str = CELL, **names):
+    """Run all lines of a cell but the last in a notebook's namespace, and return the last as the call."""
+    source, _, last = source.rpartition("\n")
+    namespace = {"__name__": "__main__", "__builtins__": __builtins__, **names}
+    exec(compile(source, filename, "exec"), namespace)
+    exec(compile(f"def cell(): return {last}", filename, "exec"), namespace)
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    return namespace["cell"]
+
+
+def packed(thunk, limit_bytes: int = LIMIT) -> pack.Payload:
+    return pack.pack_call(thunk, limit_bytes=limit_bytes, labels={CELL: "Cell In[3]", "other": "Cell In[9]"})
+
+
+def refused(thunk, limit_bytes: int = LIMIT) -> PayloadError:
+    with pytest.raises(PayloadError) as caught:
+        packed(thunk, limit_bytes)
+    return caught.value
+
+
+def names_in(payload: pack.Payload) -> list[str]:
+    with zipfile.ZipFile(payload.code.path) as archive:
+        return [name.removeprefix("modules/") for name in archive.namelist() if name.endswith(".py")]
+
+
+_RANK = """
+import sys, types
+bundle, payload_call, payload_code, folder = sys.argv[1:]
+if __name__ == "__main__":
+    sys.path[:0] = [bundle, payload_code + "/modules"]
+    sys.path.append(bundle + "/fallback")
+    from pathlib import Path
+    from distmagic.remote.values import call
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__file__ = str(call.write_main(payload_call, Path(folder)))
+    print(call.perform(call.load(payload_call, main), main))
+"""
+
+
+def on_a_rank(payload: pack.Payload, tmp_path: Path, *flags: str) -> str:
+    """Run a payload as a rank does, in a process that finds distmagic in the bundle alone."""
+    argv = [str(bundle.build().path), str(payload.call.path), str(payload.code.path), str(tmp_path)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", _RANK, *argv],
+        capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Make modules beside the notebook."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+
+    def write(**texts: str) -> Path:
+        for name, text in texts.items():
+            file = folder / (name.replace("__", "/") + ".py")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        importlib.invalidate_caches()
+        return folder
+
+    yield write
+    for name in set(sys.modules) - before:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "") or getattr(sys.modules[name], "__path__", "")):
+            del sys.modules[name]
+
+
+# ---- what travels
+
+
+def test_a_call_with_its_functions_values_and_sources_runs_on_a_rank(tmp_path):
+    thunk = cell("scale = 2\ndef double(x):\n    return x * scale\ndef train(x):\n    return double(x).sum().item()\n"
+                 "train(data)", data=torch.arange(4))  # fmt: skip
+    payload = packed(thunk)
+    with zipfile.ZipFile(payload.code.path) as archive:
+        sources = json.loads(archive.read("sources.json"))
+    assert list(sources["texts"]) == [CELL]
+    assert "def double" in sources["texts"][CELL]
+    assert sources["labels"] == {CELL: "Cell In[3]"}
+    assert on_a_rank(payload, tmp_path) == "12"
+
+
+def test_equal_calls_give_equal_files():
+    thunk = cell("def train():\n    return 1\ntrain()")
+    assert packed(thunk) == packed(thunk)
+    payload = packed(thunk)
+    assert payload.call.path.name == payload.call.blob.sha256
+    assert payload.call.path.stat().st_size == payload.call.blob.size_bytes
+    assert [path.name[0] for path in payload.call.path.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_files_hash_to_their_names():
+    import hashlib
+
+    payload = packed(cell("def train():\n    return w\ntrain()", w=torch.randn(1000)))
+    for part in (payload.call, payload.code):
+        assert hashlib.sha256(part.path.read_bytes()).hexdigest() == part.blob.sha256
+
+
+def test_functions_of_several_cells_bring_their_texts():
+    cell("def old():\n    return 1\n0", "<first cell>")
+    names: dict = {"__name__": "__main__"}
+    exec(compile(linecache.cache["<first cell>"][2][0] + "    return 1", "<first cell>", "exec"), names)
+    payload = packed(cell("def train():\n    return old()\ntrain()", old=names["old"]))
+    with zipfile.ZipFile(payload.code.path) as archive:
+        assert set(json.loads(archive.read("sources.json"))["texts"]) == {CELL, "<first cell>"}
+
+
+def test_a_whole_cell_brings_its_text_and_modules(beside, tmp_path):
+    beside(mine="VALUE = 40\n")
+    text = "# %%distributed --whole\nimport mine\nmine.VALUE + 2"
+    payload = pack.pack_whole(text, filename=CELL, labels={CELL: "Cell In[3]"}, limit_bytes=LIMIT)
+    assert names_in(payload) == ["mine.py"]
+    assert "mine" not in sys.modules
+    with zipfile.ZipFile(payload.code.path) as archive:
+        assert json.loads(archive.read("sources.json")) == {"labels": {CELL: "Cell In[3]"}, "texts": {CELL: text}}
+    assert on_a_rank(payload, tmp_path) == "42"
+
+
+def test_plain_python_with_a_partial(tmp_path):
+    names: dict = {"__name__": "__main__"}
+    exec("def train(a, *, b):\n    return a + b", names)
+    assert on_a_rank(packed(functools.partial(names["train"], 40, b=2)), tmp_path) == "42"
+
+
+def test_tqdm_travels_by_name_and_a_host_without_it_uses_the_fallback(tmp_path, monkeypatch):
+    importlib.import_module("IPython")
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", types.ModuleType("ipykernel.zmqshell"))
+    for name in ("tqdm.auto", "tqdm.autonotebook"):  # choose again, as in a notebook
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # autonotebook calls itself experimental
+        auto, autonotebook = (importlib.import_module(f"tqdm.{name}") for name in ("auto", "autonotebook"))
+    assert autonotebook.tqdm.__name__ == "tqdm_notebook"
+    source = "def train():\n    return [c.__module__ + '.' + c.__name__ for c in (one, two, three, four)]\ntrain()"
+    plain = importlib.import_module("tqdm").tqdm
+    payload = packed(cell(source, one=auto.tqdm, two=autonotebook.tqdm, three=auto.trange, four=plain))
+    assert names_in(payload) == []
+    assert b"ipywidgets" not in payload.call.path.read_bytes()
+    # -S hides what is installed: tqdm comes out of the bundle, and has no widgets there
+    shown = on_a_rank(payload, tmp_path, "-I", "-S", "-W", "ignore")
+    assert eval(shown)[1:] == ["tqdm.notebook.tqdm_notebook", "tqdm.auto.trange", "tqdm.std.tqdm"]
+
+
+def test_distmagic_travels_by_name(tmp_path):
+    import distmagic
+
+    source = "def train(x=None):\n    report(step=1)\n    return distmagic.__name__, report.__module__\ntrain()"
+    payload = packed(cell(source, distmagic=distmagic, report=distmagic.report))
+    assert names_in(payload) == []
+    assert on_a_rank(payload, tmp_path) == "('distmagic', 'distmagic.remote.rank.report')"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_data_loader_workers_find_the_cells_classes(method, tmp_path):
+    source = """
+import torch
+class Squares(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return i * i + offset
+offset = 1
+def train():
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context=METHOD)
+    return [batch.tolist() for batch in loader]
+train()"""
+    assert on_a_rank(packed(cell(source, METHOD=method)), tmp_path) == "[[1, 2], [5, 10]]"
+
+
+def test_children_of_a_whole_cell_find_its_definitions(tmp_path):
+    source = (
+        "import multiprocessing\ndef double(x):\n    return 2 * x\ndef train():\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n        return pool.map(double, [1, 21])\ntrain()"
+    )
+    payload = pack.pack_whole(source, filename=CELL, labels={}, limit_bytes=LIMIT)
+    assert on_a_rank(payload, tmp_path) == "[2, 42]"
+
+
+# ---- local modules
+
+
+def test_modules_beside_the_notebook_travel_with_those_that_they_import(beside, tmp_path):
+    beside(
+        first="import second\ndef f():\n    return second.VALUE\n", second="import json, torch\nVALUE = 42\n",
+        third="unused = 1\n",
+    )  # fmt: skip
+    thunk = cell("import first\ndef train():\n    return first.f()\ntrain()")
+    payload = packed(thunk)
+    assert names_in(payload) == ["first.py", "second.py"]
+    assert on_a_rank(payload, tmp_path) == "42"
+
+
+def test_an_import_inside_the_function_is_found(beside, tmp_path):
+    beside(lazy="VALUE = 42\n")
+    payload = packed(
+        cell(
+            "def train():\n    def inner():\n        from lazy import VALUE\n        return VALUE\n    return inner()\ntrain()"
+        )
+    )
+    assert names_in(payload) == ["lazy.py"]
+    assert on_a_rank(payload, tmp_path) == "42"
+
+
+def test_a_package_travels_as_a_whole_with_relative_imports(beside, tmp_path):
+    beside(pkg__a="from . import b\nfrom .sub.c import VALUE\n", pkg__b="", pkg__sub__c="VALUE = 42\n")
+    (tmp_path / "project/pkg/__init__.py").write_text("")
+    (tmp_path / "project/pkg/.hidden").mkdir()
+    (tmp_path / "project/pkg/.hidden/x.py").write_text("")
+    payload = packed(cell("from pkg.a import VALUE\nimport pkg.a\ndef train():\n    return pkg.a.VALUE\ntrain()"))
+    assert names_in(payload) == ["pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/sub/c.py"]
+    assert on_a_rank(payload, tmp_path) == "42"
+
+
+def test_a_namespace_package_travels(beside, tmp_path):
+    beside(space__inner__mod="class Model:\n    value = 42\n")
+    payload = packed(
+        cell("from space.inner.mod import Model\nmodel = Model()\ndef train():\n    return model.value\ntrain()")
+    )
+    assert names_in(payload) == ["space/inner/mod.py"]
+    assert on_a_rank(payload, tmp_path) == "42"
+
+
+def test_what_is_on_disk_travels(beside, tmp_path):
+    folder = beside(edited="def f():\n    return 1\n")
+    thunk = cell("import edited\ndef train():\n    return edited.f()\ntrain()")
+    (folder / "edited.py").write_text("def f():\n    return 42\n")
+    assert on_a_rank(packed(thunk), tmp_path) == "42"
+
+
+def test_installed_packages_are_not_sent():
+    import numpy as np
+
+    assert names_in(packed(cell("def train():\n    import yaml, pytest\n    return numpy.pi\ntrain()", numpy=np))) == []
+
+
+def test_a_package_that_is_too_large_is_named(beside, monkeypatch):
+    beside(huge__a="", huge__b="", huge__c="")
+    monkeypatch.setattr(local_modules, "MAX_FILES", 2)
+    error = refused(cell("def train():\n    import huge\ntrain()"))
+    assert "local package 'huge'" in error.message
+    assert "Install it on the hosts" in error.hint
+    monkeypatch.setattr(local_modules, "MAX_FILES", 2000)
+    monkeypatch.setattr(local_modules, "MAX_BYTES", -1)
+    assert "local package 'huge'" in refused(cell("def train():\n    import huge\ntrain()")).message
+
+
+# ---- what can't travel
+
+
+def test_a_variable_that_cannot_be_pickled_is_named():
+    error = refused(cell("def train():\n    return lock\ntrain()", lock=threading.Lock()))
+    assert error.message == "train uses `lock`, a lock, which can't be pickled."
+    assert error.hint.startswith("Create it inside the function")
+    assert "--whole" in error.hint
+
+
+def _jit():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch retires TorchScript
+        return torch.jit.script(_twice)
+
+
+def _compiled():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.compile(_twice)
+
+
+def _twice(x: int) -> int:
+    return 2 * x
+
+
+def _widget():
+    return importlib.import_module("ipywidgets").IntSlider()
+
+
+def _shell():
+    return importlib.import_module("IPython.core.interactiveshell").InteractiveShell()
+
+
+CULPRITS = {
+    "lock": (threading.RLock, "a lock", "Create it inside"),
+    "event": (threading.Event, "a threading.Event", "Create it inside"),
+    "text file": (Path(__file__).open, "an open file", "Open it inside"),
+    "bytes file": (lambda: Path(__file__).open("rb"), "an open file", "Open it inside"),  # noqa: SIM115
+    "generator": (lambda: (i for i in range(3)), "a generator", "make it a list"),
+    "socket": (socket.socket, "a socket", "Create it inside"),
+    "jit": (_jit, "a torch.jit.script function", "Apply torch.jit.script inside"),
+    "compiled": (_compiled, "a torch.compile function", "Call torch.compile inside"),
+    "widget": (_widget, "a widget", "A widget lives in the notebook"),
+    "get_ipython": (lambda: importlib.import_module("IPython").get_ipython, "IPython itself", "no IPython on a rank"),
+    "bar": (lambda: importlib.import_module("tqdm").tqdm(disable=True), "a progress bar", "Create the bar inside"),
+}
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_known_kinds_are_named_with_their_cure(name):
+    make, what, cure = CULPRITS[name]
+    thing = make()
+    try:
+        error = refused(
+            cell("def helper():\n    return thing\ndef train():\n    return helper()\ntrain()", thing=thing)
+        )
+    finally:
+        getattr(thing, "close", lambda: None)()
+    assert error.message == f"helper uses `thing`, {what}, which can't be pickled."
+    assert cure in error.hint
+
+
+def test_the_shell_is_named():
+    shell = _shell()
+    try:
+        error = refused(cell("def train():\n    get_ipython().magic\ntrain()", get_ipython=shell.get_ipython))
+    finally:
+        shell.history_manager.end_session()
+    assert "train uses `get_ipython`, IPython itself" in error.message
+
+
+def test_a_run_is_named():
+    Run = type("Run", (), {"__module__": "distmagic.runner.outcome"})  # noqa: N806
+    assert "`run`, a Run of distmagic" in refused(cell("def train():\n    return run\ntrain()", run=Run())).message
+
+
+def test_culprits_are_found_where_they_hide():
+    lock = threading.Lock()
+    source = "def train(x=None, *, y=None):\n    return config\ntrain()"
+    assert "train uses `config['a'][1]`, a lock" in refused(cell(source, config={"a": [0, lock]})).message
+    closure = "def timed(f):\n    guard = make()\n    def wrapper():\n        with guard:\n            return f()\n    return wrapper\n@timed\ndef train():\n    pass\ntrain()"
+    assert "timed.wrapper uses `guard`, a lock" in refused(cell(closure, make=threading.Lock)).message
+    default = "def train(x, guard=lock):\n    return x\ntrain(1)"
+    assert "train uses `guard`, a lock" in refused(cell(default, lock=lock)).message
+    method = "class Trainer:\n    def __init__(self):\n        self.lock = make()\n    def fit(self):\n        pass\ntrainer = Trainer()\ntrainer.fit()"
+    assert "The call uses `trainer.lock`, a lock" in refused(cell(method, make=threading.Lock)).message
+    in_class = "class Trainer:\n    guard = lock\n    def fit(self):\n        return self.guard\nTrainer().fit()"
+    assert "Trainer uses `guard`, a lock" in refused(cell(in_class, lock=lock)).message
+    inherited = "class Base:\n    def fit(self):\n        return lock\nclass Trainer(Base):\n    pass\nTrainer().fit()"
+    assert "Base.fit uses `lock`, a lock" in refused(cell(inherited, lock=lock)).message
+    names: dict = {"__name__": "__main__"}
+    exec("def train(*a):\n    pass", names)
+    assert "train uses `args[1]`, a lock" in refused(functools.partial(names["train"], 1, lock)).message
+
+
+def test_an_unknown_kind_says_what_pickle_said():
+    class Odd:
+        def __reduce__(self):
+            raise RuntimeError("I stay here")
+
+    error = refused(cell("def train():\n    return odd\ntrain()", odd=Odd()))
+    assert "RuntimeError: I stay here" in error.message
+
+
+# ---- sizes
+
+
+def test_what_is_too_large_is_named_with_its_size_and_the_cure():
+    data = {"x": torch.zeros(500_000), "y": [1]}
+    thunk = cell("def train():\n    return len(data), small\ntrain()", data=data, small=torch.zeros(10))
+    error = refused(thunk, 1_000_000)
+    assert "takes 2.0 MB to send to every host; at most 1.0 MB are allowed" in error.message
+    assert "The largest: `data` (2.0 MB, used by train)." in error.message
+    assert "--payload-limit 1G" in error.hint
+    assert "inside the function" in error.hint
+
+
+def test_large_text_and_bytes_are_named_too():
+    thunk = cell("def train():\n    return len(text)\ntrain()", text="x" * 3_000_000)
+    assert "`text` (3.0 MB, used by train)" in refused(thunk, 1_000_000).message
+
+
+def test_what_stands_in_the_call_itself_is_used_by_the_call():
+    thunk = cell("def train(text):\n    return len(text)\ntrain(text)", text="x" * 3_000_000)
+    assert "`text` (3.0 MB, used by the call)" in refused(thunk, 1_000_000).message
+
+
+def test_a_small_view_of_large_data_is_within_the_limit():
+    assert packed(cell("def train():\n    return part\ntrain()", part=torch.zeros(10_000_000)[:10]), 100_000)
+
+
+def test_a_whole_cell_has_the_limit_too():
+    with pytest.raises(PayloadError, match="text has"):
+        pack.pack_whole("x" * 1000, filename=CELL, labels={}, limit_bytes=10)
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "file"))
+    error = refused(cell("def train():\n    pass\ntrain()"))
+    assert "can't be written" in error.message
+    assert "DISTMAGIC_HOME" in error.hint

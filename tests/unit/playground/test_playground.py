@@ -1,0 +1,290 @@
+"""The playground's hosts, with the two clients that people use: paramiko and the system's ssh."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+
+pytest.importorskip("asyncssh")
+import paramiko
+
+from distmagic.errors import DistmagicError, SpecError
+from distmagic.playground import playground
+from distmagic.remote.system import processes
+from tests.lab.waiting import wait_until
+
+ROOT = REPOSITORY
+needs_ssh = pytest.mark.needs("ssh")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    with playground.start(2, directory=tmp_path_factory.mktemp("play")) as started:
+        yield started
+
+
+def connect(hosts, name="node1", **other):
+    told = paramiko.SSHConfig.from_path(hosts.ssh_config).lookup(name)
+    client = paramiko.SSHClient()
+    client.load_host_keys(told["userknownhostsfile"].strip('"'))
+    login = {"username": told["user"], "key_filename": told["identityfile"]}
+    client.connect(
+        told["hostname"], port=int(told["port"]), allow_agent=False, look_for_keys=False, **{**login, **other}
+    )
+    return client
+
+
+@pytest.fixture
+def client(hosts):
+    with connect(hosts) as client:
+        yield client
+
+
+def run(client, command):
+    _, out, err = client.exec_command(command)
+    return out.read().decode(), err.read().decode(), out.channel.recv_exit_status()
+
+
+def ssh(hosts, *words, **more):
+    command = ["ssh", "-F", hosts.ssh_config, *words]
+    return subprocess.run(command, check=False, capture_output=True, timeout=30, **more)
+
+
+def test_output_errors_and_exit_code(client):
+    assert run(client, "echo out; echo err >&2; exit 3") == ("out\n", "err\n", 3)
+    assert run(client, "no-such-program")[2] == 127
+
+
+def test_many_commands_on_one_connection(client):
+    channels = [client.exec_command(f"echo {number}; cat") for number in range(8)]
+    for number, (stdin, out, _) in reversed(list(enumerate(channels))):
+        stdin.channel.shutdown_write()
+        assert out.read().decode() == f"{number}\n"
+
+
+def test_20_mb_go_through_and_come_back(client):
+    data = os.urandom(1 << 20) * 20
+    stdin, out, _ = client.exec_command("cat")
+    writer = threading.Thread(target=lambda: (stdin.write(data), stdin.channel.shutdown_write()))
+    writer.start()
+    assert hashlib.sha256(out.read()).digest() == hashlib.sha256(data).digest()
+    writer.join()
+    assert out.channel.recv_exit_status() == 0
+
+
+@needs_ssh
+def test_the_systems_ssh(hosts):
+    data = os.urandom(1 << 20) * 20
+    done = ssh(hosts, "node2", "cat; echo err >&2; exit 5", input=data)
+    assert (done.stdout == data, done.stderr, done.returncode) == (True, b"err\n", 5)
+
+
+@needs_ssh
+def test_a_host_can_be_the_way_to_another(hosts):
+    assert ssh(hosts, "-o", f"ProxyCommand=ssh -F {hosts.ssh_config} -W %h:%p node1", "node2", "pwd").returncode == 0
+
+
+def test_hosts_have_homes_of_their_own_and_the_kernels_python(hosts):
+    seen = []
+    for host in hosts.hosts:
+        with connect(hosts, host.name) as client:
+            text = "pwd; echo $HOME; python3 -c 'import sys; print(sys.executable)'; echo $SSH_CONNECTION; id -un"
+            out, err, code = run(client, text)
+            assert (err, code) == ("", 0)
+            seen.append(out.splitlines())
+    (first, home1, python, connection, user), (_, home2, *_) = seen
+    assert [host.name for host in hosts.hosts] == ["node1", "node2"]
+    assert first == home1 != home2
+    assert python == sys.executable
+    assert [connection.split()[i] for i in (0, 2)] == ["127.0.0.1", "127.0.0.1"]
+    assert paramiko.SSHConfig.from_path(hosts.ssh_config).lookup("node1")["user"] == user
+
+
+def test_the_kernels_environment_does_not_leak(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET_OF_THE_KERNEL", "1")
+    with playground.start(1, directory=tmp_path) as hosts, connect(hosts) as client:
+        assert run(client, "echo [$SECRET_OF_THE_KERNEL$PYTHONPATH]")[0] == "[]\n"
+
+
+def test_only_the_playgrounds_own_key_and_user_get_in(hosts, tmp_path):
+    stranger = tmp_path / "stranger"
+    key = paramiko.Ed25519Key.from_private_key_file(_fresh_key(stranger))
+    with pytest.raises(paramiko.AuthenticationException):
+        connect(hosts, key_filename=None, pkey=key)
+    with pytest.raises(paramiko.AuthenticationException):
+        connect(hosts, username="somebody-else")
+    with pytest.raises(paramiko.SSHException):
+        connect(hosts, key_filename=None, password="")
+
+
+def test_a_client_may_try_again_and_again(hosts, tmp_path):
+    """A wrong key, as an agent may offer, is no reason to hang up; each attempt of paramiko is a service request."""
+    told = paramiko.SSHConfig.from_path(hosts.ssh_config).lookup("node1")
+    with paramiko.Transport(("127.0.0.1", int(told["port"]))) as transport:
+        transport.start_client(timeout=20)
+        with pytest.raises(paramiko.BadAuthenticationType) as refused:
+            transport.auth_none(told["user"])
+        assert refused.value.allowed_types == ["publickey"]
+        for number in range(3):
+            wrong = paramiko.Ed25519Key.from_private_key_file(_fresh_key(tmp_path / f"key{number}"))
+            with pytest.raises(paramiko.AuthenticationException):
+                transport.auth_publickey(told["user"], wrong)
+        transport.auth_publickey(told["user"], paramiko.Ed25519Key.from_private_key_file(told["identityfile"][0]))
+        assert transport.is_authenticated()
+
+
+def _fresh_key(path):
+    import asyncssh
+
+    path.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
+    return str(path)
+
+
+def test_files_are_private(hosts):
+    directory = Path(hosts.ssh_config).parent
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / "id_ed25519").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_signal_is_passed_on_and_told(client):
+    channel = client.get_transport().open_session()
+    channel.exec_command("kill -TERM $$")
+    assert channel.recv_exit_status() == -1  # paramiko's word for a signal
+
+
+def test_a_closed_channel_gives_end_of_file_and_no_signal(client, tmp_path):
+    note = tmp_path / "note"
+    stdin, out, _ = client.exec_command(f"echo up; cat; echo 'read to the end' > {note}")
+    assert out.readline() == "up\n"
+    stdin.channel.close()
+    assert wait_until(lambda: note.exists() and note.read_text(), "the command's note") == "read to the end\n"
+
+
+def test_a_reader_that_is_slow_holds_the_writer_up(client, tmp_path):
+    note = tmp_path / "note"
+    _, out, _ = client.exec_command(f"head -c 60000000 /dev/zero; echo done > {note}")
+    assert out.read(1) == b"\0"
+    assert not note.exists()
+    assert len(out.read()) == 60_000_000 - 1
+    assert note.exists()
+
+
+def test_a_missing_home_is_told(tmp_path):
+    with playground.start(1, directory=tmp_path) as hosts, connect(hosts) as client:
+        shutil.rmtree(Path(hosts.ssh_config).parent / "node1")
+        out, err, code = run(client, "true")
+        assert (out, code) == ("", 255)
+        assert "No such file or directory" in err
+
+
+STUBBORN = "trap '' TERM HUP; echo $$; while :; do sleep 1; done"
+DAEMON = "(setsid sh -c 'echo $$; exec sleep 1000' &) ; sleep 1000"
+
+
+def _alive(pid, directory):
+    """Whether a process of this number works in the playground's directory."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd").startswith(str(directory)) and processes.read(pid).state not in "ZX"
+    except (OSError, AttributeError):
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("command", [STUBBORN, DAEMON], ids=["ignores signals", "a daemon"])
+def test_stop_leaves_no_process_and_no_directory(tmp_path, monkeypatch, command):
+    hosts = playground.start(1, directory=tmp_path)
+    client = connect(hosts)
+    _, out, _ = client.exec_command(command)
+    pid = int(out.readline())
+    assert _alive(pid, tmp_path)
+    hosts.stop()
+    hosts.stop()
+    assert not _alive(pid, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert repr(hosts).startswith("<Playground of node1: stopped")
+    client.close()
+
+
+KERNEL = """
+import os, subprocess, sys, threading
+from distmagic.playground import playground
+hosts = playground.start(1, directory=sys.argv[1])
+keeps_the_pipe_open = os.fork()
+if keeps_the_pipe_open == 0:
+    os.execvp("sleep", ["sleep", "1000"]) if sys.argv[2] == "exec" else threading.Event().wait()
+print(hosts._server.pid, keeps_the_pipe_open, hosts.ssh_config, flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("child", ["exec", "fork"])
+def test_a_killed_kernel_takes_its_playground_along(tmp_path, child):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    kernel = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KERNEL, str(tmp_path), child], stdout=subprocess.PIPE, text=True, env=env
+    )
+    with kernel:
+        server, other, config = kernel.stdout.readline().split()
+        with connect(type("Hosts", (), {"ssh_config": config})) as client:
+            _, out, _ = client.exec_command("echo $$; exec sleep 1000")
+            started = int(out.readline())
+            assert _alive(started, tmp_path)
+            kernel.send_signal(signal.SIGKILL)
+            wait_until(lambda: not list(tmp_path.iterdir()), "the playground's directory to go")
+            wait_until(lambda: processes.read(int(server)) is None, "the server to go")
+            assert processes.read(started) is None
+        os.kill(int(other), signal.SIGKILL)
+
+
+def test_a_forked_child_does_not_stop_its_parents_playground(hosts):
+    pid = os.fork()
+    if pid == 0:
+        hosts.stop()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with connect(hosts) as client:
+        assert run(client, "true")[2] == 0
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_hosts_are_no_playground(count):
+    with pytest.raises(SpecError, match=r"it has at least 1"):
+        playground.start(count)
+
+
+def test_asyncssh_is_asked_for_when_missing(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "asyncssh", None)
+    with pytest.raises(DistmagicError, match=r"pip install 'distmagic\[playground\]'"):
+        playground.start(1, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_does_not_start_says_why(monkeypatch, tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "asyncssh.py").write_text("raise ImportError('this asyncssh is broken')")
+    (tmp_path / "place").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
+    with pytest.raises(DistmagicError, match=r"did not start:\n(.|\n)*this asyncssh is broken"):
+        playground.start(1, directory=tmp_path / "place")
+    assert list((tmp_path / "place").iterdir()) == []
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    with pytest.raises(DistmagicError, match="no place for its files"):
+        playground.start(1, directory=tmp_path / "missing")
+
+
+def test_asyncssh_is_not_imported_here():
+    code = "import sys, distmagic.playground; assert 'asyncssh' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -1,0 +1,71 @@
+"""torchrun's own log, as our engine has it written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, sys
+import torch.distributed.run
+from distmagic.remote.engine import engine
+
+engine.mend_logs()
+agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
+try:
+    raise ConnectionResetError("the lead is gone")
+except ConnectionResetError:
+    agent.exception("Error waiting on exit barrier. Elapsed: %s seconds", 0.1)
+    agent.exception("Something %s", "else")
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_an_exception_is_logged_without_torch_s_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "Something else" in done.stderr
+    assert "ConnectionResetError: the lead is gone" in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert "exit barrier" not in done.stderr
+
+
+MEETING = """
+import os
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from distmagic.remote.engine import engine
+
+told = [DistStoreError("wait timeout after 15000ms, keys: /a\\nmore"), DistStoreError("once more"), None, DistNetworkError("gone")]
+
+class Group:
+    class spec:
+        class rdzv_handler:
+            class _state_holder:
+                class state:
+                    round = 3
+
+def meet(agent, group):
+    print(agent)
+    if (error := told.pop(0)) is not None:
+        raise error
+
+SimpleElasticAgent._rendezvous = meet
+os.environ["DISTMAGIC_WORKER"] = '{"call": "x"}'
+engine.follow_rounds(is_elastic=True)
+SimpleElasticAgent._rendezvous("agent", Group)
+print(os.environ["DISTMAGIC_WORKER"])
+try:
+    SimpleElasticAgent._rendezvous("other agent", Group)
+except DistNetworkError as error:
+    print(error)
+"""
+
+
+def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it() -> None:
+    done = subprocess.run([sys.executable, "-c", MEETING], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["agent"] * 3 + ['{"call": "x", "round": 3}', "other agent", "gone"]
+    assert [line for line in done.stderr.splitlines() if "anew" in line] == [
+        "Meeting the other nodes anew: wait timeout after 15000ms, keys: /a",
+        "Meeting the other nodes anew: once more",
+    ]

@@ -1,0 +1,69 @@
+"""What a rank says besides its progress: warnings under the cell's label, and a result that finds no room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from distmagic.remote.rank import worker
+from distmagic.remote.values import parcel
+
+# In a process of its own: pytest takes warnings for itself.
+WARN = """
+import logging, warnings
+warnings.simplefilter("always")
+from distmagic.remote.rank import worker
+worker._label_warnings({"/tmp/ipykernel_71/123.py": "Cell In[3]"})
+for name in ("/tmp/ipykernel_71/123.py", "/somewhere/train.py"):
+    exec(compile("import warnings\\n\\nwarnings.warn('too hot')", name, "exec"))
+logging.captureWarnings(True)
+logging.basicConfig(format="log: %(message)s")
+warnings.warn_explicit("too late", RuntimeWarning, "/tmp/ipykernel_71/123.py", 9)
+"""
+
+
+def test_a_warning_of_a_cell_names_the_cell_as_tracebacks_do():
+    done = subprocess.run([sys.executable, "-c", WARN], capture_output=True, text=True, check=True)
+    assert [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")] == [
+        "Cell In[3], line 3: UserWarning: too hot",
+        "/somewhere/train.py:3: UserWarning: too hot",
+        "log: Cell In[3], line 9: RuntimeWarning: too late",
+    ]
+
+
+def rank_in(folder: Path) -> worker.Rank:
+    return worker.Rank(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        restart=0,
+        folder=folder,
+        call=folder,
+        code=folder,
+        socket="",
+        pid=os.getpid(),
+    )
+
+
+def test_a_result_is_kept(tmp_path):
+    ended = worker._keep(rank_in(tmp_path), {"loss": 0.5})
+    assert (ended.outcome, ended.meaning) == ("returned", "")
+    assert ended.result_bytes == (tmp_path / "rank3.result").stat().st_size
+
+
+def test_a_result_that_finds_no_room_says_how_much_it_needs(tmp_path, monkeypatch):
+    def dump(value: object, path: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    value = bytes(1_000_000)
+    needed = parcel.measure(value)
+    monkeypatch.setattr(parcel, "dump", dump)
+    monkeypatch.setattr(worker.shutil, "disk_usage", lambda _: type("", (), {"free": 4096})())
+    ended = worker._keep(rank_in(tmp_path), value)
+    assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
+    assert ended.meaning == (
+        f"its result is lost: it takes {needed:,} bytes, and {tmp_path} has 4,096 bytes free (No space left on device)"
+    )

@@ -1,0 +1,140 @@
+"""What a host is like: GPUs behind masks, torch without importing it, addresses and their interfaces."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from distmagic.remote.system import facts
+from distmagic.remote.wire import protocol
+from tests import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def _plain_host(monkeypatch, tmp_path):
+    for name in ("SSH_CONNECTION", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("mask", "count"),
+    [
+        (None, 4),
+        ("", 0),
+        ("0", 1),
+        ("0,1,2,3", 4),
+        (" 2 , 3 ", 2),
+        ("-1", 0),
+        ("0,-1,2", 1),
+        ("0,9,1", 1),
+        ("0,,1", 1),
+        ("GPU-8932f937,GPU-1234", 2),
+        ("MIG-GPU-1/2/0", 1),
+    ],
+)
+def test_a_mask_ends_at_its_first_invalid_device(mask, count):
+    assert facts.visible(4, mask) == count
+
+
+def test_gpus_of_nvidia_amd_and_none(monkeypatch):
+    monkeypatch.setattr(facts, "_count_nvidia", lambda: 8)
+    monkeypatch.setattr(facts, "_count_amd", lambda: 4)
+    assert facts.count_gpus() == 8
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    assert facts.count_gpus() == 2
+    monkeypatch.setattr(facts, "_count_nvidia", lambda: 0)
+    assert facts.count_gpus() == 2
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+    assert facts.count_gpus() == 1
+    monkeypatch.setattr(facts, "_count_amd", lambda: 0)
+    assert facts.count_gpus() == 0
+
+
+def test_amd_nodes_that_may_not_be_read_are_not_counted(monkeypatch, tmp_path):
+    for i, text in enumerate(["cpu_cores_count 8\nsimd_count 0\n", "cpu_cores_count 0\nsimd_count 304\n", None]):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "properties").write_text(text) if text else (folder / "properties").mkdir()
+    real = Path.glob
+    monkeypatch.setattr(
+        Path, "glob", lambda self, pattern: real(tmp_path, pattern) if "kfd" in str(self) else real(self, pattern)
+    )
+    assert facts._count_amd() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("__version__ = '2.13.0+cu130'\ndebug = False\n", "2.13.0+cu130"),
+        ('from typing import Optional\n__all__ = ["__version__"]\n__version__: str = "2.4.1"\n', "2.4.1"),
+        ("version = compute()\n", "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_the_version_of_torch_is_read_from_its_files(monkeypatch, tmp_path, text, version):
+    if text:
+        (tmp_path / "version.py").write_text(text)
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert facts.torch_version() == version
+
+
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)])
+def test_no_torch(monkeypatch, spec):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert facts.torch_version() is None
+
+
+def test_facts_are_gathered_without_importing_torch(tmp_path):
+    code = (
+        "import sys; from distmagic.remote.system import facts; from distmagic.remote.wire import protocol; found = facts.gather();"
+        "assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules); sys.stdout.buffer.write(protocol.encode(found))"
+    )
+    root = REPOSITORY
+    line = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True).stdout
+    _, found = protocol.decode(line)
+    assert (found.executable, found.state_dir) == (sys.executable, str(tmp_path))
+    assert (found.address, found.interface) == ("127.0.0.1", "lo")
+    assert found.torch is not None
+    assert found.cpus >= 1
+    assert found.free_bytes > 0
+    assert 1024 <= found.free_port <= 65535
+
+
+def test_the_interface_of_an_address():
+    assert facts.interface_of("127.0.0.1") == "lo"
+    assert facts.interface_of("192.0.2.77") == ""
+    assert facts.interface_of("") == ""
+
+
+def test_the_way_to_a_peer():
+    assert facts.route("127.0.0.1") == ("127.0.0.1", "lo")
+    assert facts.route("127.0.0.9") == ("127.0.0.1", "lo")
+    with pytest.raises(OSError):
+        facts.route("999.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("connection", "address"),
+    [
+        ("192.0.2.1 50000 127.0.0.1 22", "127.0.0.1"),
+        ("192.0.2.1 50000 192.0.2.77 22", "127.0.0.1"),  # of another network than the one this machine is in now
+        ("nonsense", "127.0.0.1"),
+        ("", "127.0.0.1"),
+    ],
+)
+def test_the_address_that_ssh_came_to(monkeypatch, connection, address):
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    assert facts.route("")[0] == address
+
+
+def test_a_free_port_is_free():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", facts._free_port("127.0.0.1")))

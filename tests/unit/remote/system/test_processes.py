@@ -1,0 +1,309 @@
+"""Processes of a job, with real ones: orphans adopted, trees ended, numbers not mixed up. Only children of this test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from distmagic.remote.agent import ending
+from distmagic.remote.agent.ending import Ending
+from distmagic.remote.system import exits, memory, processes
+from distmagic.remote.system.processes import Process
+from tests import REPOSITORY
+
+ROOT = REPOSITORY
+WAIT = "import sys; print('up', flush=True); sys.stdin.read()"  # lives until its stdin is closed
+HEAD = "import json, os, signal, sys\nfrom distmagic.remote.system import processes\n"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that runs Python source in a child, which is killed after the test."""
+    children = []
+
+    def run(source: str, **env: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", source], cwd=ROOT, env={**os.environ, **env}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        children.append(child)
+        return child
+
+    yield run
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def up(child: subprocess.Popen[str]) -> Process:
+    """Wait until a child that runs WAIT is there; return it."""
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    found = processes.read(child.pid)
+    assert found is not None
+    return found
+
+
+def is_running(child: subprocess.Popen[str]) -> bool:
+    found = processes.read(child.pid)
+    return found is not None and found.state not in "ZX"
+
+
+# ---- looking
+
+
+def test_a_process_as_proc_shows_it(start):
+    found = up(start(WAIT))
+    assert (found.parent, found.exit_status) == (os.getpid(), 0)
+    assert found.name.startswith("python")
+    assert found.state in "SRD"
+    assert found.started > 0
+    for table in (processes.everything(), processes.descendants(os.getpid())):
+        assert [(p.parent, p.started) for p in table if p.pid == found.pid] == [(os.getpid(), found.started)]
+
+
+def test_a_name_with_brackets(start):
+    name = "a) S (b c)"
+    found = up(start(f"open('/proc/self/comm', 'w').write({name!r}); {WAIT}"))
+    assert (found.name, found.parent) == (name, os.getpid())
+
+
+def test_a_number_that_nobody_has(start):
+    child = start(WAIT)
+    up(child)
+    child.kill()
+    child.wait()
+    assert processes.read(child.pid) is None
+    assert processes.read(2**30) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("os._exit(7)", 7), ("os._exit(0)", 0), ("os.kill(os.getpid(), 9)", -9), ("os.abort()", -6)]
+)
+def test_a_zombie_tells_how_it_ended(start, how, code):
+    child = start(f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {how}")
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    found = processes.read(child.pid)
+    assert found is not None
+    assert (found.state, exits.code_of(found.exit_status)) == ("Z", code)
+    assert child.pid not in [p.pid for p in processes.descendants(os.getpid())]
+    assert child.wait() == code
+
+
+def process(pid: int, parent: int, state: str = "S") -> Process:
+    return Process(pid=pid, parent=parent, started=pid, state=state, name=f"p{pid}", exit_status=0)
+
+
+def test_descendants_of_a_table():
+    table = [
+        process(1, 0),
+        process(2, 1),
+        process(3, 2),
+        process(4, 3, "Z"),
+        process(5, 4),
+        process(6, 1),
+        process(7, 9),
+    ]
+    assert [p.pid for p in processes.descendants(2, table)] == [3, 5]
+    assert {p.pid for p in processes.descendants(1, table)} == {2, 3, 5, 6}
+    assert processes.descendants(7, table) == ()
+
+
+# ---- ending
+
+
+def test_a_number_that_was_given_out_again_is_not_hit(start):
+    child = start(WAIT)
+    found = up(child)
+    processes.send(replace(found, started=found.started + 1), signal.SIGKILL)
+    assert is_running(child)
+    processes.send(found, signal.SIGKILL)
+    assert child.wait() == -9
+    processes.send(found, signal.SIGKILL)  # gone: nothing happens
+
+
+def test_die_with_parent(start):
+    """The parent ends; the end of file on the child's stdout says that the child ended too."""
+    child = start(
+        HEAD
+        + """
+ready, there = os.pipe()
+if os.fork() == 0:
+    processes.die_with_parent()
+    os.write(there, b"x")
+    signal.pause()
+os.read(ready, 1)
+sys.stdin.read()
+os._exit(0)
+"""
+    )
+    out, _ = child.communicate(timeout=30)
+    assert (out, child.returncode) == ("", 0)
+
+
+ORPHAN = (
+    HEAD
+    + """
+processes.become_subreaper()
+ready, there = os.pipe()
+middle = os.fork()
+if middle == 0:
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(there, b"%d" % os.getpid())
+        while True:
+            signal.pause()
+    os._exit(0)
+orphan = int(os.read(ready, 20))
+os.waitpid(middle, 0)
+"""
+)
+
+
+def test_orphans_are_adopted_and_ended_though_they_ignore_sigterm(start):
+    child = start(
+        ORPHAN
+        + """
+from distmagic.remote.agent.ending import Ending
+tree = [p.pid for p in processes.descendants(os.getpid())]
+end = Ending()
+before = end.has_begun
+end.begin(10.0, 3.0)
+end.step(12.9)
+lived = [p.pid for p in processes.descendants(os.getpid())]
+end.step(13.0)
+os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+end.step(13.1)
+reaped = processes.reap()
+print(json.dumps([orphan, tree, lived, before, end.has_begun, end.is_done, end.survivors, list(reaped.items()), processes.reap()]))
+"""
+    )
+    orphan, tree, lived, before, begun, done, survivors, reaped, again = json.loads(child.communicate(timeout=30)[0])
+    assert (tree, lived) == ([orphan], [orphan])
+    assert (before, begun, done, survivors) == (False, True, True, [])
+    assert (reaped, again) == ([[orphan, 9]], {})
+
+
+def test_sweep_ends_what_carries_the_mark(start):
+    job = f"test-{os.getpid()}"
+    mine = start(ORPHAN + "print('up', flush=True)\n" + WAIT, **{processes.MARK: job})
+    other = start(WAIT, **{processes.MARK: f"{job}0"})
+    up(mine)
+    up(other)
+    assert {p.pid for p in processes.marked(job)} >= {mine.pid}
+    assert len(processes.marked(job)) == 2
+    assert processes.sweep(job) == ()
+    assert mine.wait() == -9
+    assert is_running(other)
+    assert processes.sweep(f"{job}-never") == ()
+
+
+def test_whoever_sweeps_does_not_end_itself_or_its_parents(start):
+    job = f"test-{os.getpid()}"
+    source = f"{HEAD}print(json.dumps([p.pid for p in processes.marked({job!r})]), flush=True); sys.stdin.read()"
+    child = start(source, **{processes.MARK: job})
+    assert json.loads(child.stdout.readline()) == []
+    assert len(processes.marked(job)) == 1
+
+
+class Tree:
+    """Processes that are not there, and the signals that they were sent."""
+
+    def __init__(self, *pids: int) -> None:
+        self.alive = {pid: process(pid, 1) for pid in pids}
+        self.signals: list[tuple[int, int]] = []
+
+    def send(self, one: Process, number: int) -> None:
+        self.signals.append((one.pid, number))
+
+
+@pytest.fixture
+def tree(monkeypatch) -> Tree:
+    made = Tree(11, 12)
+    monkeypatch.setattr(ending.processes, "descendants", lambda root: tuple(made.alive.values()))
+    monkeypatch.setattr(ending.processes, "send", made.send)
+    return made
+
+
+def test_each_is_asked_once_and_killed_later(tree):
+    end = Ending()
+    end.step(0.0)
+    assert tree.signals == []
+    end.begin(1.0, 3.0)
+    end.step(1.1)
+    assert tree.signals == [(11, signal.SIGTERM), (12, signal.SIGTERM)]
+    del tree.alive[11]
+    tree.alive[13] = process(13, 1)  # started meanwhile
+    end.step(2.0)
+    assert tree.signals[2:] == [(13, signal.SIGTERM)]
+    end.step(4.0)
+    assert tree.signals[3:] == [(12, signal.SIGKILL), (13, signal.SIGKILL)]
+    tree.alive.clear()
+    end.step(4.1)
+    assert (end.is_done, end.survivors) == (True, ())
+
+
+def test_a_second_call_can_only_shorten(tree):
+    end = Ending()
+    end.begin(0.0, 3.0)
+    end.begin(1.0, 30.0)
+    end.step(2.9)
+    assert (11, signal.SIGKILL) not in tree.signals
+    end.begin(2.9, 0.0)
+    assert (11, signal.SIGKILL) in tree.signals
+
+
+def test_what_can_not_be_ended_is_named(tree):
+    tree.alive = {11: process(11, 1, "D")}
+    end = Ending()
+    end.begin(0.0, 0.0)
+    end.step(9.9)
+    assert not end.is_done
+    end.step(10.1)
+    assert (end.is_done, end.survivors) == (True, ("p11 (pid 11, state D)",))
+    sent = len(tree.signals)
+    end.step(11.0)
+    assert len(tree.signals) == sent
+
+
+# ---- what an end means
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [
+        (0, ""),
+        (1, ""),
+        (127, ""),
+        (-9, "SIGKILL: killed from outside"),
+        (137, "SIGKILL: killed from outside"),
+        (-11, "SIGSEGV: segmentation fault: native code touched memory that isn't its own"),
+        (139, "SIGSEGV: segmentation fault: native code touched memory that isn't its own"),
+        (-6, "SIGABRT: aborted by native code; its last words are on stderr"),
+        (-7, "SIGBUS: bus error: often /dev/shm is full (DataLoader workers) or a mapped file was cut short"),
+        (-15, "SIGTERM: asked to end from outside"),
+        (-2, "SIGINT: Interrupt"),
+        (-40, "signal 40"),
+        (-99, "signal 99"),
+        (128, ""),
+        (200, ""),
+        (255, ""),
+    ],
+)
+def test_meanings(code, meaning):
+    assert exits.meaning_of(code, out_of_memory="") == meaning
+    assert exits.outcome_of(code) == ("signalled" if code < 0 else "exited")
+
+
+@pytest.mark.parametrize(("code", "is_oom"), [(-9, True), (137, True), (-15, False), (1, False)])
+def test_out_of_memory(code, is_oom):
+    text = "SIGKILL: the host ran out of memory and its kernel ended the process"
+    assert (exits.meaning_of(code, out_of_memory=memory.HOST_WIDE) == text) is is_oom

@@ -1,0 +1,470 @@
+"""Values through a parcel: tensors of every kind, memory shared as before, and errors that name the part."""
+
+from __future__ import annotations
+
+import collections
+import io
+import sys
+import threading
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote.values import call, parcel, storages
+from distmagic.remote.values.pickling import Seen
+from tests import REPOSITORY
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+
+def through(value, tmp_path: Path):
+    path = tmp_path / "value"
+    size = parcel.dump(value, path)
+    assert size == path.stat().st_size
+    assert [file.name for file in tmp_path.iterdir()] == ["value"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    return parcel.load(path)
+
+
+def size_of(value) -> int:
+    size = parcel.measure(value)
+    assert size < 1 << 30
+    return size
+
+
+TENSORS = {
+    "float32": lambda: torch.randn(3, 4),
+    "bfloat16": lambda: torch.randn(5).to(torch.bfloat16),
+    "float8": lambda: torch.randn(5).to(torch.float8_e4m3fn),
+    "complex": lambda: torch.randn(4, dtype=torch.complex128),
+    "bool": lambda: torch.tensor([True, False]),
+    "0-dim": lambda: torch.tensor(3.5),
+    "empty": lambda: torch.empty(0, 3),
+    "no element but a stride": lambda: torch.empty(4, 0).t(),
+    "transposed": lambda: torch.arange(12).reshape(3, 4).t(),
+    "expanded": lambda: torch.arange(3).expand(4, 3),
+    "one column": lambda: torch.randn(100, 50)[:, 7],
+    "every second": lambda: torch.arange(20)[5::2],
+    "conj": lambda: torch.randn(4, dtype=torch.complex64).conj(),
+    "neg": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
+    "conj, one column": lambda: torch.randn(100, 50, dtype=torch.complex64).conj()[:, 3],
+    "neg, one column": lambda: torch.randn(100, 50, dtype=torch.complex64).conj().imag[:, 3],
+    "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_comes_back_as_it_was(name, tmp_path):
+    tensor = TENSORS[name]()
+    back = through(tensor, tmp_path)
+    assert type(back) is torch.Tensor
+    assert (back.dtype, back.shape, back.is_conj(), back.is_neg()) == (
+        tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(),
+    )  # fmt: skip
+    assert torch.equal(back.to(torch.complex128), tensor.to(torch.complex128))
+
+
+@pytest.mark.parametrize("make", [lambda t: t.to_sparse(), lambda t: t.to_sparse_csr()])
+def test_sparse_tensors_travel(make, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its CSR layout beta
+        back = through(make(torch.eye(4)), tmp_path)
+        assert torch.equal(back.to_dense(), torch.eye(4))
+
+
+def test_quantized_meta_and_attributes_travel(tmp_path):
+    marked = torch.ones(3)
+    marked.origin = "here"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch retires quantized tensors
+        quantized = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
+        back = through([quantized, torch.empty(3, 4, device="meta"), marked], tmp_path)
+        assert torch.equal(back[0].int_repr(), quantized.int_repr())
+    assert back[1].device.type == "meta"
+    assert back[2].origin == "here"
+
+
+def test_requires_grad_and_parameters_are_kept(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model[0].weight.requires_grad_(False)
+    back = through({"model": model, "state": model.state_dict(), "leaf": torch.ones(2, requires_grad=True)}, tmp_path)
+    assert isinstance(back["model"][0].weight, torch.nn.Parameter)
+    assert not back["model"][0].weight.requires_grad
+    assert back["model"][0].bias.requires_grad
+    assert type(back["state"]) is collections.OrderedDict
+    assert back["leaf"].requires_grad
+    assert back["leaf"].is_leaf
+    assert back["state"]["0.weight"].data_ptr() == back["model"][0].weight.data_ptr()
+
+
+def test_an_optimizer_and_its_state_travel(tmp_path):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    moved, their_optimizer = through((model, optimizer), tmp_path)
+    assert their_optimizer.param_groups[0]["params"][0] is moved.weight
+    moved(torch.randn(5, 3)).sum().backward()
+    their_optimizer.step()
+    assert their_optimizer.state[moved.weight]["step"] == 2
+
+
+def test_tied_weights_stay_tied(tmp_path):
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+    model[1].weight = model[0].weight
+    back = through(model, tmp_path)
+    assert back[0].weight is back[1].weight
+
+
+def test_tensors_that_share_memory_share_it_again(tmp_path):
+    whole = torch.arange(1000.0)
+    back = through([whole, whole[10:20], whole.view(10, 100)[3], whole], tmp_path)
+    back[0].fill_(7)
+    assert back[1].eq(7).all()
+    assert back[2].eq(7).all()
+    assert back[3] is back[0]
+    assert size_of([whole, whole[10:20], whole.view(10, 100)]) < 4000 + 2000
+
+
+def test_overlapping_views_share_their_stretch_without_the_rest(tmp_path):
+    large = torch.zeros(1_000_000)
+    views = [large[1000:1100], large[1050:1200], large[500_000:500_010]]
+    assert size_of(views) < 4000
+    back = through(views, tmp_path)
+    back[0][60] = 5
+    assert back[1][10] == 5
+    assert back[2].untyped_storage().nbytes() < 200
+
+
+def test_views_of_different_types_share_their_stretch(tmp_path):
+    raw = torch.zeros(10_000, dtype=torch.uint8)
+    back = through([raw[17:40], raw[16:24].view(torch.float64)], tmp_path)
+    back[1].fill_(1.0)
+    assert back[0][6] == 0x3F
+
+
+@pytest.mark.parametrize("make", [lambda t: t[3], lambda t: t[:, 3], lambda t: t[::100, ::10], lambda t: t[3:4, 5]])
+def test_a_small_view_of_a_large_storage_is_small(make):
+    assert size_of(make(torch.zeros(2000, 500))) < 12_000
+
+
+def test_chunks_that_make_up_a_storage_stay_together(tmp_path):
+    parts = torch.arange(1000.0).split(100)
+    back = through(parts, tmp_path)
+    assert len({part.untyped_storage().data_ptr() for part in back}) == 1
+
+
+def test_memory_of_another_device_passes_in_chunks(monkeypatch):
+    monkeypatch.setattr(storages, "CHUNK_BYTES", 7)
+    tensor = torch.arange(100, dtype=torch.uint8)
+    chunks = [bytes(chunk) for chunk in storages._over_the_cpu(tensor.untyped_storage(), 3, 30)]
+    assert b"".join(chunks) == bytes(range(3, 30))
+    assert max(map(len, chunks)) == 7
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_tensors_of_a_gpu_come_back_on_the_cpu(tmp_path):
+    model = torch.nn.Linear(3, 3).cuda()
+    large = torch.arange(1000.0, device="cuda")
+    back, views = through([model, [large[5:10], large[7:12], large.to_sparse()]], tmp_path)
+    assert torch.equal(back.weight, model.weight.cpu())
+    assert {view.device.type for view in views} == {"cpu"}
+    views[0][2] = 70
+    assert views[1].tolist() == [70, 8, 9, 10, 11]
+
+
+def test_bare_storages_are_shared_with_tensors(tmp_path):
+    tensor = torch.arange(4.0)
+    back, storage = through([tensor, tensor.untyped_storage()], tmp_path)
+    assert storage.data_ptr() == back.untyped_storage().data_ptr()
+
+
+def test_numpy_arrays_are_writable_views_of_the_file(tmp_path):
+    back = through({"a": np.arange(10.0), "f": np.asfortranarray(np.ones((3, 4))), "s": np.arange(10)[::2]}, tmp_path)
+    back["a"][0] = 9
+    assert back["a"][0] == 9
+    assert back["f"].flags.f_contiguous
+    assert back["s"].tolist() == [0, 2, 4, 6, 8]
+
+
+def test_changes_to_a_loaded_tensor_stay_private(tmp_path):
+    path = tmp_path / "value"
+    parcel.dump(torch.zeros(100), path)
+    parcel.load(path).fill_(1)
+    back = parcel.load(path)
+    path.unlink()
+    assert back.eq(0).all()
+    back += 1
+    assert back.sum() == 100
+
+
+def test_a_loaded_tensor_can_be_shared_with_other_processes(tmp_path):
+    back = through(torch.arange(10), tmp_path)
+    assert back.share_memory_().is_shared()
+    assert back.tolist() == list(range(10))
+
+
+def test_a_type_without_torch_needs_no_torch(tmp_path):
+    path = tmp_path / "value"
+    parcel.dump({"a": [1, 2.5, "x", None]}, path)
+    code = f"import sys; from distmagic.remote.values import parcel; print(parcel.load({str(path)!r}), 'torch' in sys.modules)"
+    assert run_python(code) == "{'a': [1, 2.5, 'x', None]} False"
+
+
+def run_python(code: str, *flags: str) -> str:
+    import subprocess
+
+    root = str(REPOSITORY)
+    code = f"import sys; sys.path.insert(0, {root!r}); {code}"
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_wrapped_module_comes_back_as_itself(tmp_path):
+    import torch.distributed as dist
+
+    inner = torch.nn.Linear(2, 2)
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = torch.nn.parallel.DistributedDataParallel(inner)
+        parcel.dump({"model": wrapped}, tmp_path / "value")
+    finally:
+        dist.destroy_process_group()
+    back = parcel.load(tmp_path / "value")["model"]
+    assert type(back) is torch.nn.Linear
+    assert torch.equal(back.weight, inner.weight)
+
+
+# ---- functions and classes of __main__
+
+
+def cell(source: str, **names) -> dict:
+    """Run a cell's text in a namespace as a notebook has it."""
+    namespace = {"__name__": "__main__", "__builtins__": __builtins__, **names}
+    exec(compile(source, "<cell 1>", "exec"), namespace)
+    return namespace
+
+
+def test_loaded_functions_share_the_globals_of_the_given_main(tmp_path):
+    names = cell("n = 1\ndef bump():\n    global n\n    n += 1\n    return n\ndef peek():\n    return n")
+    parcel.dump([names["bump"], names["peek"]], tmp_path / "value")
+    main = {"__name__": "__main__"}
+    bump, peek = parcel.load(tmp_path / "value", main)
+    bump()
+    assert peek() == main["n"] == 2
+    assert main["bump"] is bump
+    assert peek.__globals__ is main
+
+
+def test_loaded_functions_touch_nobody_elses_globals(tmp_path):
+    names = cell("n = 1\ndef peek():\n    return n")
+    parcel.dump(names["peek"], tmp_path / "value")
+    peek = parcel.load(tmp_path / "value")
+    assert peek() == 1
+    assert not hasattr(sys.modules["__main__"], "peek")
+    assert peek.__globals__["__name__"] == "__main__"
+
+
+def test_the_class_of_a_captured_value_becomes_a_name_of_main(tmp_path):
+    names = cell("class Data:\n    pass\ndata = Data()\ndef train():\n    return data")
+    parcel.dump(names["train"], tmp_path / "value")
+    main = {"__name__": "__main__"}
+    train = parcel.load(tmp_path / "value", main)
+    assert main["Data"] is type(train())
+
+
+def test_a_class_of_the_notebook_comes_back_as_the_same_class(tmp_path):
+    names = cell("class Answer:\n    value = 42")
+    assert type(through(names["Answer"](), tmp_path)) is names["Answer"]
+
+
+def test_code_and_modules_are_noted(tmp_path):
+    import json
+    import string
+
+    names = cell("def train():\n    def inner():\n        import heapq\n    return json.dumps, [Counter()]",
+                 json=json, Counter=collections.Counter, unused=string)  # fmt: skip
+    seen = Seen()
+    parcel.dump(names["train"], tmp_path / "value", seen=seen)
+    assert {code.co_name for code in seen.codes} == {"train", "inner"}
+    assert {"json", "collections"} <= seen.modules
+    assert "string" not in seen.modules
+
+
+def test_submodules_that_stay_behind_are_not_asked_for(tmp_path):
+    import distmagic
+    import distmagic.state.state
+
+    names = cell("def train(x):\n    return distmagic.report, x.state", distmagic=distmagic)
+    parcel.dump(names["train"], tmp_path / "value")
+    assert b"distmagic.state.state" not in (tmp_path / "value").read_bytes()
+    assert distmagic.state
+
+
+def test_the_standard_streams_are_those_of_the_other_end(tmp_path, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    parcel.dump(out, tmp_path / "value")
+    monkeypatch.undo()
+    assert parcel.load(tmp_path / "value") is sys.stdout
+
+
+# ---- errors
+
+
+def test_a_part_that_cannot_be_pickled_is_named(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    model.lock = threading.Lock()
+    with pytest.raises(parcel.ParcelError) as caught:
+        parcel.dump({"loss": 1.0, "model": [model]}, tmp_path / "value")
+    assert caught.value.message == "result['model'][0].lock is a lock, which can't be pickled."
+    assert "state_dict()" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_of_modules_read_as_in_the_users_code(tmp_path):
+    model = torch.nn.Sequential(collections.OrderedDict(first=torch.nn.Linear(2, 2)))
+    model.first.stream = (i for i in range(3))
+    with pytest.raises(parcel.ParcelError, match=r"result\.first\.stream is a generator"):
+        parcel.dump(model, tmp_path / "value")
+
+
+def test_a_cycle_with_a_lock_is_taken_apart_once(tmp_path):
+    box: dict = {"lock": [threading.RLock()]}
+    box["self"] = box
+    with pytest.raises(parcel.ParcelError, match=r"result\['lock'\]\[0\] is a lock"):
+        parcel.dump(box, tmp_path / "value")
+
+
+def test_an_object_that_refuses_is_the_culprit(tmp_path):
+    class Stubborn:
+        def __reduce__(self):
+            raise RuntimeError("no")
+
+    with pytest.raises(parcel.ParcelError, match=r"result\[1\] is a .*Stubborn, which can't be pickled"):
+        parcel.dump([1, Stubborn()], tmp_path / "value")
+
+
+def test_a_part_among_very_many_is_told_by_what_pickle_said(tmp_path):
+    with pytest.raises(parcel.ParcelError, match=r"result is a list, .* \(TypeError: cannot pickle '_thread.lock'"):
+        parcel.dump([*({} for _ in range(10_000)), threading.Lock()], tmp_path / "value")
+
+
+def test_a_limit_is_kept_before_any_buffer_is_written(tmp_path):
+    with pytest.raises(parcel.TooLarge) as caught:
+        parcel.dump(torch.zeros(1000), tmp_path / "value", limit_bytes=3000)
+    assert 4000 <= caught.value.size_bytes < 8000
+    with pytest.raises(parcel.TooLarge):
+        parcel.dump("x" * 10_000, tmp_path / "value", limit_bytes=3000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_an_os_error():
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        sink = parcel._Sink(file=full)
+        with pytest.raises(OSError, match="No space left"):
+            parcel._pickled("x" * 100_000, sink, Seen(), None, "result")
+
+
+@pytest.mark.parametrize("kept", [0, 10, 64, 200, -40, -1])
+def test_a_file_that_was_cut_off_is_refused(kept, tmp_path):
+    path = tmp_path / "value"
+    parcel.dump([torch.randn(100), "text"], path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(parcel.ParcelError, match=r"is no parcel|is not whole"):
+        parcel.load(path)
+
+
+def test_garbage_is_refused(tmp_path):
+    path = tmp_path / "value"
+    path.write_bytes(b"garbage" * 100)
+    with pytest.raises(parcel.ParcelError, match="is no parcel"):
+        parcel.load(path)
+    parcel.dump(torch.zeros(10), path)
+    whole = path.read_bytes()
+    for old, new in ((b'"windows":[[', b'"windows":[[9'), (b'"rows":[[0', b'"rows":[[7'), (whole[64:80], b"\0" * 16)):
+        broken = whole.replace(old, new, 1)
+        table = broken.index(b'{"buffers"')
+        length = broken.index(b"]]}", table) + 3 - table
+        path.write_bytes(broken[: table + length] + parcel._TRAILER.pack(table, length, parcel._END))
+        with pytest.raises(parcel.ParcelError, match=r"damaged|can't be rebuilt"):
+            parcel.load(path)
+
+
+def test_a_value_whose_module_is_missing_here_is_explained(tmp_path, monkeypatch):
+    module = types.ModuleType("only_there")
+    exec("class Thing:\n    pass", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_there", module)
+    parcel.dump(module.Thing(), tmp_path / "value")
+    monkeypatch.undo()
+    with pytest.raises(parcel.ParcelError) as caught:
+        parcel.load(tmp_path / "value")
+    assert "needs the module 'only_there'" in caught.value.message
+    assert "Install only_there" in caught.value.hint
+
+
+# ---- a payload's call
+
+
+def rank(what, tmp_path: Path):
+    """Do what a rank does with a payload."""
+    parcel.dump(what, tmp_path / "value")
+    main = types.ModuleType("__main__")
+    return call.perform(call.load(tmp_path / "value", main), main), main
+
+
+def test_a_call_is_called_in_main(tmp_path):
+    names = cell("rate = 2\ndef train(n):\n    return n * rate\ndef thunk():\n    return train(21)")
+    value, main = rank(call.Call(names["thunk"]), tmp_path)
+    assert value == 42
+    assert main.rate == 2
+    assert main.train.__globals__ is main.__dict__
+
+
+def test_a_coroutine_is_run(tmp_path):
+    names = cell("import asyncio\nasync def train():\n    await asyncio.sleep(0)\n    return 42")
+    assert rank(call.Call(names["train"]), tmp_path)[0] == 42
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("x = 20\ndef f():\n    return x + 1\nf() * 2", 42),
+        ("import asyncio\nawait asyncio.sleep(0)\n42", 42),
+        ("async def f():\n    return 42\nawait f()", 42),
+        ("async def f():\n    return 42\nf()", 42),
+        ("result = 42", 42),
+        ("for i in range(3):\n    pass", None),
+        ("if __name__ == '__main__':\n    done = 1", None),
+        ("", None),
+    ],
+)
+def test_a_whole_cell_gives_its_last_expression(source, value, tmp_path):
+    found, main = rank(call.Whole(source, "<cell 7>"), tmp_path)
+    assert found == value
+    assert not hasattr(main, "__distmagic_result__")
+
+
+def test_a_whole_cell_keeps_its_lines_and_its_name(tmp_path):
+    with pytest.raises(ZeroDivisionError) as caught:
+        rank(call.Whole("# the magic's line\n\ndef f():\n    return 1 / 0\nf()", "<cell 7>"), tmp_path)
+    frames = [
+        (entry.path if isinstance(entry.path, str) else str(entry.path), entry.lineno) for entry in caught.traceback
+    ]
+    assert [(str(path).rsplit("/", 1)[-1], line + 1) for path, line in frames[-2:]] == [
+        ("<cell 7>", 5),
+        ("<cell 7>", 4),
+    ]
+
+
+def test_what_is_no_payload_is_refused(tmp_path):
+    parcel.dump(42, tmp_path / "value")
+    with pytest.raises(parcel.ParcelError, match="is no payload but a int"):
+        call.load(tmp_path / "value", types.ModuleType("__main__"))

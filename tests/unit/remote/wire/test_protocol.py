@@ -1,0 +1,355 @@
+"""The wire: one frozen line a type, what is ignored, and that any bytes are a message or a `BadLine`."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire import wire
+from tests import REPOSITORY
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "wire.jsonl"
+SHA = "ab" * 32
+BLOB = p.Blob(sha256=SHA, size_bytes=7)
+SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
+LISTED = p.Listed(
+    job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
+    reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2, max_nodes=4,
+    awaited=("gpu-c",), hang_timeout_s=60.0, age_s=90.0,
+)  # fmt: skip
+WARM = p.Warm(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
+START = p.Start(
+    job="j-1", node_rank=1, torchrun=("--nnodes=2",), env={}, defaults={}, cwd="/", call=SHA, code=SHA, endpoint="",
+    hosts=("gpu-a",), lead=True, lease_s=60.0,
+)  # fmt: skip
+MESSAGES = (
+    (1, p.Hello(protocol=1, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
+    (2, p.Endpoint(state="unreached", detail="Connection refused")),
+    (3, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73, round=2)),
+    (
+        4,
+        p.Progress(
+            rank=3,
+            restart=1,
+            at_s=1.5,
+            step=10.0,
+            total=100.0,
+            rows=(p.Row(at_s=1.25, step=10.0, metrics={"loss": 0.5, "bad": math.inf}), p.Row(at_s=1.5, metrics={})),
+            bars=(p.Bar(id=1, desc="épo", n=2.0, total=3.0, unit="b", rate=4.0, postfix="x", closed=True), p.Bar(id=2)),
+            device="cuda:1",
+        ),
+    ),
+    (5, p.Output(rank=-1, stream="stderr", offset=10, text="é\n", skipped_bytes=5, size_bytes=3)),
+    (
+        6,
+        p.Ended(
+            rank=3,
+            restart=1,
+            outcome="raised",
+            code=1,
+            failure=p.Failure(type="ValueError", message="no", traceback="Traceback\n"),
+            result_bytes=0,
+            meaning="m",
+        ),
+    ),
+    (7, p.Engineended(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
+    (8, p.Notice(text="the disk is full")),
+    (9, p.Skipped(through=9)),
+    (
+        11,
+        p.Stacks(
+            asked="a1",
+            rank=3,
+            local_rank=1,
+            silence="its process is stopped",
+            threads=(p.Thread(frames=(p.Frame(file="Cell In[3]", line=9, function="f", mine=True, text="g()"),)),),
+        ),
+    ),
+    (12, p.Dumped(asked="a1", ranks=2)),
+    (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
+    (
+        0,
+        p.Facts(
+            executable="/usr/bin/python3",
+            torch="2.13.0",
+            gpus=2,
+            cpus=16,
+            address="10.0.0.2",
+            interface="eth0",
+            free_port=40001,
+            free_bytes=1 << 40,
+            state_dir="/home/me/.distmagic",
+            logout="systemd ends a run here",
+            running=(LISTED,),
+        ),
+    ),
+    (0, p.Route(address="10.0.0.2", interface="eth0")),
+    (0, p.Want(sha256=(SHA,))),
+    (0, p.Serving(port=40002, why="no")),
+    (0, p.Need(sha256=SHA, offset=5, why="Connection refused")),
+    (0, p.Taken(size_bytes=7)),
+    (0, p.Data(size_bytes=7)),
+    (0, p.Over(error="MemoryError")),
+    (0, p.Refused(what="start", error="no such directory")),
+    (0, p.Ask(peer="10.0.0.1")),
+    (0, p.Offer(blobs=(BLOB,))),
+    (0, p.Check(blobs=(BLOB,))),
+    (0, p.Serve(blobs=(BLOB,), has_them=True, address="10.0.0.2", secret=SECRET)),
+    (0, p.Take(blobs=(BLOB,), address="10.0.0.2", port=40002, secret=SECRET)),
+    (
+        0,
+        p.Start(
+            job="j-1",
+            node_rank=1,
+            torchrun=("--nnodes=2",),
+            env={"A": "1"},
+            defaults={"B": "2"},
+            cwd="~",
+            call=SHA,
+            code=SHA,
+            endpoint="10.0.0.1 29500",
+            hosts=("gpu-a", "gpu-b"),
+            lead=False,
+            lease_s=60.0,
+            max_restarts=1,
+            membership=p.Membership(
+                secret="00ff",
+                address="10.0.0.2",
+                lead_address="10.0.0.1",
+                port=29500,
+                nodes=2,
+                min_nodes=1,
+                lost_after_s=10.0,
+                max_nodes=4,
+            ),
+            keep=True,
+            owner="laptop:nb.ipynb",
+            timeout_s=90.0,
+            hang_timeout_s=60.0,
+            stays=True,
+            warm=WARM,
+            volumes=(SHA,),
+            recipe=p.Recipe(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", awaited=("gpu-c",)),
+        ),
+    ),
+    (0, p.Attach(job="j-1", node_rank=1, after=7, live=True)),
+    (0, p.Renew()),
+    (0, p.Dump(asked="a1")),
+    (0, p.Stop(grace_s=3.0, reason="failed")),
+    (0, p.Fetch(job="j-1", node_rank=1, name="rank3.result", offset=5)),
+    (0, p.Sweep(job="j-1")),
+    (0, p.List()),
+    (0, p.Jobs(jobs=(LISTED,))),
+    (0, p.Remove(job="j-1")),
+    (0, p.Removed(size_bytes=7)),
+    (0, p.Clear(removes=True)),
+    (11, p.Member(node_rank=1, state="joined")),
+    (12, p.Stopping(reason="lost", culprit=1)),
+    (13, p.Detached(why="asked")),
+    (0, p.Detach()),
+    (0, WARM),
+    (0, p.Describe()),
+    (0, p.Look(owner="ab12")),
+    (0, p.Cool(owner="ab12")),
+    (0, p.Templates(templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),))),
+    (0, p.Fork(start=START, env={"A": "1"})),
+    (0, p.Forked(pid=71)),
+    (14, p.Enlisted(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-c"))),
+    (0, p.Enlist(host="gpu-c", asked="a1")),
+    (0, p.Recall()),
+    (0, p.Recalled(start=START)),
+    (0, p.Give(sha256=SHA)),
+)
+
+
+def golden() -> list[bytes]:
+    return GOLDEN.read_bytes().splitlines(keepends=True)
+
+
+def test_the_golden_file_has_one_line_a_type():
+    assert [json.loads(line)["t"] for line in golden()] == [type(m).__name__.lower() for _, m in MESSAGES]
+    assert {type(message) for _, message in MESSAGES} == set(wire._NAMES)
+
+
+@pytest.mark.parametrize("index", range(len(MESSAGES)), ids=[type(m).__name__ for _, m in MESSAGES])
+def test_the_wire_is_frozen(index):
+    """A line that differs here is another protocol: hosts and notebooks of different age would not understand it."""
+    n, message = MESSAGES[index]
+    assert p.encode(message, n) == golden()[index]
+    assert p.decode(golden()[index]) == (n, message)
+    assert p.decode(golden()[index].rstrip()) == (n, message)
+
+
+def test_every_field_is_in_the_golden_file():
+    """A field at its default is not sent; an example that leaves one out would not freeze its name."""
+    for _, message in MESSAGES:
+        line = json.loads(p.encode(message))
+        assert set(line) == {"t", "n", *(field.name for field in fields(message))}
+
+
+@pytest.mark.parametrize("line", golden(), ids=lambda line: json.loads(line)["t"])
+def test_unknown_fields_are_ignored(line):
+    more = json.dumps({**json.loads(line), "colour": {"deep": [1]}}).encode()
+    assert p.decode(more) == p.decode(line)
+
+
+def test_unknown_types_are_none_with_their_number():
+    assert p.decode(b'{"t":"teleport","n":7,"to":"mars"}') == (7, None)
+
+
+def test_fields_at_their_default_are_left_out():
+    assert (
+        p.encode(p.Progress(rank=0, restart=0, at_s=1.0)) == b'{"t":"progress","n":0,"rank":0,"restart":0,"at_s":1.0}\n'
+    )
+
+
+def test_a_line_is_one_line_of_ascii():
+    line = p.encode(p.Notice(text="a\nb\r\u2028é\0"))
+    assert line.isascii()
+    assert line.count(b"\n") == 1
+    assert b"\r" not in line
+
+
+def test_a_private_key_is_not_shown():
+    assert "PRIVATE" not in repr(p.Serve(blobs=(BLOB,), address="10.0.0.2", secret=SECRET))
+
+
+def test_numbers_that_are_no_numbers_travel():
+    row = p.Row(at_s=1.0, metrics={"a": math.nan, "b": -math.inf})
+    _, event = p.decode(p.encode(p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,))))
+    assert math.isnan(event.rows[0].metrics["a"])
+    assert event.rows[0].metrics["b"] == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"", "not JSON: b''"),
+        (b"Last login: today", "not JSON: b'Last login: today'"),
+        (b'{"t":"data","n":0,"size_bytes":7', 'not JSON: b\'{"t":"data","n":0,"size_bytes":7\''),
+        (b"[" * 100_000, f"not JSON: {b'[' * 80!r}"),
+        (b"\xff\xfe", r"not JSON: b'\xff\xfe'"),
+        (b"[1]", "not a message: b'[1]'"),
+        (b'{"t":1,"n":0}', 'not a message: b\'{"t":1,"n":0}\''),
+        (b'{"t":"over"}', 'not a message: b\'{"t":"over"}\''),
+        (b'{"t":"over","n":true}', 'not a message: b\'{"t":"over","n":true}\''),
+        (b'{"t":"over","n":1.0}', 'not a message: b\'{"t":"over","n":1.0}\''),
+        (b'{"t":"data","n":0}', "data: size_bytes is missing"),
+        (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: bool in place of int"),
+        (b'{"t":"want","n":0,"sha256":"x"}', "want.sha256: no list"),
+        (b'{"t":"offer","n":0,"blobs":[1]}', "offer.blobs: no object"),
+        (b'{"t":"offer","n":0,"blobs":[{"sha256":"x"}]}', "offer.blobs: size_bytes is missing"),
+        (b'{"t":"ended","n":0,"rank":0,"restart":0,"outcome":"raised","failure":1}', "ended.failure: no object"),
+        (
+            b" " * (p.MAX_LINE_BYTES + 1),
+            f"a line of {p.MAX_LINE_BYTES + 1} bytes (at most {p.MAX_LINE_BYTES} are allowed)",
+        ),
+    ],
+    ids=lambda value: repr(value[:24]),
+)
+def test_what_is_not_of_the_protocol(line, message):
+    with pytest.raises(p.BadLine) as caught:
+        p.decode(line)
+    assert str(caught.value) == message
+
+
+def a(kind: object) -> st.SearchStrategy[object]:
+    """Return a strategy for values of a field's type."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        given_ = {f.name: a(hints[f.name]) for f in fields(kind)}
+        optional = {f.name for f in fields(kind) if f.default is not MISSING}
+        required = {k: v for k, v in given_.items() if k not in optional}
+        return st.fixed_dictionaries(required, optional={k: given_[k] for k in optional}).map(lambda kw: kind(**kw))
+    if origin is tuple:
+        return st.lists(a(args[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(TEXT, a(args[1]), max_size=3)
+    if origin in (types.UnionType, typing.Union):
+        return st.none() | a(args[0])
+    return SCALARS[kind]
+
+
+TEXT = st.text(max_size=20)
+SCALARS = {
+    str: TEXT,
+    int: st.integers(-(2**63), 2**63),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+}
+ANY_MESSAGE = st.one_of([a(kind) for kind in wire._NAMES])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(ANY_MESSAGE, st.integers(0, 2**63))
+def test_round_trip(message, n):
+    line = p.encode(message, n)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert p.decode(line) == (n, message)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(line):
+    decode_or_wire_error(line)
+
+
+@given(st.sampled_from(range(len(MESSAGES))), st.data())
+def test_any_damage_of_a_line(index, data):
+    line = golden()[index]
+    at = data.draw(st.integers(0, len(line)))
+    decode_or_wire_error(line[:at])
+    decode_or_wire_error(line[:at] + data.draw(st.binary(max_size=3)) + line[at + 1 :])
+
+
+@given(st.sampled_from(range(len(MESSAGES))), st.data())
+def test_any_json_in_any_field(index, data):
+    line = json.loads(golden()[index])
+    line[data.draw(st.sampled_from(sorted(line)))] = data.draw(JSON)
+    decode_or_wire_error(json.dumps(line).encode())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(
+            b"1" * 400,
+        ),
+        pytest.param(
+            b"-" + b"9" * 4000,
+        ),
+        b"[" * 900 + b"]" * 900,
+        b'{"a":' * 400 + b"1" + b"}" * 400,
+    ],
+)
+def test_numbers_beyond_all_bounds_and_nests(value):
+    for name in (b"at_s", b"step", b"rank", b"device", b"rows"):
+        decode_or_wire_error(b'{"t":"progress","n":1,"rank":0,"restart":0,"at_s":1,"' + name + b'":' + value + b"}")
+
+
+def test_half_characters_of_utf16_become_question_marks():
+    """A file name that is not UTF-8 in an exception's message would break every screen it is shown on."""
+    _, message = p.decode(b'{"t":"notice","n":1,"level":"info","text":"a\\udcffb"}')
+    assert message.text == "a?b"
+
+
+def decode_or_wire_error(line: bytes) -> None:
+    try:
+        n, message = p.decode(line)
+    except p.BadLine:
+        return
+    assert type(n) is int
+    assert message is None or type(message) in wire._NAMES

@@ -1,0 +1,419 @@
+"""What a run looks like: golden text, the structure and bounds of the HTML, and hosts that print hostile things."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmagic import render
+from distmagic.remote.wire.protocol import Bar, Ended, Failure
+from distmagic.render import quantities as q
+from distmagic.render import safe
+from distmagic.render.overview import overview
+from distmagic.state.state import Line, NodeState, RunState
+from tests import REPOSITORY
+from tests.scenes import (
+    SCENES,
+    curve,
+    done,
+    failed,
+    lines,
+    over,
+    ranks_1024,
+    run,
+    running,
+    starting,
+    unicode_names,
+    worker,
+)
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "render.txt"
+VOID = {"path", "br"}
+TAGS = {"div", "style", "span", "progress", "details", "summary", "pre", "table", "tbody", "tr", "th", "td", "b", "figure",
+        "figcaption", "svg", "path"}  # fmt: skip
+ATTRIBUTES = {"class", "value", "max", "colspan", "viewbox", "preserveaspectratio", "role", "d"}
+
+
+class Page(HTMLParser):
+    """Reads a page and holds it to be well-formed and harmless."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.classes: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], "every tag is closed"
+
+    def handle_starttag(self, tag, attrs):
+        assert tag in TAGS
+        assert {name for name, _ in attrs} <= ATTRIBUTES
+        self.tags.append(tag)
+        self.classes += (dict(attrs).get("class") or "").split()
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+# ---- golden text
+
+
+def test_text_of_every_scene_is_as_it_was():
+    found = "".join(f"==== {name}\n{render.text(scene(), lines=4)}\n" for name, scene in SCENES.items())
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN.write_text(found, encoding="utf-8")
+    assert found == GOLDEN.read_text(encoding="utf-8"), "look at the difference; GOLDEN=write pytest accepts it"
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+@pytest.mark.parametrize("name", SCENES)
+def test_no_line_but_output_is_wider_than_asked(name, width):
+    assert all(
+        safe.columns_of(line) <= width for line in render.text(SCENES[name](), width=width, lines=0).splitlines()
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(20, 1), (40, 3), (79, 10), (200, 30)])
+@pytest.mark.parametrize("name", SCENES)
+def test_status_fits_the_terminal(name, width, height):
+    block = render.status(SCENES[name](), width=width, height=height)
+    assert 1 <= len(block) <= height
+    assert all(safe.columns_of(line) <= width for line in block)
+
+
+def test_status_of_many_ranks_shows_those_in_trouble():
+    block = "\n".join(render.status(ranks_1024(), width=100, height=8))
+    assert "\n   77  gpu-j" in block.replace("     77", "   77")
+    assert "500" in block
+    assert "more" in block
+
+
+def test_milestones_tell_a_change_once():
+    first = render.milestones(None, starting())
+    assert first[0].startswith("starting")
+    assert "torch 2.12.1" in first[1]
+    assert render.milestones(starting(), starting()) == ()
+    assert render.milestones(running(), replace(running(), at_s=99.0)) == ()
+    assert any("raised ValueError" in line for line in render.milestones(running(), failed()))
+
+
+# ---- what is said
+
+
+def test_a_slow_rank_is_named_and_a_level_race_names_nobody():
+    assert overview(SCENES["one_slow"]()).slow == "slow: rank 2 (gpu-b, local_rank 0)"
+    assert overview(running()).slow == ""
+
+
+@pytest.mark.parametrize(("step", "rate", "is_slow"), [
+    (70.0, 10.0, False),  # it began a little later
+    (69.0, 10.0, True),
+    (0.0, None, True),  # it has not begun at all
+    (98.5, 0.2, False),  # nearly there, at whatever rate
+])  # fmt: skip
+def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
+    workers = [worker(rank, step=100.0, rate=10.0) for rank in range(3)]
+    state = run([*workers, worker(3, step=step, rate=rate)])
+    assert (overview(state).slow == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
+
+
+def test_the_head_tells_the_time_of_the_slowest():
+    assert "20 min left" in render.headline(SCENES["one_slow"]())
+
+
+def test_a_failure_is_told_and_its_traceback_can_be_unfolded():
+    page = Page(render.html(failed()))
+    assert "rank 3 (gpu-b, local_rank 1) raised ValueError: Expected input batch_size (64)" in page.text
+    assert "loss = criterion(model(x), y)" in page.text
+    assert "details" in page.tags
+    assert page.classes.count("dm-failed") >= 2, "the head and the row"
+
+
+def test_a_lost_host_is_named_at_once_and_in_the_end():
+    lost = replace(running(), lost=((1, "its agent ended without a word"),))
+    assert "gpu-b: its agent ended without a word" in render.text(lost)
+    assert "A host was lost" in render.text(over(lost))
+
+
+def test_survivors_are_named():
+    state = done()
+    node = replace(state.nodes[0], survivors=("4711 python in state D",))
+    assert "could not be ended: 4711 python in state D" in render.text(replace(state, nodes=(node, state.nodes[1])))
+
+
+def test_notices_that_several_hosts_give_are_one():
+    assert [a.text for a in overview(SCENES["one_slow"]()).alerts] == ["gpu-a, gpu-b: no tqdm there"]
+
+
+def test_hosts_without_ranks_have_a_row():
+    assert "gpu-b  starting  starts its agent" in render.text(starting())
+
+
+def test_inner_bars_are_told_and_the_outer_one_fills():
+    state = SCENES["nested"]()
+    page = Page(render.html(state))
+    assert "batch 30/100, 4 img" in page.text
+    assert "epoch 2/10" in page.text
+    assert 'value="0.200"' in render.html(state)
+
+
+def test_a_rank_that_ended_well_without_progress_is_whole():
+    ended = Ended(rank=0, restart=0, outcome="returned")
+    state = over(run([worker(0, phase="done", step=None, total=None, rate=None, metrics={}, ended=ended)], series={}))
+    assert render.headline(state).startswith("done 100%")
+
+
+# ---- curves
+
+
+def test_few_ranks_have_a_line_each_and_many_a_band():
+    few, many = Page(render.curves(running())), Page(render.curves(SCENES["ranks_64"]()))
+    assert few.tags.count("path") == 8
+    assert "rank 3" in few.text
+    assert many.classes.count("dm-band") == 2
+    assert "mean of 64 ranks" in many.text
+
+
+def test_nan_is_told_and_leaves_a_gap():
+    html = render.curves(unicode_names())
+    assert "NaN or inf from step 18" in html
+    assert "dm-nan" in html
+    assert "nan" not in html.replace("dm-nan", "")
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0], [math.inf, -math.inf], [1e308, -1e308], [math.nan] * 3, [0.0, 5e-324]])
+def test_any_values_can_be_drawn(values):
+    state = run([worker(0)], series={0: {"x": curve([(float(i), value) for i, value in enumerate(values)])}})
+    Page(render.html(state))
+
+
+def test_one_point_is_no_curve():
+    assert render.curves(run([worker(0)], series={0: {"x": curve([(0.0, 1.0)])}})) == ""
+
+
+# ---- bounds
+
+
+def test_a_large_run_is_summed_up_and_small():
+    html = render.html(ranks_1024())
+    assert len(html.encode()) < 200_000
+    page = Page(html)
+    assert "failed and slowest ranks" in page.text
+    assert page.tags.count("tr") < 100
+    assert len(render.text(ranks_1024())) < 20_000
+
+
+def test_a_thousand_hosts_are_counted():
+    state = run([worker(r, per_host=1) for r in range(1024)], per_host=1)
+    page = Page(render.html(state))
+    assert "961 more hosts" in page.text
+    assert "961 running" in page.text
+
+
+def test_everything_at_its_worst_is_still_bounded():
+    text = "\x1b[31m&\x1b[0m" * 200
+    metrics = {f"metric-{'&' * 200}{i}": 1e-300 for i in range(40)}
+    points = {name: curve([(float(i), math.sin(i)) for i in range(1000)]) for name in metrics}
+    failure = Failure(type="E" * 1000, message="&" * 10_000, traceback=("&" * 5000 + "\n") * 1000)
+    ended = Ended(rank=0, restart=0, outcome="raised", failure=failure)
+    workers = [
+        worker(r, phase="failed", host="&" * 255, metrics=metrics, device="&" * 99, ended=ended) for r in range(64)
+    ]
+    many = tuple(Line(rank=1, label="&" * 300, stream="stderr", text=text) for _ in range(400))
+    notices = tuple(f"{i} {'&' * 3000}" for i in range(100))
+    state = run(
+        workers, series=dict.fromkeys(range(8), points), lines=many, lines_seen=400, notices=notices, first_failure=0
+    )
+    assert len(render.html(state).encode()) < 500_000
+    Page(render.html(state))
+
+
+def test_only_the_last_lines_are_kept_and_the_rest_is_pointed_to():
+    page = Page(render.html(replace(running(), lines=lines(400), lines_seen=400), lines=20))
+    assert "last 20 of 400 lines" in page.text
+    assert "run.logs(rank)" in page.text
+    assert page.classes.count("dm-line") == 20
+
+
+def test_stderr_and_unfinished_lines_are_told_apart():
+    page = Page(render.html(unicode_names()))
+    assert "dm-stderr" in page.classes
+    assert "unfinished 30%" in page.text
+    assert "dm-open" in page.classes
+
+
+# ---- hostile text
+
+TORCHRUN = Line(rank=-1, label="torchrun gpu-a", stream="stderr", text="[W socket.cpp] what torchrun says")
+RANK = Line(rank=0, label="rank 0 gpu-a", stream="stdout", text="what the rank says")
+
+
+@pytest.mark.parametrize(("more", "code", "is_shown"), [
+    ({}, None, False),
+    ({}, 0, False),
+    ({"first_failure": 0}, 1, False),
+    ({"stopping": "interrupted"}, 1, False),
+    ({"failed_node": 0}, 1, True),
+    ({"workers": {}}, None, True),
+])  # fmt: skip
+def test_torchrun_is_heard_where_nobody_else_explains(more, code, is_shown):
+    ended = Ended(rank=0, restart=0, outcome="exited", code=1) if "first_failure" in more else None
+    state = run([worker(0, ended=ended)], lines=(TORCHRUN, RANK), lines_seen=2, at_s=11.0)
+    state = replace(state if code is None else over(state, code=code), **more)
+    for shown in (render.text(state), render.html(state)):
+        assert ("what torchrun says" in shown) == is_shown
+        assert "what the rank says" in shown
+    assert f"last {1 + is_shown} of {1 + is_shown} lines" in render.text(state)
+
+
+HOSTILE = st.one_of(
+    st.text(st.characters(exclude_categories=()), max_size=40),
+    st.sampled_from(["<script>alert(1)</script>", "</pre></div>", "' onload=x", '" onclick="x', "&lt;", "\x1b[31", "\x1b]0;t",
+                     "a\nb", "\r", "\u202eabc", "\ud800", "\x00", "${x}", "{{x}}", "\x1b[1;31;48;5;3mx"]),
+)  # fmt: skip
+
+
+@given(HOSTILE, HOSTILE, HOSTILE)
+def test_text_of_hosts_stays_text(one, two, three):
+    failure = Failure(type=one, message=two, traceback=three)
+    ended = Ended(rank=1, restart=0, outcome="raised", failure=failure, meaning=three)
+    bars = (Bar(id=1, desc=one, n=1, unit=two), Bar(id=2, desc=two, n=math.nan, total=math.inf, unit=three))
+    workers = [worker(0, host=one, device=two, step=None, bars=bars, metrics={three: math.nan}),
+               worker(1, host=two, phase="failed", ended=ended, metrics={one: math.inf, two: 1.0})]  # fmt: skip
+    state = run(
+        workers, job=one, first_failure=1, notices=(two,), stopping=three, lost=((0, one),), unreached={0: two},
+        series={0: {one: curve([(0.0, 1.0), (1.0, 2.0)])}},
+        lines=(Line(rank=0, label=one, stream=two, text=three), Line(rank=2, label=two, stream="stderr", text=one)),
+        open_lines={(0, 0, "stdout"): two, (-1, 0, "stderr"): three},
+    )  # fmt: skip
+    for shown in (state, over(state, code=1)):
+        page = Page(render.html(shown))
+        render.html(shown).encode()
+        assert not any(ord(char) < 32 and char not in "\n\t" for char in page.text)
+        text = render.text(shown)
+        text.encode()
+        assert "\x1b" not in text
+        assert not any(ord(char) < 32 and char != "\n" for char in text)
+
+
+@given(HOSTILE)
+def test_a_terminal_gets_colours_and_nothing_else(text):
+    shown = render.coloured(text)
+    shown.encode()
+    rest = safe.ESCAPE.sub("", shown)
+    assert "\x1b" not in rest
+    assert "\n" not in rest
+    assert shown.count("\x1b") == 0 or shown.endswith("\x1b[0m")
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("plain", "plain"),
+        ("\x1b[31mred\x1b[0m no", '<span class="dm-red">red</span> no'),
+        ("\x1b[1;92mok\x1b[22m on\x1b[39m no", '<span class="dm-bold dm-green">ok</span><span class="dm-green"> on</span> no'),
+        ("\x1b[38;5;31mx\x1b[38;2;1;31;4mx", "xx"),
+        ("\x1b[2K\x1b[1Gover", "over"),
+        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),
+        ("\x1b[31m<b>", '<span class="dm-red">&lt;b&gt;</span>'),
+    ],
+)  # fmt: skip
+def test_colours_become_spans(text, html):
+    assert safe.spans(text) == html
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0123456, "0.01235"), (0.0, "0"), (3e-5, "3e-05"), (12345.6, "12346"), (1.0, "1"), (1234567.0, "1.235e6"),
+     (math.nan, "NaN"), (math.inf, "inf"), (-math.inf, "-inf"), (-2.5, "-2.5"), (1e300, "1.000e300")],
+)  # fmt: skip
+def test_metrics_have_four_digits(value, text):
+    assert q.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(5.0, "5"), (5000.0, "5000"), (50_000.0, "50,000"), (123_456.0, "123k"), (1_234_567.0, "1.23M"), (2.5e9, "2.50G"),
+     (2.5, "2.5"), (1e30, "1.00e+30"), (math.nan, "NaN")],
+)  # fmt: skip
+def test_counts_are_short(value, text):
+    assert q.count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.2, "0 s"), (59.6, "1 min"), (83.0, "1 min 23 s"), (7512.0, "2 h 05 min"), (90_000.0, "1 d 1 h"), (1e12, "years"),
+     (math.inf, "?"), (-1.0, "0 s")],
+)  # fmt: skip
+def test_durations_are_readable(value, text):
+    assert q.duration(value) == text
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [(12.34, "12.3 it/s"), (0.25, "4 s/it"), (1234.0, "1,234 it/s"), (2.5e6, "2.50M it/s"), (0.001, "16 min 40 s/it"),
+     (0.0, ""), (math.nan, ""), (-1.0, "")],
+)  # fmt: skip
+def test_rates_turn_around_below_one_a_second(per_s, text):
+    assert q.rate(per_s, "it") == text
+
+
+def test_only_what_is_whole_is_100_percent():
+    assert (q.percent(0.9999), q.percent(1.0)) == ("99%", "100%")
+
+
+@given(st.text(max_size=30), st.integers(1, 30))
+def test_cut_text_fits(text, columns):
+    assert safe.columns_of(safe.cut(text, columns)) <= columns
+    assert safe.columns_of(safe.cut_middle(text, columns)) <= columns
+
+
+@given(st.text(max_size=80), st.integers(8, 30))
+def test_wrapped_text_fits_and_nothing_is_lost(text, columns):
+    found = safe.wrapped(text, columns, "  ")
+    assert all(safe.columns_of(line) <= columns for line in found)
+    assert "".join("".join(found).split()) == "".join(text.split())
+
+
+def test_a_run_of_nothing_can_be_shown():
+    state = RunState(job="", nodes=(NodeState(node_rank=0, host="localhost"),))
+    Page(render.html(state))
+    assert render.text(state).startswith("connecting · localhost · 0 s")
+
+
+def test_the_time_before_this_kernel_followed_it_counts():
+    assert overview(replace(done(), before_s=0.0, at_s=5.0)).facts[1] == "took 5 s"
+    assert overview(replace(done(), before_s=60.0, at_s=5.0)).facts[1] == "took 1 min 05 s"
+
+
+def test_hosts_that_do_not_hear_each_other_are_told_of_as_long_as_that_is_so():
+    state = running()
+    silent = replace(state, nodes=(state.nodes[0], replace(state.nodes[1], gang="silent"), *state.nodes[2:]))
+    text = "gpu-b and gpu-a don't hear each other by UDP: each ends by itself if this notebook is gone"
+    assert [alert.text for alert in overview(silent).alerts] == [text]
+    slow = replace(silent, nodes=tuple(replace(node, phase="starting") for node in silent.nodes))
+    assert overview(slow).alerts == overview(state).alerts == ()

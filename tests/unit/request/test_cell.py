@@ -1,0 +1,285 @@
+"""What of a cell runs in the notebook, and what on every rank."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import textwrap
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmagic.errors import SpecError
+from distmagic.request.cell import CellPlan, make_thunk, names_wanted, parse_cell
+
+
+def cell(body: str) -> str:
+    return "#%%distributed\n" + textwrap.dedent(body).strip("\n") + "\n"
+
+
+def parse(body: str, *, whole: bool = False) -> CellPlan:
+    return parse_cell(cell(body), whole=whole)
+
+
+def refusal(body: str, *, whole: bool = False) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse(body, whole=whole)
+    return str(caught.value)
+
+
+def called(plan: CellPlan) -> str:
+    assert plan.call is not None
+    return ast.unparse(plan.call)
+
+
+@pytest.mark.parametrize(
+    ("body", "call", "local", "targets"),
+    [
+        ("def f(): pass\nf()", "f()", 1, ()),
+        ("f(3, lr=x * 2)", "f(3, lr=x * 2)", 0, ()),
+        ("print(f())", "print(f())", 0, ()),
+        ("f(1)['loss']", "f(1)['loss']", 0, ()),
+        ("[f(i) for i in range(3)]", "[f(i) for i in range(3)]", 0, ()),
+        ("f(key=lambda v: v + 1)", "f(key=lambda v: v + 1)", 0, ()),
+        ("(y := f())", "(y := f())", 0, ()),
+        ("f'{f()}'", "f'{f()}'", 0, ()),
+        ("a = 1; f(a)", "f(a)", 1, ()),
+        ("x = f()", "f()", 0, ("x",)),
+        ("x = y = f()", "f()", 0, ("x", "y")),
+        ("x: int = f()", "f()", 0, ("x",)),
+        ("import os\nif __name__ == '__main__':\n    f()", "f()", 1, ()),
+        ("if '__main__' == __name__:\n    a = 1\n    x = f(a)", "f(a)", 1, ("x",)),
+        ("def f(a=1, *b, c=2, **d): pass", "f()", 1, ()),
+        ("def f(): pass\nx = 3", "f()", 2, ()),
+        ("class A: pass\ndef f(): pass\nclass B: pass", "f()", 3, ()),
+    ],
+)
+def test_the_last_expression_is_the_call(body, call, local, targets):
+    plan = parse(body)
+    assert called(plan) == call
+    assert len(plan.local) == local
+    assert plan.targets == targets
+    assert not plan.is_async
+
+
+@pytest.mark.parametrize("body", ["await f()", "x = await f()", "f(await g())", "async def f(): pass"])
+def test_a_call_that_awaits_is_async(body):
+    plan = parse(body)
+    assert plan.is_async
+    assert inspect.iscoroutinefunction(make_thunk(plan, {}, "<cell>"))
+
+
+@pytest.mark.parametrize("body", ["for i in range(3): print(i)", "x = 3", "with open('x') as f: f.read()", "assert 1"])
+def test_a_cell_without_a_function_and_without_a_call_runs_as_a_whole(body):
+    plan = parse(body)
+    assert plan.call is None
+    assert plan.local == ()
+    assert plan.text == cell(body)
+
+
+def test_whole_runs_nothing_here():
+    plan = parse("def f(): pass\nf()", whole=True)
+    assert plan == CellPlan(text=cell("def f(): pass\nf()"))
+
+
+LAST = "What every rank executes is the cell's last expression: end the cell with a call, such as "
+LOOSE = "Take it out, or run it in a cell of its own."
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "The cell is empty.\nDefine a function under the magic's line, and call it at the end."),
+        ("# only a comment", "The cell is empty.\nDefine a function under the magic's line, and call it at the end."),
+        (
+            "class Net: pass",
+            f"line 2: the cell has no function and no call, so there is nothing to run.\n{LAST}train().",
+        ),
+        ("import os", f"line 2: the cell has no function and no call, so there is nothing to run.\n{LAST}train()."),
+        (
+            "def load(): pass\ndef train(): pass",
+            f"The cell defines load (line 2) and train (line 3), and calls neither.\n{LAST}train().",
+        ),
+        (
+            "def a(): pass\ndef b(): pass\ndef c(n): pass",
+            f"The cell defines a (line 2), b (line 3) and c (line 4), and calls none of them.\n{LAST}c(n=...).",
+        ),
+        ("def train(): pass\ntrain", f"line 3: `train` calls nothing.\n{LAST}train()."),
+        ("f = 1\nlambda: f()", f"line 3: `lambda: f()` calls nothing.\n{LAST}train()."),
+        (
+            "def train(epochs, lr=1, *, seed): pass",
+            ("line 2: train needs epochs and seed, and the cell does not call it.\n"
+            "End the cell with train(epochs=..., seed=...)."),
+        ),
+        (
+            "async def train(a, b, /, c): pass",
+            ("line 2: train needs a, b and c, and the cell does not call it.\n"
+            "End the cell with await train(..., ..., c=...)."),
+        ),
+        (
+            "def train(e): pass\nfor e in range(3):\n    train(e)",
+            ("line 3: the cell ends with a for loop, not with a call.\n"
+            "Put the block into a function and end the cell with its call, such as train(); "
+            "or write %%distributed --whole, and every rank runs the whole cell."),
+        ),
+        (
+            "a, b = f()",
+            ("line 2: `a, b = f()` can't use the value: every rank has one of its own.\n"
+            "Write run = f() and look at run.results[0]."),
+        ),
+        (
+            "x += f()",
+            ("line 2: `x += f()` can't use the value: every rank has one of its own.\n"
+            "Write run = f() and look at run.results[0]."),
+        ),
+        (
+            "x = 1\nawait g()\nf()",
+            ("line 3: await can only be in the cell's last expression.\n"
+            "Run this statement in a cell of its own, before this one."),
+        ),
+        ("get_ipython().run_line_magic('time', 'f()')", f"line 2: `%time f()` is IPython's, and ranks run plain Python.\n{LOOSE}"),
+        ("x = get_ipython().getoutput('ls')", f"line 2: `!ls` is IPython's, and ranks run plain Python.\n{LOOSE}"),
+        (
+            "for i in range(2):\n    get_ipython().system('ls')",
+            f"line 3: `!ls` is IPython's, and ranks run plain Python.\n{LOOSE}",
+        ),
+    ],
+)  # fmt: skip
+def test_a_cell_that_can_not_run_says_what_to_write(body, message):
+    assert refusal(body) == message
+
+
+@pytest.mark.parametrize("word", ["while", "if", "with", "try", "match"])
+def test_every_block_at_the_end_is_named(word):
+    heads = {
+        "while": "while go():",
+        "if": "if go():",
+        "with": "with go():",
+        "try": "try:",
+        "match": "match go():\n    case _:",
+    }
+    indent = "    " * (heads[word].count("\n") + 1)
+    tail = "\nfinally:\n    pass" if word == "try" else ""
+    message = refusal(f"def f(): pass\n{heads[word]}\n{indent}f(){tail}")
+    assert message.startswith(f"line 3: the cell ends with {'an' if word == 'if' else 'a'} {word} ")
+
+
+@pytest.mark.parametrize("line", ["!ls", "%time f()", "x = !ls", "x = %time f()", "f?", "  !ls"])
+def test_whole_refuses_ipython_syntax_and_names_the_line(line):
+    assert (
+        refusal(f"a = 1\n{line}", whole=True)
+        == f"line 3: `{line.strip()}` is IPython's, and ranks run plain Python.\n{LOOSE}"
+    )
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("body", ["x = = 1", "def f(:\n  pass", "return 3", "x = 1\nyield f()", "for x in y\n  f()"])
+def test_a_syntax_error_has_the_cells_line(body, whole):
+    with pytest.raises(SyntaxError) as caught:
+        parse_cell(cell(body), whole=whole, filename="here")
+    assert caught.value.filename == "here"
+    assert caught.value.lineno == (3 if body.startswith("x = 1") else 2)
+
+
+def test_a_null_byte_is_refused_in_words():
+    with pytest.raises((SpecError, SyntaxError), match="null bytes"):
+        parse_cell("#%%distributed\nf('\0')", whole=False)
+
+
+def test_the_thunk_is_evaluated_in_the_notebooks_namespace_with_the_cells_lines():
+    space = {"__name__": "__main__", "__builtins__": __builtins__, "n": 4}
+    plan = parse("""
+        def half(x):
+            return x / 2
+
+
+        [half(i)
+         for i in range(n)]
+        """)
+    exec(compile(ast.Module(list(plan.local), []), "Cell", "exec"), space)
+    thunk = make_thunk(plan, space, "Cell")
+    assert thunk() == [0, 0.5, 1, 1.5]
+    assert thunk.__globals__ is space
+    assert (thunk.__code__.co_filename, thunk.__code__.co_firstlineno) == ("Cell", 6)
+    space["half"] = None
+    with pytest.raises(TypeError) as caught:
+        thunk()
+    assert [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(caught.value.__traceback__)][1] == (
+        "Cell", 6, "<module>",
+    )  # fmt: skip
+
+
+def test_arguments_are_evaluated_at_every_call():
+    space = {"made": [], "__builtins__": __builtins__}
+    thunk = make_thunk(parse("len([made.append(1), made])"), space, "Cell")
+    assert space["made"] == []
+    assert thunk() == 2
+    assert space["made"] == [1]
+
+
+def test_a_walrus_and_a_comprehension_leave_the_namespace_alone():
+    space = {"__builtins__": __builtins__}
+    assert make_thunk(parse("(y := int('3'), [y for _ in range(2)])"), space, "Cell")() == (3, [3, 3])
+    assert "y" not in space
+
+
+def test_an_async_thunk_is_awaited():
+    async def double(x):
+        return 2 * x
+
+    thunk = make_thunk(parse("await double(4)"), {"double": double}, "Cell")
+    assert asyncio.run(thunk()) == 8
+
+
+def test_the_thunk_obeys_the_notebooks_future_statements():
+    import __future__
+
+    plan = parse("[f for f in [lambda: 0] if repr(f)]")
+    flags = __future__.annotations.compiler_flag
+    assert make_thunk(plan, {}, "Cell", flags).__code__.co_flags & flags
+
+
+def test_only_function_is_called_at_its_own_line():
+    space = {"__builtins__": __builtins__, "main": lambda: 5}
+    thunk = make_thunk(parse("x = 1\n\ndef main():\n    return 5\n"), space, "Cell")
+    assert thunk() == 5
+    assert thunk.__code__.co_firstlineno == 4
+
+
+def test_a_whole_cell_has_no_thunk():
+    with pytest.raises(ValueError, match="has no call"):
+        make_thunk(parse("x = 1"), {}, "Cell")
+
+
+def test_names_that_a_whole_cell_takes_from_outside():
+    plan = parse(
+        """
+        import os
+        total = 0
+        for i in range(n):
+            total += step(i, os.getcwd())
+        def helper(batch):
+            global made
+            made = [len(x) for x in batch]
+            return made, lr, __name__
+        """,
+        whole=True,
+    )
+    assert names_wanted(plan) == {"lr": 9, "n": 4, "step": 5}
+
+
+def test_names_are_unknown_after_a_star_import():
+    assert names_wanted(parse("from os import *\ngetcwd", whole=True)) == {}
+
+
+@given(st.text(alphabet="abf()=:\n \t'\"#%!?,[]{}xyz01\\", max_size=40))
+def test_any_text_is_a_plan_or_an_error_of_the_two_kinds(body):
+    for whole in (False, True):
+        try:
+            plan = parse_cell(f"#%%distributed\n{body}", whole=whole)
+        except (SpecError, SyntaxError):
+            continue
+        assert whole <= (plan.call is None)

@@ -1,0 +1,152 @@
+"""Hosts as users write them, and what is said of those that are written wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmagic.errors import SpecError
+from distmagic.request.hosts import LOCALHOST, Host, is_port, parse_host, parse_hostfile, parse_hosts, parse_slots
+
+HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("gpu-a", Host(name="gpu-a")),
+        ("gpu-a:4", Host(name="gpu-a", slots=4)),
+        ("gpu-a:gpu", Host(name="gpu-a", slots="gpu")),
+        ("gpu-a:22", Host(name="gpu-a", port=22)),
+        ("gpu-a:21", Host(name="gpu-a", slots=21)),
+        ("gpu-a:1023", Host(name="gpu-a", slots=1023)),
+        ("gpu-a:1024", Host(name="gpu-a", port=1024)),
+        ("gpu-a:65535", Host(name="gpu-a", port=65535)),
+        ("gpu-a:80:2", Host(name="gpu-a", port=80, slots=2)),
+        ("me@gpu-a", Host(name="gpu-a", user="me")),
+        ("me@gpu-a:2222", Host(name="gpu-a", user="me", port=2222)),
+        ("me@gpu-a:2222:auto", Host(name="gpu-a", user="me", port=2222, slots="auto")),
+        ("ssh://me@gpu-a:2222", Host(name="gpu-a", user="me", port=2222)),
+        ("10.0.0.1:8", Host(name="10.0.0.1", slots=8)),
+        ("fd00::1", Host(name="fd00::1")),
+        ("fe80::1%eth0", Host(name="fe80::1%eth0")),
+        ("[fd00::1]", Host(name="fd00::1")),
+        ("[fd00::1]:22", Host(name="fd00::1", port=22)),
+        ("me@[fd00::1]:2222:4", Host(name="fd00::1", user="me", port=2222, slots=4)),
+        ("a.b_c-d.example:cpu", Host(name="a.b_c-d.example", slots="cpu")),
+        ("  gpu-a  ", Host(name="gpu-a")),
+    ],
+)
+def test_a_host(text, host):
+    assert parse_host(text) == host
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("", "'' is not a host.", HINT),
+        ("@gpu-a", "'@gpu-a' is not a host.", HINT),
+        ("gpu a", "'gpu a' is not a host.", HINT),
+        ("gpu-a;rm", "'gpu-a;rm' is not a host.", HINT),
+        ("-oProxyCommand", "'-oProxyCommand' is not a host.", HINT),
+        ("-l@gpu-a", "'-l@gpu-a' is not a host.", HINT),
+        ("gpu-a:1:2:3", "'gpu-a:1:2:3' is not a host.", HINT),
+        ("gpu-a:0", "host 'gpu-a:0': 0 ranks were asked for; a host runs at least 1.", "Use 1 or more."),
+        ("gpu-a:-2", "host 'gpu-a:-2': -2 ranks were asked for; a host runs at least 1.", "Use 1 or more."),
+        ("gpu-a:2.5", "host 'gpu-a:2.5': '2.5' is not a number of ranks.", "Use a number, or gpu, cpu or auto."),
+        ("gpu-a:", "host 'gpu-a:': '' is not a number of ranks.", "Use a number, or gpu, cpu or auto."),
+        ("gpu-a:²", "host 'gpu-a:²': '²' is not a number of ranks.", "Use a number, or gpu, cpu or auto."),
+        ("gpu-a:70000", "host 'gpu-a:70000': '70000' is not a port (1 to 65535).", HINT),
+        ("gpu-a:0:4", "host 'gpu-a:0:4': '0' is not a port (1 to 65535).", HINT),
+        ("gpu-a:ssh:4", "host 'gpu-a:ssh:4': 'ssh' is not a port (1 to 65535).", HINT),
+        ("[fd00::1", "'[fd00::1': the part in brackets is not an IPv6 address.", "Write [fe80::1]:22."),
+        ("[gpu-a]:22", "'[gpu-a]:22': the part in brackets is not an IPv6 address.", "Write [fe80::1]:22."),
+        ("[fd00::1]22", "'[fd00::1]22': the part in brackets is not an IPv6 address.", "Write [fe80::1]:22."),
+    ],
+)
+def test_what_is_no_host(text, message, hint):
+    with pytest.raises(SpecError) as caught:
+        parse_host(text)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_a_list_is_separated_by_commas_or_blanks():
+    expected = (Host(name="a", slots=4), Host(name="b", slots=2), Host(name="c"))
+    assert parse_hosts("a:4,b:2,c") == parse_hosts(" a:4  b:2,\n c ,") == expected
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", " , \n"])
+def test_an_empty_list(text):
+    with pytest.raises(SpecError) as caught:
+        parse_hosts(text)
+    assert (caught.value.message, caught.value.hint) == ("The list of hosts is empty.", HINT)
+
+
+@pytest.mark.parametrize("text", ["a,b,a", "a:2,a:4", "me@a:2222,me@a:2222:4"])
+def test_a_host_that_is_listed_twice(text):
+    with pytest.raises(SpecError) as caught:
+        parse_hosts(text)
+    assert str(caught.value) == "a is listed twice.\nWrite it once, with all its ranks."
+
+
+def test_one_name_with_two_ports_is_two_hosts():
+    assert len(parse_hosts("127.0.0.1:2201,127.0.0.1:2202,me@127.0.0.1:2201")) == 3
+
+
+def test_a_hostfile_of_openmpi_horovod_and_deepspeed():
+    text = "\ufeff# the cluster\r\ngpu-a slots=4   # new\r\n\r\nme@gpu-b:2222 slots=2 max-slots=8\ngpu-c max_slots=4\nfd00::1 slots=gpu"
+    assert parse_hostfile(text, "hosts.txt") == (
+        Host(name="gpu-a", slots=4),
+        Host(name="gpu-b", user="me", port=2222, slots=2),
+        Host(name="gpu-c"),
+        Host(name="fd00::1", slots="gpu"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a slots=2\nb slots=x", "hosts.txt, line 2: slots of b: 'x' is not a number of ranks."),
+        ("a slots=0", "hosts.txt, line 1: slots of a: 0 ranks were asked for; a host runs at least 1."),
+        ("a slots=", "hosts.txt, line 1: slots of a: '' is not a number of ranks."),
+        ("# one\n\na 4", "hosts.txt, line 3: '4' is not understood."),
+        ("a slot=4", "hosts.txt, line 1: 'slot=4' is not understood."),
+        ("a\nb!", "hosts.txt, line 2: 'b!' is not a host."),
+        ("a\nb\na slots=3", "hosts.txt, line 3: a is listed twice."),
+        ("# nothing\n", "hosts.txt: no host in this hostfile."),
+    ],
+)
+def test_a_hostfile_names_the_line(text, message):
+    with pytest.raises(SpecError) as caught:
+        parse_hostfile(text, "hosts.txt")
+    assert caught.value.message == message
+    assert caught.value.hint
+
+
+def test_slots_and_ports():
+    assert [parse_slots(word, "here") for word in ("1", "+2", "gpu", "cpu", "auto")] == [1, 2, "gpu", "cpu", "auto"]
+    assert [is_port(word) for word in ("1", "65535", "0", "65536", "-1", "x", "", "²", "9" * 5000)] == [True] * 2 + [
+        False
+    ] * 7
+
+
+def test_only_plain_localhost_is_this_machine():
+    assert parse_host("localhost:4").is_local
+    assert LOCALHOST.is_local
+    assert not parse_host("localhost:2222").is_local
+    assert not parse_host("me@localhost").is_local
+
+
+@given(st.text(max_size=40) | st.text(alphabet="ab@:[]0123456789.-%,# =", max_size=30))
+def test_any_text_is_hosts_or_a_spec_error(text):
+    for parse in (parse_host, parse_hosts, lambda t: parse_hostfile(t, "file")):
+        try:
+            found = parse(text)
+        except SpecError:
+            continue
+        for host in found if isinstance(found, tuple) else (found,):
+            assert host.name
+            assert not host.name.startswith("-")
+            assert host.port is None or 1 <= host.port <= 65535
+            assert host.slots is None or host.slots in ("gpu", "cpu", "auto") or host.slots >= 1

@@ -1,0 +1,151 @@
+"""What is left of a run: results that are a mapping, and files that come whole over connections that break."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from distmagic.connection.link import Link
+from distmagic.errors import ConnectionLost, NoResult, SpecError
+from distmagic.remote.values import parcel
+from distmagic.remote.wire import protocol as p
+from distmagic.runner.outcome import Run
+from distmagic.state.fold import begin, fold
+from distmagic.state.state import Event
+
+LOST = "its result is lost: it takes 7 bytes, and /x has 0 bytes free (No space left on device)"
+
+
+def test_a_result_for_which_there_is_no_room_here(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = run_of(FakeHost(b"a large one"), {"result_bytes": 11})
+    monkeypatch.setattr(FakeHost, "fetch", refuse)
+    with pytest.raises(NoResult) as caught:
+        run.results[0]
+    assert re.fullmatch(
+        r"The result of rank 0, 11 bytes, can't be written here, to \S+: No space left on device\.",
+        caught.value.message,
+    )
+    assert caught.value.hint == (
+        "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again."
+    )
+
+
+class FakeHost:
+    """A host with one file; each connection to it breaks after so many bytes, the last one holds."""
+
+    def __init__(self, data: bytes, *cuts: int) -> None:
+        self.data, self.cuts, self.asked = data, list(cuts), [0][:0]
+        self.ends: list[str] = []
+
+    def open(self, _: int) -> Link:
+        """Return a new connection."""
+        return cast(Link, self)
+
+    def fetch(self, request: p.Fetch, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
+        """Send what is asked for, as far as it goes."""
+        self.asked.append(request.offset)
+        assert limit_bytes > 0
+        if self.cuts:
+            write(self.data[request.offset :][: self.cuts.pop(0)])
+            raise ConnectionLost("gpu-a: the connection ended.")
+        write(self.data[request.offset :])
+        return len(self.data) - request.offset
+
+    def close(self) -> None:
+        """Note a connection that was dropped."""
+        self.ends.append("closed")
+
+    def finish(self) -> None:
+        """Note one that ended well."""
+        self.ends.append("finished")
+
+
+def run_of(host: FakeHost, *ends: dict[str, Any], small: dict[int, bytes] | None = None) -> Run:
+    """Return a run of one host whose ranks ended so."""
+    state = begin("j", ("gpu-a",))
+    for rank, end in enumerate(ends):
+        hello = p.Worker(rank=rank, local_rank=rank, world_size=len(ends), restart=0, pid=rank + 1)
+        ended = p.Ended(**{"rank": rank, "restart": 0, "outcome": "returned", **end})
+        state = fold(state, [Event(node_rank=0, at_s=1.0, what=what) for what in (hello, ended)])
+    return Run(state, small or {}, host.open, shown=False)
+
+
+@pytest.fixture
+def value(tmp_path) -> bytes:
+    parcel.dump({"loss": 0.5}, tmp_path / "value")
+    return (tmp_path / "value").read_bytes()
+
+
+def test_a_transfer_that_breaks_goes_on_where_it_was(value, capsys):
+    host = FakeHost(value, 10, 1, 90)
+    run = run_of(host, {"result_bytes": len(value)})
+    assert run.results[0] == {"loss": 0.5}
+    assert host.asked == [0, 10, 11, 101]
+    assert host.ends == ["closed", "closed", "closed", "finished"]
+
+
+def test_a_transfer_that_gets_nowhere_is_given_up(value):
+    host = FakeHost(value, 10, 0)
+    run = run_of(host, {"result_bytes": len(value)})
+    with pytest.raises(ConnectionLost):
+        run.results[0]
+    assert host.asked == [0, 10]
+
+
+def test_results_are_a_mapping_of_ranks_that_left_one(value):
+    host = FakeHost(value)
+    run = run_of(
+        host, {"result_bytes": 0}, {"outcome": "raised", "code": 1}, {"result_bytes": len(value)}, {"meaning": LOST}
+    )
+    assert list(run.results) == [0, 2]
+    assert [rank in run.results for rank in (0, 1, 2, 3, 9, "x")] == [True, False, True, False, False, False]
+    assert host.asked == []  # to ask whether it is there fetches nothing
+    assert (run.results[0], run.results.get(1), run.results.get(9, "none")) == (None, None, "none")
+
+
+@pytest.mark.parametrize(("rank", "message"), [
+    (9, "There is no rank 9 in this run."),
+    (1, "rank 1 (gpu-a, local_rank 1) left no result."),
+    (2, f"rank 2 (gpu-a, local_rank 2) left no result: {LOST}."),
+])  # fmt: skip
+def test_a_result_that_is_not_there(rank, message):
+    run = run_of(FakeHost(b""), {"result_bytes": 0}, {"outcome": "raised", "code": 1}, {"meaning": LOST})
+    with pytest.raises(NoResult) as caught:
+        run.results[rank]
+    assert isinstance(caught.value, KeyError)
+    assert isinstance(caught.value, SpecError)
+    assert str(caught.value) == f"{message}\nRanks with a result: [0]."
+    assert caught.value._render_traceback_() == [f"NoResult: {message}", "Ranks with a result: [0]."]
+
+
+def test_a_lost_result_is_told_while_the_run_is_shown():
+    run = run_of(FakeHost(b""), {"meaning": LOST})
+    assert run.state.notices == (f"gpu-a: rank 0 has returned, but {LOST}",)
+    assert run.state.workers[0].phase == "done"
+
+
+def test_a_metric_with_the_name_of_a_column_keeps_its_own():
+    row = p.Row(at_s=1.0, step=2.0, metrics={"rank": 7.0, "at_s": -1.0, "loss": 0.5})
+    events = [
+        p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1),
+        p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,)),
+    ]
+    state = fold(begin("j", ["gpu-a"]), [Event(node_rank=0, at_s=0.0, what=what) for what in events])
+    assert Run(state, {}, FakeHost(b"").open, shown=False).metrics == [
+        {"rank": 0, "at_s": 1.0, "step": 2.0, "rank_": 7.0, "at_s_": -1.0, "loss": 0.5}
+    ]
+
+
+def test_a_log_is_fetched_once_a_stream():
+    run = run_of(FakeHost(b"hello\n"), {"result_bytes": 0})
+    assert run.logs(0) == "hello\nhello\n"
+    assert run.logs(0, "stderr") == "hello\n"
+    with pytest.raises(SpecError, match=r"There is no rank 3 in this run\."):
+        run.logs(3)

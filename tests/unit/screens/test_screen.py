@@ -1,0 +1,334 @@
+"""Where a run is shown: what stays on a terminal, in a log and in a saved notebook, and how little is sent meanwhile."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+import sys
+from dataclasses import replace
+
+import nbclient
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+
+from distmagic import render
+from distmagic.screens import screen
+from distmagic.state.state import Line, RunState
+from tests import REPOSITORY
+from tests.scenes import done, failed, ranks_1024, running, starting
+
+ROOT = REPOSITORY
+
+
+def grown(state: RunState, total: int, *, kept: int = 400, at_s: float = 30.0, text: str = "line {}") -> RunState:
+    """Return `state` after `total` lines of output."""
+    made = [
+        Line(rank=i % 4, label=f"rank {i % 4} gpu-a", stream="stdout", text=text.format(i))
+        for i in range(max(0, total - kept), total)
+    ]
+    return replace(state, lines=tuple(made), lines_seen=total, at_s=at_s)
+
+
+class Terminal(io.StringIO):
+    """Understands what the terminal's screen uses: newline, return, cursor up, clear to the end. No wrapping."""
+
+    encoding = "utf-8"
+
+    def look(self) -> list[str]:
+        rows, at = [""], 0
+        for token in re.findall(r"\x1b\[\d*[A-Za-z]|\n|\r|[^\x1b\n\r]+", self.getvalue()):
+            if token == "\n":
+                at += 1
+                rows += [""] * (at + 1 - len(rows))
+            elif token.endswith("A") and token[0] == "\x1b":
+                at -= int(token[2:-1])
+            elif token == "\x1b[J":
+                del rows[at + 1 :]
+                rows[at] = ""
+            elif token[0] not in "\x1b\r":
+                rows[at] += token
+        return rows
+
+
+def terminal_screen(columns: int = 100, rows: int = 30) -> tuple[screen.TerminalScreen, Terminal]:
+    stream = Terminal()
+    return screen.TerminalScreen(stream, lambda: os.terminal_size((columns, rows)), colours=False), stream
+
+
+# ---- terminal
+
+
+def test_a_terminal_shows_lines_once_and_the_status_below():
+    shown, stream = terminal_screen()
+    for total in (0, 3, 3, 7):
+        shown.show(grown(running(), total))
+    rows = stream.look()
+    assert [row for row in rows if row.startswith("[rank")] == [f"[rank {i % 4} gpu-a] line {i}" for i in range(7)]
+    assert rows[7].startswith("running 62%")
+    assert len(rows) == 7 + 6
+
+
+def test_the_final_table_takes_the_place_of_the_status():
+    shown, stream = terminal_screen()
+    shown.show(grown(running(), 2))
+    shown.finish(grown(done(), 5))
+    rows = stream.look()
+    assert sum(row.startswith("[rank") for row in rows) == 5
+    assert not any(row.startswith("running") for row in rows)
+    assert rows[5].startswith("done 100%")
+
+
+def test_nothing_is_written_where_nothing_changed():
+    shown, stream = terminal_screen()
+    shown.show(running())
+    before = stream.getvalue()
+    shown.show(running())
+    assert stream.getvalue() == before
+
+
+def test_lines_that_were_not_kept_are_counted():
+    shown, stream = terminal_screen()
+    shown.show(grown(running(), 10))
+    shown.show(grown(running(), 1000))
+    assert "... 590 lines not shown; the whole log: run.logs(rank)" in stream.look()
+    assert sum(row.startswith("[rank") for row in stream.look()) == 410
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(24, 5), (40, 3), (200, 60)])
+def test_the_status_fits_any_window(columns, rows):
+    shown, stream = terminal_screen(columns, rows)
+    shown.show(grown(ranks_1024(), 0))
+    assert len(stream.look()) <= max(1, rows - 2)
+    assert max(map(len, stream.look())) < columns
+
+
+def test_a_window_made_narrower_is_cleared_whole():
+    sizes = [os.terminal_size((100, 30))]
+    stream = Terminal()
+    shown = screen.TerminalScreen(stream, lambda: sizes[-1], colours=False)
+    shown.show(grown(running(), 0))
+    sizes.append(os.terminal_size((50, 30)))
+    shown.finish(grown(done(), 0))
+    wrapped = sum(-(-len(line) // 50) for line in render.status(grown(running(), 0), width=99, height=10))
+    assert f"\x1b[{wrapped - 1}A" in stream.getvalue()
+
+
+def test_colours_are_for_those_who_want_them():
+    stream = Terminal()
+    shown = screen.TerminalScreen(stream, lambda: os.terminal_size((100, 30)), colours=True)
+    shown.show(grown(running(), 1, text="\x1b[32mgreen\x1b[2J"))
+    assert "\x1b[94m[rank 0 gpu-a]\x1b[0m \x1b[32mgreen\x1b[0m\n" in stream.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_can_be_written(encoding):
+    raw = io.BytesIO()
+    shown = screen.LogScreen(io.TextIOWrapper(raw, encoding=encoding, write_through=True))
+    shown.show(grown(running(), 1, text="完成 \ud800 █"))
+    shown.finish(grown(done(), 1))
+    assert b"[rank 0 gpu-a]" in raw.getvalue()
+
+
+# ---- log
+
+
+def test_a_log_has_lines_events_and_now_and_then_a_word():
+    stream = io.StringIO()
+    shown = screen.LogScreen(stream)
+    shown.show(replace(starting(), at_s=0.1))
+    for tenth in range(1, 700):
+        shown.show(grown(running(), tenth // 100, at_s=tenth / 10))
+    shown.finish(grown(done(), 7))
+    rows = stream.getvalue().splitlines()
+    assert rows[0].startswith("starting")
+    assert sum(row.startswith("running 62%") for row in rows) == 3, "the change, and one every 30 s"
+    assert sum(row.startswith("[rank") for row in rows) == 7
+    assert "\x1b" not in stream.getvalue()
+    assert "\ndone 100% · 4 ranks" in stream.getvalue()
+
+
+def test_a_log_tells_a_failure_when_it_happens():
+    stream = io.StringIO()
+    shown = screen.LogScreen(stream)
+    shown.show(grown(running(), 0))
+    shown.show(grown(failed(), 0))
+    shown.show(grown(failed(), 0, at_s=31.0))
+    assert stream.getvalue().count("raised ValueError") == 1
+
+
+# ---- a screen that breaks
+
+
+class Broken:
+    """A screen that can do nothing."""
+
+    shows = 0
+
+    def show(self, state: RunState) -> None:
+        self.shows += 1
+        raise RuntimeError("no picture")
+
+    finish = show
+
+
+def test_a_broken_screen_does_not_end_the_run(capsys):
+    inner = Broken()
+    shown = screen.SteadyScreen(inner)
+    shown.show(running())
+    shown.show(running())
+    assert inner.shows == 1
+    shown.finish(done())
+    err = capsys.readouterr().err
+    assert "can't show the run: RuntimeError: no picture" in err
+    assert "done 100%" in err
+
+
+def test_an_interrupt_passes_through():
+    class Interrupted(Broken):
+        def show(self, state: RunState) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        screen.SteadyScreen(Interrupted()).show(running())
+
+
+# ---- the live view
+
+
+class Widget:
+    """Counts what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    @property
+    def value(self) -> str:
+        return self.sent[-1]
+
+    @value.setter
+    def value(self, text: str) -> None:
+        self.sent.append(text)
+
+
+def test_a_pane_sends_only_what_changed():
+    one, two = Widget(), Widget()
+    pane = screen.Pane((one, two), 0.1, 50_000)
+    for tenth in range(10):
+        pane.offer(tenth / 10, lambda tenth=tenth: ("same", f"at {tenth}"))
+    assert len(one.sent) == 1
+    assert len(two.sent) >= 9
+
+
+def test_a_pane_asks_for_nothing_before_it_is_time():
+    asked = []
+    pane = screen.Pane((Widget(),), 1.0, 50_000)
+    for tenth in range(100):
+        pane.offer(tenth / 10, lambda: (str(asked.append(1)),))
+    assert 9 <= len(asked) <= 10
+
+
+@pytest.mark.parametrize(("took_s", "asked_in_ten_s"), [(0.0, 10), (0.03, 5), (9.0, 2)])
+def test_a_pane_that_takes_long_to_make_is_made_less_often(took_s, asked_in_ten_s, monkeypatch):
+    asked, clock = [], itertools.count(step=took_s)
+    monkeypatch.setattr(screen.time, "thread_time", lambda: next(clock))
+    pane = screen.Pane((Widget(),), 1.0, 50_000)
+    for second in range(10):
+        pane.offer(float(second), lambda: (str(asked.append(1)),))
+    assert len(asked) == asked_in_ten_s
+
+
+@pytest.mark.parametrize("scene", [running, ranks_1024])
+def test_a_flood_is_sent_in_100_kb_a_second(scene, monkeypatch):
+    board = screen.Board.__new__(screen.Board)
+    widgets = [Widget() for _ in range(5)]
+    board._table = screen.Pane(tuple(widgets[:2]), *screen._SHARES["table"])
+    board._curves = screen.Pane(tuple(widgets[2:3]), *screen._SHARES["curves"])
+    board._output = screen.Pane(tuple(widgets[3:]), *screen._SHARES["output"])
+    state = scene()
+    for tenth in range(100):
+        moved = {r: replace(w, step=w.step + tenth) for r, w in state.workers.items()}
+        board.show(grown(replace(state, workers=moved), tenth * 1000, at_s=tenth / 10, text="x" * 300 + " {}"))
+    sizes = [sum(len(text.encode()) for text in widget.sent) for widget in widgets]
+    assert sum(sizes) < 10 * 100_000 + 150_000, "and the first of each"
+    assert len(widgets[4].sent) >= 5
+
+
+# ---- notebooks, executed without a browser
+
+CELL = """
+import sys
+{before}
+sys.path.insert(0, {root!r})
+from dataclasses import replace
+from distmagic.screens.screen import screen_for
+from tests.scenes import done, failed, running, starting
+shown = screen_for()
+for i in range(20):
+    shown.show(replace(running(), at_s=i / 5) if i else starting())
+{after}
+"""
+
+
+def executed(before: str = "", after: str = "shown.finish(done())") -> nbformat.NotebookNode:
+    cell = nbformat.v4.new_code_cell(CELL.format(root=str(ROOT), before=before, after=after))
+    book = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(book, timeout=60, kernel_name="python3").execute()
+    return book
+
+
+@pytest.mark.parametrize("before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"])
+def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
+    book = executed(before)
+    (output,) = book.cells[0].outputs
+    assert set(output.data) == {"text/plain", "text/html"}
+    assert output.data["text/plain"] == render.text(done())
+    assert output.data["text/html"] == render.html(done())
+    assert len(str(book.metadata.get("widgets", ""))) < 10_000
+    page, _ = HTMLExporter(template_name="lab").from_notebook_node(book)
+    assert "done</span>" in page
+    assert page.count("dm-table") >= 1
+
+
+@pytest.mark.parametrize("before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"])
+def test_a_notebook_saved_before_the_end_says_so(before):
+    book = executed(before, after="")
+    (output,) = book.cells[0].outputs
+    assert output.data["text/plain"].endswith(screen._WHILE_RUNNING)
+    assert ("application/vnd.jupyter.widget-view+json" in output.data) is (not before)
+    assert "gpu-a" in output.data["text/html"]
+
+
+def test_widgets_that_can_not_be_made_are_done_without():
+    book = executed("import ipywidgets; ipywidgets.VBox = None")
+    (output,) = book.cells[0].outputs
+    assert set(output.data) == {"text/plain", "text/html"}
+
+
+# ---- which one
+
+
+class ZMQInteractiveShell:
+    """Stands for the shell of a notebook's kernel."""
+
+
+class OtherKernel(ZMQInteractiveShell):
+    """Stands for one derived from it."""
+
+
+@pytest.mark.parametrize("shell", [ZMQInteractiveShell(), OtherKernel()])
+def test_a_kernel_gets_the_notebook(shell):
+    assert isinstance(screen.screen_for(shell)._inner, screen.NotebookScreen)
+
+
+def test_a_pipe_gets_lines_and_a_terminal_the_status(monkeypatch):
+    assert isinstance(screen.screen_for(object())._inner, screen.LogScreen)
+    stream = Terminal()
+    stream.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(screen.screen_for(object())._inner, screen.TerminalScreen)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(screen.screen_for(object())._inner, screen.LogScreen)

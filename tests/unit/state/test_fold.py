@@ -1,0 +1,564 @@
+"""Events folded into the state of a run: what each one does, in any order, and that nothing grows without bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distmagic.remote.wire import protocol as p
+from distmagic.state import fold_ranks as ranks_fold
+from distmagic.state.draft import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
+from distmagic.state.fold import begin, fold
+from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
+from distmagic.state.state import (
+    NODE_PHASES,
+    Abandoned,
+    Connected,
+    Event,
+    Gone,
+    Lost,
+    RunState,
+    Sending,
+    Starting,
+    Stopping,
+    Swept,
+    Unusable,
+    Warned,
+)
+from distmagic.state.verdict import verdict
+
+HOSTS = ("gpu-a", "gpu-b")
+
+
+def at(what: object, node: int = 0, at_s: float = 1.0) -> Event:
+    return Event(node_rank=node, at_s=at_s, what=what)
+
+
+def hello(node: int) -> Event:
+    return at(p.Hello(protocol=1, job="j", node_rank=node, hostname=f"host{node}", pid=9), node)
+
+
+def worker(rank: int, node: int = 0, restart: int = 0, world: int = 4, local: int = 0) -> Event:
+    return at(p.Worker(rank=rank, local_rank=local, world_size=world, restart=restart, pid=100 + rank), node)
+
+
+def progress(rank: int, node: int = 0, at_s: float = 1.0, restart: int = 0, **more: object) -> Event:
+    return at(p.Progress(rank=rank, restart=restart, at_s=at_s, **more), node)
+
+
+def output(text: str, rank: int = 0, node: int = 0, stream: str = "stdout", skipped: int = 0) -> Event:
+    return at(p.Output(rank=rank, stream=stream, offset=0, text=text, skipped_bytes=skipped), node)
+
+
+def ended(rank: int, node: int = 0, restart: int = 0, at_s: float = 1.0, **more: object) -> Event:
+    return at(p.Ended(rank=rank, restart=restart, **{"outcome": "returned", **more}), node, at_s)
+
+
+def raised(rank: int, node: int = 0, message: str = "no", at_s: float = 1.0) -> Event:
+    failure = p.Failure(type="RuntimeError", message=message, traceback="Traceback")
+    return ended(rank, node, at_s=at_s, outcome="raised", code=1, failure=failure)
+
+
+def killed(rank: int, node: int = 0, number: int = 9, at_s: float = 1.0) -> Event:
+    return ended(rank, node, at_s=at_s, outcome="signalled", code=-number)
+
+
+def begun(*events: Event, restarts: int = 0) -> RunState:
+    """Return a run of two nodes with two ranks each, and what happened then."""
+    start = [hello(0), hello(1), worker(0, 0), worker(1, 0, local=1), worker(2, 1), worker(3, 1, local=1)]
+    return fold(begin("j", HOSTS, restarts), [*start, *events])
+
+
+def phases(state: RunState) -> list[str]:
+    return [state.workers[rank].phase for rank in sorted(state.workers)]
+
+
+def texts(state: RunState) -> list[str]:
+    return [line.text for line in state.lines]
+
+
+# ---- the way of a run
+
+
+def test_a_run_that_goes_well():
+    state = begin("j", HOSTS, notices=("mind the gap",))
+    assert (state.phase, [n.phase for n in state.nodes]) == ("connecting", ["connecting", "connecting"])
+    state = fold(state, [hello(0), hello(1)])
+    assert state.phase == "starting"
+    assert [(n.phase, n.hostname) for n in state.nodes] == [("starting", "host0"), ("starting", "host1")]
+    state = fold(state, [worker(0, 0), worker(3, 1, local=1)])
+    assert (state.phase, state.world_size, state.workers[3].label) == ("running", 4, "rank 3 (gpu-b, local_rank 1)")
+    state = fold(state, [ended(0, 0), ended(3, 1)])
+    assert phases(state) == ["done", "done"]
+    over = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=0), p.Final(reason="done"))]
+    state = fold(state, over)
+    assert ([n.phase for n in state.nodes], state.is_over) == (["clear", "clear"], False)
+    state = fold(state, [at(Gone(), 0), at(Gone(), 1)])
+    assert (state.is_over, state.phase, state.notices) == (True, "done", ("mind the gap",))
+
+
+def test_hosts_are_reached_are_sent_what_they_lack_and_start():
+    state, seen = begin("j", HOSTS), []
+    for what in (Connected(), Sending(sent_bytes=0, total_bytes=9), Sending(sent_bytes=9, total_bytes=9), Starting()):
+        for node in (0, 1):
+            state = fold(state, [at(what, node, at_s=float(len(seen)))])
+            seen.append((state.phase, state.nodes[node].phase))
+    assert seen == [
+        ("connecting", "connected"), ("connecting", "connected"), ("connecting", "sending"), ("sending", "sending"),
+        ("sending", "sending"), ("sending", "sending"), ("sending", "starting"), ("starting", "starting"),
+    ]  # fmt: skip
+    assert [(n.sent_bytes, n.total_bytes) for n in state.nodes] == [(9, 9), (9, 9)]
+    assert state.started_at_s == 6.0
+    assert fold(state, [at(Connected(), 0), at(Sending(sent_bytes=1, total_bytes=9), 0)]).nodes[0].phase == "starting"
+
+
+def test_what_the_launcher_warns_of_is_told_once():
+    state = fold(begin("j", HOSTS), [at(Warned(text="gpu-a: old torch")), at(p.Notice(text="old torch"), 0)])
+    assert state.notices == ("gpu-a: old torch",)
+
+
+@pytest.mark.parametrize(("is_wish", "phase", "kind"), [(True, "stopped", "Cancelled"), (False, "failed", "RunError")])
+def test_a_run_that_ends_before_it_has_begun(is_wish, phase, kind):
+    events = [at(Connected(), 0), at(Unusable(why="gpu-b: no"), 1), at(Abandoned(why="It ended.", is_wish=is_wish))]
+    state = fold(begin("j", HOSTS), events)
+    assert (state.is_over, state.phase, state.nodes[1].unusable) == (True, phase, "gpu-b: no")
+    error = verdict(state)
+    assert (type(error).__name__, error.message) == (kind, "It ended.")
+
+
+def test_time_goes_forward_only():
+    state = fold(begun(), [at(None, at_s=5.0), at(None, at_s=3.0)])
+    assert state.at_s == 5.0
+
+
+def test_events_of_nodes_that_are_not_there_are_left_out():
+    state = begun()
+    assert fold(state, [at(p.Final(reason="done"), node) for node in (-1, 2, 99)]) == state
+
+
+def test_a_state_that_somebody_holds_does_not_change():
+    first = begun(progress(0, rows=(p.Row(at_s=1.0, metrics={"loss": 1.0}),)), output("a"))
+    kept = (dict(first.workers), dict(first.series), first.lines, dict(first.open_lines), list(first.series[0]["loss"]))
+    more = [progress(0, at_s=2.0, rows=(p.Row(at_s=2.0, metrics={"loss": 2.0, "acc": 1.0}),)), output("b\n"), raised(1)]
+    second = fold(first, more)
+    third = fold(first, more)
+    now = (dict(first.workers), dict(first.series), first.lines, dict(first.open_lines), list(first.series[0]["loss"]))
+    assert now == kept
+    assert first.first_failure is None
+    assert second == third
+
+
+def test_one_event_at_a_time_or_all_at_once():
+    events = [
+        *(progress(r, r // 2, at_s=k / 2, step=float(k), rows=(p.Row(at_s=k / 2, metrics={"x": k}),)) for k in range(9) for r in range(4)),
+        output("one\ntw"), output("o\n"), raised(1), at(Stopping(reason="failed")), killed(0, number=15),
+    ]  # fmt: skip
+    whole, single = begun(*events), begun()
+    for event in events:
+        single = fold(single, [event])
+    assert single == whole
+
+
+# ---- progress
+
+
+def test_progress_of_report():
+    state = begun(progress(0, at_s=2.0, step=10.0, total=100.0, device="cuda:0"))
+    one = state.workers[0]
+    assert (one.progress, one.rate, one.device, one.eta_s) == ((10.0, 100.0), None, "cuda:0", None)
+    state = fold(state, [progress(0, at_s=4.0, step=20.0)])
+    assert (state.workers[0].rate, state.workers[0].eta_s) == (pytest.approx(5.0), pytest.approx(16.0))
+    assert state.workers[0].total == 100.0
+    state = fold(state, [progress(0, at_s=5.0, step=30.0)])
+    assert state.workers[0].rate == pytest.approx(0.8 * 5 + 0.2 * 10)
+    state = fold(state, [progress(0, at_s=5.0, step=30.0), progress(0, at_s=6.0)])
+    assert state.workers[0].rate == pytest.approx(6.0)
+    assert state.workers[0].at_s == 6.0
+
+
+def test_the_rate_counts_from_the_first_step_that_was_told():
+    """Training that goes on from a snapshot has not made 900 steps in its first second."""
+    rows = tuple(p.Row(at_s=9.0 + i / 2, step=900.0 + i, metrics={"loss": 1.0}) for i in range(3))
+    state = begun(progress(0, at_s=10.0, step=902.0, total=1000.0, rows=rows))
+    assert (state.workers[0].rate, state.workers[0].eta_s) == (2.0, 49.0)
+
+
+def test_no_eta_without_rate_total_or_a_running_rank():
+    state = begun(progress(0, at_s=0.0, step=1.0, total=2.0), progress(1, at_s=1.0, step=1.0), ended(2, 1))
+    assert [state.workers[rank].eta_s for rank in range(4)] == [None] * 4
+
+
+def test_bars_are_in_order_and_the_outermost_speaks():
+    outer, inner = p.Bar(id=1, n=1.0, total=5.0, rate=0.5), p.Bar(id=2, n=3.0, total=9.0, rate=7.0)
+    state = begun(progress(0, bars=(inner,)), progress(0, bars=(outer,)))
+    assert [bar.id for bar in state.workers[0].bars] == [1, 2]
+    assert (state.workers[0].progress, state.workers[0].rate) == ((1.0, 5.0), 0.5)
+    state = fold(state, [progress(0, bars=(p.Bar(id=2, n=9.0, total=9.0, closed=True),))])
+    assert [bar.id for bar in state.workers[0].bars] == [1]
+    last = p.Bar(id=1, n=5.0, total=5.0, closed=True)
+    state = fold(state, [progress(0, bars=(last,))])
+    assert state.workers[0].bars == (last,)
+    state = fold(state, [progress(0, bars=(p.Bar(id=3, n=0.0),))])
+    assert [bar.id for bar in state.workers[0].bars] == [3]
+
+
+def test_bars_that_close_together_leave_the_outermost():
+    nested = (p.Bar(id=1, n=4.0, total=5.0), p.Bar(id=2, n=8.0, total=9.0))
+    state = begun(progress(0, bars=nested))
+    state = fold(state, [progress(0, bars=tuple(dataclasses.replace(bar, closed=True) for bar in nested))])
+    assert [bar.id for bar in state.workers[0].bars] == [1]
+    state = fold(state, [progress(0, bars=(p.Bar(id=3, n=9.0, closed=True),))])  # the next one after it
+    assert [bar.id for bar in state.workers[0].bars] == [3]
+
+
+def test_metrics_and_series():
+    rows = (p.Row(at_s=0.5, step=1.0, metrics={"loss": 2.0}), p.Row(at_s=1.0, metrics={"loss": 1.0, "lr": 0.1}))
+    state = begun(progress(2, 1, rows=rows))
+    assert dict(state.workers[2].metrics) == {"loss": 1.0, "lr": 0.1}
+    assert [(x.at_s, x.step, x.value) for x in state.series[2]["loss"]] == [(0.5, 1.0, 2.0), (1.0, None, 1.0)]
+
+
+@pytest.mark.parametrize("stray", [progress(0, 1, step=5.0), progress(0, restart=1, step=5.0), progress(9, step=5.0)])
+def test_progress_of_another_node_restart_or_rank_is_left_out(stray):
+    assert begun(stray) == begun()
+
+
+# ---- output
+
+
+def test_lines_are_labelled_and_wait_for_their_end():
+    state = begun(output("hello\nwor"), output("to you\n", 2, 1, "stderr"), output("engine\n", -1, 1))
+    assert [(x.label, x.stream, x.text) for x in state.lines] == [
+        ("rank 0 gpu-a", "stdout", "hello"),
+        ("rank 2 gpu-b", "stderr", "to you"),
+        ("torchrun gpu-b", "stdout", "engine"),
+    ]
+    assert dict(state.open_lines) == {(0, 0, "stdout"): "wor"}
+    state = fold(state, [output("ld\n")])
+    assert (texts(state)[-1], dict(state.open_lines), state.lines_seen) == ("world", {}, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a\r\nb\r\n", ["a", "b"]),
+        (" 10%\r 50%\r100%\n", ["100%"]),
+        (" 10%\r 50%\r", [" 50%"]),
+        ("a\r\r\nb", ["a", "b"]),
+        ("\n\n", ["", ""]),
+        ("old\rnew\rnewest", ["newest"]),
+        ("x\r", ["x"]),
+    ],
+)
+def test_carriage_returns_in_any_cutting(text, lines):
+    for cut in range(len(text) + 1):
+        for again in range(cut, len(text) + 1):
+            parts = (text[:cut], text[cut:again], text[again:])
+            state = begun(*(output(part) for part in parts), ended(0))
+            assert texts(state) == lines, parts
+
+
+@given(st.text(alphabet="ab\r\n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
+def test_any_cutting_gives_the_same_lines(text, cuts):
+    edges = [0, *sorted(cuts), len(text)]
+    parts = [text[a:b] for a, b in itertools.pairwise(edges)]
+    assert texts(begun(*map(output, parts), ended(0))) == texts(begun(output(text), ended(0)))
+
+
+def test_an_end_closes_the_open_lines():
+    state = begun(output("last word"), output("cry", stream="stderr"), output("other", 1), killed(0))
+    assert (texts(state), dict(state.open_lines)) == (["last word", "cry"], {(1, 0, "stdout"): "other"})
+
+
+def test_skipped_output_is_told():
+    state = begun(output("begun"), output("cry", stream="stderr"), output("end\n", skipped=123456))
+    assert texts(state) == ["begun", "... 123,456 bytes not shown; the whole log: run.logs(0)", "end"]
+    assert dict(state.open_lines) == {(0, 0, "stderr"): "cry"}
+
+
+def test_memory_of_output_is_bounded():
+    state = begun(*(output(f"{i}\n") for i in range(5 * KEPT_LINES)))
+    assert (len(state.lines), state.lines_seen) == (KEPT_LINES, 5 * KEPT_LINES)
+    assert texts(state)[-1] == str(5 * KEPT_LINES - 1)
+    state = begun(output("\n".join(map(str, range(100_001)))))
+    assert (len(state.lines), state.lines_seen, texts(state)[-1]) == (KEPT_LINES, 100_000, "99999")
+    state = begun(*[output("x" * 10_000)] * 3, ended(0))
+    assert texts(state) == ["x" * KEPT_LINE_CHARS]
+
+
+def test_a_stream_that_is_none():
+    assert begun(output("x\n", stream="../../etc/passwd")) == begun()
+
+
+# ---- ends and blame
+
+
+def test_the_first_rank_that_fails_speaks_for_all():
+    state = begun(raised(2, 1), raised(0), killed(1, number=15))
+    assert (state.first_failure, phases(state)) == (2, ["failed", "stopped", "failed", "running"])
+    assert state.workers[2].ended.failure.message == "no"
+
+
+@pytest.mark.parametrize(
+    ("end", "phase"),
+    [
+        ({"outcome": "returned"}, "done"),
+        ({"outcome": "exited", "code": 0}, "done"),
+        ({"outcome": "exited", "code": 3}, "failed"),
+        ({"outcome": "raised", "code": 1}, "failed"),
+        ({"outcome": "signalled", "code": -15}, "failed"),
+        ({"outcome": "signalled", "code": -9}, "failed"),
+        ({"outcome": "of a younger protocol"}, "failed"),
+    ],
+)
+def test_what_is_a_failure(end, phase):
+    assert begun(ended(0, **end)).workers[0].phase == phase
+
+
+def test_ends_after_a_stop_are_no_failures():
+    state = begun(at(Stopping(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
+    assert (phases(state), state.first_failure) == (["stopped", "stopped", "stopped", "done"], None)
+
+
+ECHO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3344"
+
+
+def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
+    state = begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), killed(2, 1, at_s=1.2))
+    assert (state.first_failure, phases(state)[2]) == (2, "failed")
+
+
+@pytest.mark.parametrize(
+    "later",
+    [killed(2, 1, at_s=9.0), killed(2, 1, number=15, at_s=1.2), raised(2, 1, ECHO, at_s=1.2), ended(2, 1, at_s=1.2)],
+    ids=["too late", "by our SIGTERM", "an echo too", "went well"],
+)
+def test_blame_stays(later):
+    assert begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), later).first_failure == 0
+
+
+def test_blame_stays_where_the_first_had_a_reason_of_its_own():
+    assert begun(raised(0, message="out of patience"), killed(2, 1)).first_failure == 0
+
+
+def test_a_restart_begins_anew():
+    state = begun(progress(0, step=5.0), raised(0), restarts=1)
+    state = fold(state, [worker(0, 0, restart=1)])
+    one = state.workers[0]
+    assert (state.first_failure, one.phase, one.restart, one.step, one.ended) == (None, "running", 1, None, None)
+    assert fold(state, [ended(0, restart=0), progress(0, step=9.0)]) == state
+
+
+def test_an_elastic_job_that_shrinks_forgets_the_ranks_it_lost():
+    state = begun(raised(3, 1), worker(0, 0, restart=1, world=2), restarts=1)
+    assert (sorted(state.workers), state.world_size, state.first_failure) == ([0, 1], 2, None)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [ended(0, outcome="replaced", code=-9), killed(0, number=15), raised(0, message=ECHO)],
+    ids=["by its agent", "by torchrun", "when its peer was gone"],
+)
+def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
+    events = [hello(0), hello(1), worker(0, 0), worker(1, 0, local=1), at(Lost(why="cut"), 1), end]
+    state = fold(begin("j", HOSTS, 3, min_nodes=1), events)
+    assert (phases(state)[0], state.first_failure) == ("stopped", None)
+    assert begun(killed(0, number=15), restarts=3).first_failure == 0
+
+
+def test_the_node_whose_torchrun_failed_first():
+    state = begun(at(p.Engineended(code=1), 1), at(Stopping(reason="failed")), at(p.Engineended(code=-15), 0))
+    assert (state.failed_node, [n.code for n in state.nodes]) == (1, [-15, 1])
+    assert begun(at(Stopping(reason="interrupted")), at(p.Engineended(code=-15), 0)).failed_node is None
+
+
+def test_exits_that_torchrun_saw():
+    seen = p.Exit(rank=0, local_rank=0, pid=100, code=-9)
+    state = begun(at(p.Engineended(code=1, exits=(seen, p.Exit(rank=2, local_rank=0, pid=1, code=1)))))
+    assert (state.workers[0].exit, state.workers[2].exit) == (seen, None)
+
+
+def test_the_last_word_of_a_node_ends_its_ranks():
+    state = begun(output("open"), ended(0), at(p.Final(reason="lease", survivors=("python (pid 7, state D)",))))
+    assert phases(state) == ["done", "stopped", "running", "running"]
+    assert (state.nodes[0].reason, state.nodes[0].survivors) == ("lease", ("python (pid 7, state D)",))
+    assert texts(state) == ["open"]
+
+
+def test_a_node_that_is_lost():
+    state = begun(ended(2, 1), at(Lost(why="cut"), 1), at(Lost(why="cut again"), 1))
+    assert (phases(state), state.lost, state.phase) == (
+        ["running", "running", "done", "lost"],
+        ((1, "cut"),),
+        "running",
+    )
+    state = fold(state, [at(Swept(survivors=()), 1), at(p.Final(reason="stopped"), 0), at(Gone(), 0)])
+    assert (state.nodes[1].phase, state.is_over, state.phase) == ("clear", True, "lost")
+    assert fold(state, [at(Lost(why="late"), 0)]) == state  # it was gone before
+
+
+def test_phases_of_a_run():
+    stopping = begun(at(Stopping(reason="interrupted")))
+    assert stopping.phase == "stopping"
+    gone = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=-15), p.Final(reason="x"), Gone())]
+    assert fold(stopping, gone).phase == "stopped"
+    assert fold(begun(raised(0)), gone).phase == "failed"
+    assert fold(begun(), gone).phase == "failed"
+    assert fold(stopping, [at(Stopping(reason="timeout"))]).stopping == "interrupted"
+
+
+# ---- what nodes say of themselves
+
+
+def test_the_endpoint():
+    state = begun(at(p.Endpoint(state="unreached", detail="refused"), 1), at(p.Endpoint(state="open"), 0, at_s=4.0))
+    assert (dict(state.unreached), state.endpoint_open_at_s) == ({1: "refused"}, 4.0)
+    reached = at(p.Endpoint(state="reached"), 1)
+    assert dict(fold(state, [reached]).unreached) == {}
+    assert dict(fold(state, [at(Stopping(reason="rendezvous")), reached]).unreached) == {1: "refused"}
+
+
+def test_notices_are_told_once_and_are_bounded():
+    state = begun(*[at(p.Notice(text="full"), 1)] * 3)
+    assert state.notices == ("gpu-b: full",)
+    assert len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
+
+
+def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
+    skipped = at(p.Skipped(through=9))
+    state = begun(worker(0), output("half a li", 0), skipped, output("after the gap\n", 0), skipped)
+    assert [line.text for line in state.lines] == ["half a li", "after the gap"]
+    assert state.notices == (
+        "gpu-a: some older reports and lines of output are left out: its journal no longer has them (run.logs may)",
+    )
+
+
+# ---- bounds and any order
+
+
+def test_metrics_are_bounded():
+    rows = tuple(p.Row(at_s=float(i), metrics={"loss": float(i)}) for i in range(3 * KEPT_POINTS))
+    loss = begun(progress(0, rows=rows)).series[0]["loss"]
+    assert len(loss) <= KEPT_POINTS
+    assert loss[-1].value == 3 * KEPT_POINTS - 1
+    many = p.Row(at_s=1.0, metrics={f"m{i}": 1.0 for i in range(1000)})
+    state = begun(progress(0, rows=(many,)))
+    assert len(state.series[0]) == len(state.workers[0].metrics) == KEPT_METRICS
+    bars = tuple(p.Bar(id=i) for i in range(1000))
+    assert len(begun(progress(0, bars=bars)).workers[0].bars) == ranks_fold.KEPT_BARS
+
+
+SMALL = st.integers(-1, 5)
+FLOATS = st.floats(width=32)
+WORD = st.sampled_from(
+    ["", "returned", "raised", "exited", "signalled", "open", "reached", "unreached", "stdout", "stderr", ECHO]
+)
+ROW = st.builds(p.Row, at_s=FLOATS, step=st.none() | FLOATS, metrics=st.dictionaries(WORD, FLOATS, max_size=3))
+BAR = st.builds(p.Bar, id=SMALL, n=FLOATS, total=st.none() | FLOATS, rate=st.none() | FLOATS, closed=st.booleans())
+FAILURE = st.builds(p.Failure, type=WORD, message=WORD, traceback=WORD)
+EXIT = st.builds(p.Exit, rank=SMALL, local_rank=SMALL, pid=SMALL, code=SMALL)
+
+
+def some(values: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(values, max_size=3).map(tuple)
+
+
+ANYTHING = st.one_of(
+    st.builds(p.Hello, protocol=SMALL, job=WORD, node_rank=SMALL, hostname=WORD, pid=SMALL),
+    st.builds(p.Worker, rank=SMALL, local_rank=SMALL, world_size=SMALL, restart=SMALL, pid=SMALL),
+    st.builds(
+        p.Progress, rank=SMALL, restart=SMALL, at_s=FLOATS, step=st.none() | FLOATS, rows=some(ROW), bars=some(BAR)
+    ),
+    st.builds(p.Output, rank=SMALL, stream=WORD, offset=SMALL, text=st.text("a\r\n"), skipped_bytes=SMALL),
+    st.builds(p.Ended, rank=SMALL, restart=SMALL, outcome=WORD, code=st.integers(-20, 3), failure=st.none() | FAILURE),
+    st.builds(p.Engineended, code=st.integers(-20, 3), exits=some(EXIT)),
+    st.builds(p.Endpoint, state=WORD, detail=WORD),
+    st.builds(p.Notice, text=WORD),
+    st.builds(p.Final, reason=WORD, survivors=some(WORD)),
+    st.builds(Lost, why=WORD),
+    st.builds(Stopping, reason=st.sampled_from(["failed", "interrupted", "timeout", "rendezvous", "lost"])),
+    st.builds(Swept, survivors=some(WORD)),
+    st.just(Gone()),
+    st.builds(p.Skipped, through=st.integers(0, 99)),
+    st.none(),
+)
+EVENTS = st.lists(st.builds(Event, node_rank=SMALL, at_s=st.floats(0, 100), what=ANYTHING), max_size=30)
+
+
+@settings(max_examples=300)
+@given(EVENTS, st.integers(1, 10))
+def test_any_events_in_any_order(events, batch):
+    state = begin("j", HOSTS, 1)
+    for i in range(0, len(events), batch):
+        before = state
+        state = fold(state, events[i : i + batch])
+        assert state.at_s >= before.at_s
+        assert state.lines_seen >= before.lines_seen
+        hold(state)
+
+
+def hold(state: RunState) -> None:
+    """Assert what is true of every state, and that all that is derived from it can be asked for."""
+    assert [n.node_rank for n in state.nodes] == [0, 1]
+    assert all(rank == w.rank and 0 <= rank < state.world_size for rank, w in state.workers.items())
+    assert all(w.phase in ("running", "done", "failed", "stopped", "lost") for w in state.workers.values())
+    assert all((w.ended is not None) or w.phase in ("running", "stopped", "lost") for w in state.workers.values())
+    assert all(n.phase in NODE_PHASES for n in state.nodes)
+    if state.first_failure is not None:
+        assert state.workers[state.first_failure].phase == "failed"
+    assert len(state.lines) <= KEPT_LINES
+    assert len(state.notices) <= KEPT_NOTICES
+    assert len({node for node, _ in state.lost}) == len(state.lost)
+    assert all("\n" not in text for text in (*texts(state), *state.open_lines.values()))
+    assert state.phase in (
+        "connecting",
+        "sending",
+        "starting",
+        "running",
+        "stopping",
+        "done",
+        "failed",
+        "stopped",
+        "lost",
+    )
+    for one in state.workers.values():
+        assert (one.label and one.eta_s is None) or math.isnan(one.eta_s) or one.eta_s >= 0
+
+
+def test_a_whole_run_shuffled_doubled_and_cut():
+    """However mixed up, a run whose nodes are gone is over."""
+    whole = [
+        *(event for rank in range(4) for event in (
+            worker(rank, rank // 2), progress(rank, rank // 2, step=1.0, rows=(p.Row(at_s=1.0, metrics={"x": 1.0}),)),
+            output("a\rb\nc", rank, rank // 2), raised(rank, rank // 2),
+        )),
+        *(at(what, node) for node in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="done"), Gone())),
+    ]  # fmt: skip
+    for seed in range(50):
+        dice = random.Random(seed)
+        events = [*whole, *dice.sample(whole, 5)]
+        dice.shuffle(events)
+        hold(fold(begin("j", HOSTS), events[: dice.randrange(len(events))]))
+        assert fold(begin("j", HOSTS), events).is_over
+
+
+def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():
+    """Each node's journal is in order, but that of one may be read before that of another."""
+
+    def of_round(number: int, node: int, rank: int, world_size: int) -> Event:
+        return at(p.Worker(rank=rank, local_rank=0, world_size=world_size, restart=0, pid=7, round=number), node)
+
+    first = [of_round(0, 0, 0, 1), at(p.Ended(rank=0, restart=0, outcome="signalled", code=-15), 0)]
+    second = [of_round(1, 0, 0, 2), at(p.Ended(rank=0, restart=0, outcome="returned", result_bytes=5), 0)]
+    other = [of_round(1, 1, 1, 2), at(p.Ended(rank=1, restart=0, outcome="returned", result_bytes=6), 1)]
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    states = [fold(start, events) for events in ([*first, *second, *other], [*other, *first, *second])]
+    for state in states:
+        assert (state.world_size, state.rdzv_round) == (2, 1)
+        assert {rank: (w.phase, w.node_rank) for rank, w in state.workers.items()} == {0: ("done", 0), 1: ("done", 1)}

@@ -1,0 +1,359 @@
+"""Ranks that go nowhere: when a run is called hung, how its ranks are asked, and the words for where they are."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmagic import render
+from distmagic.errors import Cancelled, Hung
+from distmagic.remote.wire import protocol as p
+from distmagic.render.overview import overview
+from distmagic.runner import drive as driving
+from distmagic.runner.drive import Limits, drive
+from distmagic.state import hangs
+from distmagic.state.fold import begin, fold
+from distmagic.state.hangs import Explanation, explain, is_hung
+from distmagic.state.inquiry import PATIENCE_S, WORTH_ASKING_S, Inquiry
+from distmagic.state.state import Broken, Event, Lost, Mended, RunState, Stopping
+from distmagic.state.verdict import verdict
+from tests.unit.runner.test_drive import START, FakeLaunch, FakeScreen, end_of
+from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, raised, worker
+
+CELL = "Cell In[3]"
+C10D = "torch/distributed/distributed_c10d.py"
+
+
+def frame(file: str, line: int, function: str, mine: bool = False, text: str = "") -> p.Frame:
+    return p.Frame(file=file, line=line, function=function, mine=mine, text=text)
+
+
+MAIN = frame(CELL, 20, "<module>", mine=True, text="train()")
+LOADS = (MAIN, frame(CELL, 9, "load_batch", mine=True, text="time.sleep(9)"))
+REDUCES = (MAIN, frame(CELL, 14, "train", mine=True), frame("torch/distributed/c10d_logger.py", 81, "wrapper"),
+           frame(C10D, 2810, "all_reduce"))  # fmt: skip
+
+
+def stack(rank: int, *frames: p.Frame, silence: str = "", asked: str = "ask1") -> p.Stacks:
+    threads = (p.Thread(frames=frames),) if frames else ()
+    return p.Stacks(asked=asked, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
+
+
+def explained(*stacks: p.Stacks, unheard: tuple[str, ...] = ()) -> Explanation:
+    return explain([(HOSTS[one.rank // 2 % 2], one) for one in stacks], unheard)
+
+
+# ---- in words
+
+ODD = f"rank 2 (gpu-b, local_rank 0) is in load_batch at {CELL}, line 9"
+REST = f"wait in all_reduce at {CELL}, line 14"
+
+
+def test_who_stands_out_comes_first():
+    found = explained(*(stack(rank, *REDUCES) for rank in (3, 1, 0)), stack(2, *LOADS))
+    assert found.sentence == f"{ODD}; ranks 0, 1, 3 {REST}"
+    assert found.advice == "Look at rank 2 (gpu-b, local_rank 0) first: the others wait for it."
+
+
+def test_who_is_not_in_a_collective_stands_out_although_they_are_more():
+    found = explained(stack(0, *REDUCES), *(stack(rank, *LOADS) for rank in (1, 2, 3)))
+    assert found.sentence == (
+        f"ranks 1, 2, 3 are in load_batch at {CELL}, line 9; rank 0 (gpu-a, local_rank 0) waits in all_reduce at {CELL}, line 14"
+    )
+    assert found.advice == "Look at ranks 1, 2, 3 first: the others wait for them."
+
+
+def test_all_in_the_same_call():
+    found = explained(*(stack(rank, *REDUCES) for rank in range(4)))
+    assert found.sentence == f"all 4 ranks {REST}"
+    assert "look at the network between the hosts" in found.advice
+    assert explained(stack(0, *REDUCES), stack(1, *REDUCES)).sentence == f"both ranks {REST}"
+
+
+def test_different_collectives():
+    barrier = (MAIN, frame(CELL, 30, "train", mine=True), frame(C10D, 4800, "barrier"))
+    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *barrier))
+    assert found.sentence.startswith(
+        f"rank 2 (gpu-b, local_rank 0) waits in barrier at {CELL}, line 30; ranks 0, 1 wait"
+    )
+    assert "every rank has to make the same collective calls" in found.advice
+
+
+def test_a_rank_that_does_not_answer_comes_before_all():
+    found = explained(stack(0, *REDUCES), stack(1, silence="its process is stopped"), stack(2, *LOADS))
+    assert found.sentence.startswith("rank 1 (gpu-a, local_rank 1) doesn't answer: its process is stopped; rank 2")
+    assert found.advice == ""  # with rank 2 beside it, who waits for whom isn't known
+
+
+def test_a_host_that_does_not_answer():
+    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), unheard=("gpu-b",))
+    assert found.sentence == f"ranks 0, 1 {REST}; gpu-b did not tell where its ranks are"
+    assert found.advice == ""
+
+
+@pytest.mark.parametrize(("frames", "words"), [
+    ((), "runs no Python code"),
+    ((MAIN,), f"is at {CELL}, line 20"),
+    ((*LOADS, frame("pandas/io/parsers.py", 5, "read_csv")),
+     f"is in read_csv of pandas/io/parsers.py, called at {CELL}, line 9"),
+    ((MAIN, frame("queue.py", 1, "get"), frame("threading.py", 2, "wait")), f"waits in queue.get at {CELL}, line 20"),
+    ((MAIN, frame("threading.py", 2, "join")), f"waits for another thread at {CELL}, line 20"),
+    ((MAIN, frame("subprocess.py", 2, "wait")), f"waits for a child process at {CELL}, line 20"),
+    ((MAIN, frame("torch/utils/data/dataloader.py", 1, "__next__"), frame("queue.py", 2, "get")),
+     f"waits for its DataLoader at {CELL}, line 20"),
+    ((MAIN, frame("torch/nn/modules/module.py", 1, "_call_impl"),
+      frame("torch/nn/parallel/distributed.py", 2, "forward"), frame("torch/distributed/utils.py", 3, "_sync")),
+     f"waits in DistributedDataParallel at {CELL}, line 20"),
+    ((MAIN, frame(C10D, 1, "_store_based_barrier")), f"waits in distributed_c10d at {CELL}, line 20"),
+    ((frame("importlib/__init__.py", 3, "import_module"),),
+     "is in import_module at importlib/__init__.py, line 3"),
+])  # fmt: skip
+def test_what_one_rank_does(frames, words):
+    one = p.Stacks(asked="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
+    assert explained(one).sentence == f"rank 0 (gpu-a, local_rank 0) {words}"
+
+
+def test_ranks_that_came_another_way_are_apart():
+    other = (frame(CELL, 21, "<module>", mine=True), *REDUCES[1:])
+    assert len(explained(stack(0, *REDUCES), stack(1, *other)).groups) == 2
+
+
+def test_many_ranks_are_told_in_ranges():
+    assert hangs.listed(range(12)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"
+    assert hangs.listed([*range(7), *range(8, 16), 20]) == "0-6, 8-15, 20"
+    assert hangs.listed(range(0, 60, 2)).endswith("20, 22, ...")
+
+
+def test_stacks_look_like_a_traceback():
+    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *LOADS), stack(3, silence="why"))
+    assert (
+        hangs.stacks_text(found)
+        == f"""\
+rank 3 (gpu-b, local_rank 1) doesn't answer: why
+
+{ODD}:
+  {CELL}, line 20, in <module>
+    train()
+  {CELL}, line 9, in load_batch
+    time.sleep(9)
+
+ranks 0, 1 {REST}:
+  {CELL}, line 20, in <module>
+    train()
+  {CELL}, line 14, in train
+  torch/distributed/c10d_logger.py, line 81, in wrapper
+  {C10D}, line 2810, in all_reduce"""
+    )
+
+
+def test_as_text_and_as_a_page():
+    hostile = (frame("<script>alert(1)</script>", 1, "\x1b[31mf", mine=True),)
+    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *LOADS), stack(3, *hostile))
+    text, page = render.stacks_text(found, "j-1"), render.stacks_html(found, "j-1")
+    assert text.startswith("j-1: 4 ranks at 3 places: rank 2")
+    assert "\x1b" not in text
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert page.count("<details open>") == 1
+    assert page.count("<details>") == 2
+    assert render.stacks_text(explained(), "j-1") == "j-1: no rank runs"
+    assert render.stacks_text(explained(unheard=("gpu-a",)), "j-1") == "j-1: gpu-a did not tell where its ranks are"
+
+
+FRAMES = st.builds(frame, st.text(max_size=9) | st.sampled_from([C10D, "queue.py", CELL]), st.integers(0, 9), st.text(max_size=5), st.booleans(), st.text(max_size=5))  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(-5, 70), st.lists(FRAMES, max_size=4)), max_size=12))
+def test_any_answers_give_a_sentence(answers):
+    found = explained(*(stack(rank, *frames, silence="x") for rank, frames in answers))
+    assert sum(len(group.ranks) for group in found.groups) == len(answers)
+    render.stacks_html(found, "j")
+    assert "\n" not in render.stacks_text(explain([], ["a"]), "j")
+
+
+# ---- who has advanced
+
+
+def after(*events: Event, now: float = 100.0) -> RunState:
+    return begun(*events, at(None, at_s=now))
+
+
+BAR = p.Bar(id=1, n=3.0, total=9.0)
+
+
+@pytest.mark.parametrize(("event", "advances"), [
+    (progress(0, at_s=1.0, step=2.0), True),
+    (progress(0, at_s=1.0, step=1.0), False),  # where it is already
+    (progress(0, at_s=1.0, device="cuda:0"), False),
+    (progress(0, at_s=1.0, rows=(p.Row(at_s=1.0, metrics={"loss": 1.0}),)), True),
+    (progress(0, at_s=1.0, bars=(BAR,)), True),
+    (progress(2, 1, at_s=1.0, restart=1, step=5.0), False),  # of a rank that is no more
+    (ended(1), True),
+    (worker(1, 0, restart=1, local=1), True),
+    (output("step 3\n", 1), True),  # it has never reported: how else could it show that it goes on
+    (output("still here\n", 0), False),
+    (output("warning\n", -1), False),
+    (at(Mended(), 1), True),
+    (at(p.Notice(text="x"), 1), False),
+    (at(stack(0, *LOADS), 0), False),
+])  # fmt: skip
+def test_what_counts_as_an_advance(event, advances):
+    state = begun(progress(0, step=1.0))
+    later = fold(state, [Event(node_rank=event.node_rank, at_s=50.0, what=event.what)])
+    assert (later.advanced_at_s, is_hung(fold(later, [at(None, at_s=61.0)]), 20.0)) == (
+        (50.0, False) if advances else (1.0, True)
+    )
+
+
+def test_a_bar_that_is_only_drawn_anew_has_not_moved():
+    state = begun(progress(0, bars=(BAR,)))
+    again = p.Bar(id=1, n=3.0, total=9.0, rate=0.1, postfix="later")
+    assert fold(state, [Event(node_rank=0, at_s=9.0, what=progress(0, bars=(again,)).what)]).advanced_at_s == 1.0
+
+
+@pytest.mark.parametrize(("events", "timeout_s", "hangs_"), [
+    ([], None, False),
+    ([], 98.0, True),
+    ([], 99.5, False),
+    ([at(Broken(why="cut"), 1)], 10.0, False),
+    ([at(Broken(why="cut"), 1), at(Lost(why="switched off"), 1)], 10.0, True),  # an elastic job goes on without it
+    ([at(Stopping(reason="failed"))], 10.0, False),
+    ([*(ended(rank, rank // 2) for rank in range(4))], 10.0, False),  # torchrun alone is slow to end
+])  # fmt: skip
+def test_when_a_run_hangs(events, timeout_s, hangs_):
+    assert is_hung(after(*events), timeout_s) == hangs_
+
+
+def test_hosts_that_only_start_do_not_hang():
+    assert not is_hung(fold(begin("j", HOSTS), [at(None, at_s=999.0)]), 10.0)
+
+
+@given(st.lists(EVENTS, max_size=8))
+def test_roll_calls_are_bounded_whatever_comes(events):
+    calls = [at(p.Dumped(asked=f"x{i}", ranks=0), i % 2) for i in range(20)]
+    state = fold(begun(*chain.from_iterable(events)), [*calls, *(at(stack(rank, *LOADS), 0) for rank in range(-1, 40))])
+    assert len(state.rolls) <= 4
+    assert all(rank in state.workers for roll in state.rolls for rank in roll.stacks)
+    verdict(state)
+
+
+# ---- asking
+
+
+def answers(*nodes: int, asked: str = "ask1") -> list[Event]:
+    found = [
+        at(stack(rank, *(LOADS if rank == 2 else REDUCES), asked=asked), rank // 2)
+        for rank in range(4)
+        if rank // 2 in nodes
+    ]
+    return [*found, *(at(p.Dumped(asked=asked, ranks=2), node) for node in nodes)]
+
+
+def driven(launch: FakeLaunch, hang_timeout_s: float | None) -> RunState:
+    return drive(launch, begin("j", HOSTS), FakeScreen(), lambda longest_s: None, Limits(hang_timeout_s=hang_timeout_s))
+
+
+def test_a_hang_is_explained_before_anything_is_stopped():
+    launch = FakeLaunch(START, *[[]] * 5, answers(0), answers(1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = driven(launch, 3.0)
+    assert (launch.asks, launch.stops) == (1, [([0, 1], driving.GRACE_S, "hung")])
+    error = verdict(state)
+    assert isinstance(error, Hung)
+    assert error.message == (
+        f"The run was stopped: no rank had advanced for 5 s (--hang-timeout). Where they were: {ODD}; ranks 0, 1, 3 {REST}."
+    )
+    assert error.hint.startswith(
+        "Look at rank 2 (gpu-b, local_rank 0) first: the others wait for it.\nAll that a rank wrote"
+    )
+    assert str(error) == f"{error.stacks}\n{error.message}\n{error.hint}"
+    (alert,) = overview(state).alerts
+    assert (alert.level, alert.detail) == ("error", error.stacks)
+
+
+def test_a_host_that_does_not_answer_is_waited_for_only_so_long():
+    launch = FakeLaunch(START, *[[]] * 5, answers(0), *[[]] * 9, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = driven(launch, 3.0)
+    assert launch.asks == 1
+    error = verdict(state)
+    assert isinstance(error, Hung)
+    assert error.message.endswith("; gpu-b did not tell where its ranks are.")
+    assert 5 + PATIENCE_S <= launch.elapsed_s <= 8 + PATIENCE_S + 9
+
+
+def test_no_answer_at_all():
+    launch = FakeLaunch(START, *[[]] * 14, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    error = verdict(driven(launch, 3.0))
+    assert (
+        error.message
+        == "The run was stopped: no rank had advanced for 15 s (--hang-timeout). No host told where its ranks were."
+    )
+
+
+def test_a_rank_that_advances_while_all_are_asked_saves_the_run():
+    moves = [[progress(0, at_s=1.0, step=float(i))] for i in range(8)]
+    stamped = [[Event(node_rank=0, at_s=6.0 + i, what=one[0].what)] for i, one in enumerate(moves)]
+    ends = [*(ended(r, r // 2) for r in range(4)), *end_of(0), *end_of(1)]
+    launch = FakeLaunch(START, *[[]] * 4, *stamped, ends, step_s=1.0)
+    state = driven(launch, 3.0)
+    assert (launch.asks, launch.stops, state.phase) == (1, [], "done")
+
+
+@pytest.mark.parametrize("event", [progress, output])
+def test_a_run_that_advances_is_never_asked(event):
+    def move(i: int) -> Event:
+        what = progress(0, step=float(i)).what if event is progress else output(f"{i}\n").what
+        return Event(node_rank=0, at_s=float(i), what=what)
+
+    ends = [*(ended(r, r // 2) for r in range(4)), *end_of(0), *end_of(1)]
+    launch = FakeLaunch(START, *([move(i)] for i in range(2, 60)), ends, step_s=1.0)
+    assert (driven(launch, 3.0).phase, launch.asks) == ("done", 0)
+
+
+def test_an_interrupt_of_a_run_that_stands_still_says_where_its_ranks_were():
+    still = [[]] * int(WORTH_ASKING_S + 1)
+    launch = FakeLaunch(START, *still, KeyboardInterrupt, answers(0, 1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    error = verdict(driven(launch, None))
+    assert (launch.asks, [reason for _, _, reason in launch.stops]) == (1, ["interrupted"])
+    assert isinstance(error, Cancelled)
+    assert error.hint == f"No rank had advanced for long. Where they were: {ODD}; ranks 0, 1, 3 {REST}."
+
+
+def test_a_second_interrupt_does_not_wait_for_the_answers():
+    still = [[]] * int(WORTH_ASKING_S + 1)
+    launch = FakeLaunch(
+        START, *still, KeyboardInterrupt, KeyboardInterrupt, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0
+    )
+    state = driven(launch, None)
+    assert launch.stops == [([0, 1], driving.GRACE_S, "interrupted")]
+    assert (state.phase, verdict(state).hint) == ("stopped", "")
+
+
+def test_answers_from_before_the_last_advance_explain_nothing():
+    old = [Event(node_rank=e.node_rank, at_s=5.0, what=e.what) for e in answers(0, 1)]
+    state = begun(*old, Event(node_rank=0, at_s=9.0, what=progress(0, step=1.0).what))
+    assert len(state.rolls) == 1
+    assert hangs.explain_last(state) is None
+
+
+ANSWERS = st.integers(0, 5).map(lambda rank: [at(stack(rank, *LOADS), rank // 2)])
+
+
+@given(st.lists(EVENTS | ANSWERS, max_size=10))
+def test_an_inquiry_ends_whatever_comes(events):
+    inquiry = Inquiry(lambda: "ask1", 1.0)
+    state = begun(*chain.from_iterable(events))
+    for second in range(101, 140):
+        state = fold(state, [at(None, at_s=float(second))])
+        if inquiry.poll(state):
+            return
+    assert not is_hung(state, 1.0)
+
+
+def test_a_failure_is_told_rather_than_a_hang():
+    state = begun(
+        raised(2, 1), *answers(0, 1), at(Stopping(reason="failed")), at(Lost(why="x"), 0), at(Lost(why="x"), 1)
+    )
+    assert "raised RuntimeError" in verdict(state).message

@@ -1,0 +1,401 @@
+"""Hosts that lie, flood and inject: an error or a small state, never memory, never a script in the page.
+
+Each host is a real process behind the real conversation; what it says ends in what a user is shown.
+"""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distmagic import harmless, render
+from distmagic.connection import limits
+from distmagic.connection.link import Link
+from distmagic.errors import DistmagicError, ProtocolError, WorkerFailed
+from distmagic.notebook import job_magic as job_lists
+from distmagic.payload.blobs import LocalBlob
+from distmagic.planning.found import found_jobs
+from distmagic.remote.contact import boot
+from distmagic.remote.wire import protocol as p
+from distmagic.request.hosts import Host
+from distmagic.state import fold_ranks as ranks_fold
+from distmagic.state.fold import begin, fold
+from distmagic.state.state import Event, Gone, RunState
+from distmagic.state.verdict import verdict
+from distmagic.transports.local import spawn
+from distmagic.transports.piped import PipedProcess
+from tests.unit.planning.test_plan import FACTS
+from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, worker
+
+MB = 1 << 20
+BANNER = boot.MARK + json.dumps(
+    {"python": list(sys.version_info[:3]), "home": "/h", "have": True, "error": "", "executable": "/p", "system": "linux"}
+).encode()  # fmt: skip
+START = p.Start(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="",
+                hosts=("a",), lead=True, lease_s=60.0)  # fmt: skip
+HELLO = p.Hello(protocol=1, job="j", node_rank=0, hostname="a", pid=7)
+FETCH = p.Fetch(job="j", node_rank=0, name="rank0.result")
+MARKUP = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'><a href='javascript:alert(3)'>"
+TERMINAL = "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202etxt\x00\x7f\x85\x1bP1$r\x1b\\"
+NASTY = MARKUP + TERMINAL
+
+
+class Hosts:
+    """A transport whose host is a Python script of bytes: `head`, then `again` so many `times`."""
+
+    warnings = ()
+
+    def __init__(self, script: Path, head: bytes, again: bytes, times: int) -> None:
+        self._script = script
+        script.write_text(
+            "import sys; out = sys.stdout.buffer\n"
+            "try:\n"
+            f"    out.write({head!r}); out.flush()\n"
+            f"    for _ in range({times}): out.write({again!r})\n"
+            "    out.flush(); sys.stdin.buffer.read()\n"
+            "except BrokenPipeError: sys.stderr.close()\n"
+        )
+        self.processes: list[PipedProcess] = []
+
+    def start(self, argv: tuple[str, ...]) -> PipedProcess:
+        self.processes.append(PipedProcess(spawn((sys.executable, str(self._script))), "gpu-a"))
+        return self.processes[-1]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+            assert process.wait(10) is not None
+
+
+@contextmanager
+def memory_below(size_bytes: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Callable[..., Link]]:
+    """Return a function that opens a conversation with a host that says this after its facts."""
+    made: list[Hosts] = []
+
+    def open_link(said: bytes = b"", again: bytes = b"", times: int = 0, first: bytes = b"") -> Link:
+        head = first or BANNER + b"\n" + p.encode(FACTS)
+        made.append(Hosts(tmp_path / f"host{len(made)}.py", head + said, again, times))
+        bundle = LocalBlob(blob=p.Blob(sha256="ab" * 32, size_bytes=0), path=Path("/dev/null"))
+        return Link.open(Host(name="gpu-a"), made[-1], "python3", bundle)
+
+    yield open_link
+    for one in made:
+        one.close()
+
+
+def refused(act: Callable[[], object], most: int = 16 * MB) -> str:
+    with memory_below(most), pytest.raises(DistmagicError) as caught:
+        act()
+    return str(caught.value)
+
+
+def events_of(link: Link, count: int) -> list[Event]:
+    link.start(START)
+    return [Event(node_rank=0, at_s=1.0, what=what) for _, what in islice(link.events(), count)]
+
+
+# ---- before there is a run
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        (b"Welcome! " * 7000 + b"\n", "its log-in shell prints without end."),
+        (b"Welcome! " * 7000, f"sent a line of more than {p.MAX_LINE_BYTES} bytes."),
+    ],
+    ids=["endless banner", "endless line"],
+)
+def test_a_banner_without_end(hosts, again, words):
+    assert words in refused(lambda: hosts(first=b" ", again=again, times=10**9))
+
+
+def test_a_first_answer_full_of_escapes(hosts):
+    told = {"python": [3, 1], "system": "linux", "executable": NASTY * 2000}
+    said = refused(lambda: hosts(first=boot.MARK + json.dumps(told).encode() + b"\n"))
+    assert said.startswith("gpu-a: Python 3.1 (</pre></style><script>")
+    assert all(char.isprintable() or char == "\n" for char in said)
+    assert len(said) < 1500
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"x" * (3 * MB), id="giant"),
+        pytest.param(b"[" * 900_000 + b"\n", id="depth"),
+        pytest.param(b'{"t":"data","n":0,"size_bytes":' + b'{"a":' * 150_000 + b"\n", id="nest"),
+        pytest.param(b'{"t":"data","n":0,"size_bytes":' + b"9" * 900_000 + b"}\n", id="digits"),
+        pytest.param(b'{"t":"data","n":0,"size_bytes":1e999}\n', id="infinite"),
+        pytest.param(b'{"t":"data","n":0,"size_bytes":' + str(2**64).encode() + b"}\n", id="64 bits"),
+        pytest.param(b'{"t":"data","n":-1,"size_bytes":1}\n', id="negative number"),
+        pytest.param(b'{"t":"data","n":' + str(2**70).encode() + b',"size_bytes":1}\n', id="huge number"),
+        pytest.param(b'{"t":"data","n":0,"size_bytes":NaN}\n', id="nan"),
+        pytest.param(p.encode(p.Data(size_bytes=10**18)), id="a file of an exabyte"),
+        pytest.param(p.encode(p.Data(size_bytes=-1)), id="a file of less than nothing"),
+        pytest.param(b'{"t":"teleport","n":0}\n' * 2000, id="only strange messages"),
+        pytest.param(bytes(range(256)) * 5000 + b"\n", id="binary"),
+        pytest.param(b"PK\x03\x04" + b"\0" * 2 * MB, id="an archive"),
+    ],
+)
+def test_an_answer_that_is_none(hosts, line):
+    link, got = hosts(line), bytearray()
+    said = refused(lambda: link.fetch(FETCH, got.extend, limit_bytes=MB), most=64 * MB)
+    assert said.startswith("gpu-a")
+    assert not got
+
+
+def test_a_file_that_is_not_the_one_announced(hosts):
+    link = hosts(p.encode(p.Data(size_bytes=10**18)))
+    with pytest.raises(ProtocolError) as caught:
+        link.fetch(FETCH, pytest.fail, limit_bytes=MB)
+    assert caught.value.message == (
+        "gpu-a: rank0.result is 1,000,000,000,000,000,000 bytes long; at most 1,048,576 are taken."
+    )
+    assert caught.value.hint == "It is on that host, under ~/.distmagic/jobs/j."
+
+
+def test_a_refusal_full_of_escapes(hosts):
+    said = refused(lambda: hosts(p.encode(p.Refused(what="start", error=TERMINAL * 3000))).ask(""))
+    assert len(said) < 3000
+    assert all(char.isprintable() or char == "\n" for char in said)
+
+
+def test_jobs_with_names_that_write_on_the_terminal(hosts):
+    one = p.Listed(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, lease_s=1.0, max_restarts=0, began_s=float("nan"),
+                   is_running=False, reason=TERMINAL, size_bytes=2**63)  # fmt: skip
+    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300))).jobs()
+    assert len(listed) == 300
+    shown = job_lists.table(found_jobs([listed]), 0.0)
+    assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+# ---- events
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (1, 1), (1, 2, 2), (1, 2, 1), (5,)])
+def test_events_out_of_their_order(hosts, numbers):
+    link = hosts(
+        p.encode(HELLO, numbers[0]) + b"".join(p.encode(p.Member(node_rank=1, state="joined"), n) for n in numbers[1:])
+    )
+    if numbers == (5,):
+        link.start(START)  # who begins in the middle has to go on there
+        assert next(iter(link.events()))[0] == 5
+        return
+    assert "came after event" in refused(lambda: events_of(link, 99))
+
+
+FLOODS = {
+    "ranks": (b'{"t":"worker","rank":@@,"local_rank":0,"world_size":1000000000,"restart":0,"pid":1', 30_000),
+    "ends": (b'{"t":"ended","rank":@@,"restart":0,"outcome":"raised"', 30_000),
+    "open lines": (b'{"t":"output","rank":@@,"stream":"stdout","offset":0,"text":"' + b"x" * 500 + b'"', 40_000),
+    "notices": (b'{"t":"notice","level":"info","text":"@@' + b"x" * 100_000 + b'"', 1000),
+    "metrics": (
+        b'{"t":"progress","rank":0,"restart":0,"at_s":@@,"rows":[{"at_s":1,"metrics":{"m@@":1,"x":@@,"'
+        + b"y" * 3000
+        + b'@@":1}}]',
+        20_000,
+    ),
+    "bars": (b'{"t":"progress","rank":0,"restart":0,"at_s":1,"bars":[{"id":@@,"desc":"' + b"d" * 50_000 + b'"}]', 2000),
+    "restarts": (b'{"t":"worker","rank":0,"local_rank":0,"world_size":4,"restart":@@,"pid":1', 20_000),
+    "lines": (b'{"t":"output","rank":0,"stream":"stderr","offset":0,"text":"' + b"x\\n" * 100_000 + b'"', 100),
+    "survivors": (b'{"t":"final","reason":"' + b"r" * 9000 + b'","survivors":[' + b'"",' * 250_000 + b'""]', 20),
+    "endpoints": (b'{"t":"endpoint","state":"unreached","detail":"' + b"e" * 90_000 + b'"', 500),
+    "exits": (
+        b'{"t":"engineended","code":1,"exits":['
+        + b",".join([b'{"rank":0,"local_rank":0,"pid":1,"code":1}'] * 20_000)
+        + b"]",
+        10,
+    ),
+    "strangers": (b'{"t":"teleport","to":"' + b"m" * 10_000 + b'"', 5000),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_ends_in_a_small_state(hosts, kind):
+    again, times = FLOODS[kind]
+    start = p.encode(HELLO, 1) + b"".join(
+        p.encode(p.Worker(rank=r, local_rank=r, world_size=4, restart=0, pid=1), r + 2) for r in range(4)
+    )
+    text = again[:1] + again[1:].replace(b'",', b'","n":##,', 1)
+    link = hosts(start)
+    link.start(START)
+    state = fold(begin("j", HOSTS), [at(what) for _, what in islice(link.events(), 5)])
+    with memory_below(64 * MB):
+        for first in range(0, times, 200):
+            lines = (text.replace(b"##", b"1").replace(b"@@", b"%d" % i) + b"}" for i in range(first, first + 200))
+            state = fold(state, [at(what) for line in islice(lines, times - first) if (what := read(line)) is not None])
+        small(state)
+
+
+def read(line: bytes) -> p.Message:
+    """Read a line as `Link` does."""
+    link = Link(Host(name="gpu-a"), _Said(line + b"\n"))
+    return link._next()[1]
+
+
+class _Said:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        data, self._data = self._data[:max_bytes], self._data[max_bytes:]
+        return data
+
+    def stderr(self) -> str:
+        return ""
+
+
+def small(state: RunState) -> None:
+    """Assert that a state is bounded, and all that is shown of it."""
+    assert len(state.workers) <= ranks_fold.KEPT_RANKS
+    assert len(state.open_lines) <= ranks_fold.KEPT_OPEN_LINES
+    assert len(render.html(state)) < 300_000
+    assert len(render.text(state)) < 100_000
+    error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
+    assert error is None or len(str(error)) < 500_000
+
+
+def test_open_lines_are_bounded(monkeypatch):
+    monkeypatch.setattr(ranks_fold, "KEPT_OPEN_LINES", 10)
+    state = begun(*(output("x", rank) for rank in range(100)))
+    assert len(state.open_lines) == 10
+    assert len(state.lines) == 90
+
+
+def test_a_world_beyond_all_bounds_is_not_believed():
+    assert begun(worker(5, world=ranks_fold.KEPT_RANKS + 1)) == begun()
+
+
+def test_long_messages_are_cut_and_others_left_alone():
+    short = p.Notice(text="x" * 2000)
+    assert limits.limited(short) is short
+    long_row = p.Row(at_s=1.0, metrics={f"{i}{'n' * 300}": 1.0 for i in range(2000)})
+    cut = limits.limited(
+        p.Progress(rank=0, restart=0, at_s=1.0, device="d" * 9999, rows=(long_row,) * 2000, bars=(p.Bar(id=1, desc="b" * 9999),))
+    )  # fmt: skip
+    assert (len(cut.device), len(cut.rows), len(cut.bars[0].desc)) == (2000, 1000, 2000)
+    assert {len(name) for name in cut.rows[0].metrics} == {200}
+    failure = p.Failure(type="T" * 9999, message="m" * 99_999, traceback="t" * 999_999)
+    kept = limits.limited(p.Ended(rank=0, restart=0, outcome="raised", failure=failure)).failure
+    assert (len(kept.type), len(kept.message), len(kept.traceback)) == (2000, 40_000, 150_000)
+    assert len(limits.limited(p.Output(rank=0, stream="stdout", offset=0, text="x" * MB)).text) == 1 << 18
+
+
+def test_a_real_message_is_never_cut():
+    """The worst that our own half sends."""
+    text = p.Output(rank=0, stream="stdout", offset=0, text="x" * (128 << 10))
+    failure = p.Failure(type="E", message="m" * 30_000, traceback="t" * 120_000)
+    for message in (text, p.Ended(rank=0, restart=0, outcome="raised", failure=failure)):
+        assert limits.limited(message) is message
+
+
+def test_later_failures_keep_the_end_of_their_tracebacks():
+    def raised(rank: int, node: int) -> Event:
+        failure = p.Failure(type="E", message="m", traceback="t" * 100_000)
+        return ended(rank, node, outcome="raised", code=1, failure=failure)
+
+    state = begun(raised(2, 1), raised(0, 0), raised(1, 0))
+    lengths = {rank: len(w.ended.failure.traceback) for rank, w in state.workers.items() if w.ended}
+    assert lengths == {2: 100_000, 0: 4000, 1: 4000}
+
+
+# ---- what is shown
+
+
+class _Tags(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+TAGS = {"div", "style", "span", "progress", "details", "summary", "pre", "table", "tbody", "tr", "th", "td", "b",
+        "svg", "g", "path", "polyline", "polygon", "line", "text", "rect", "circle", "title", "figure", "figcaption"}  # fmt: skip
+
+
+def assert_harmless(state: RunState) -> None:
+    page = render.html(state)
+    page.encode()  # no half of a character
+    found = _Tags()
+    found.feed(page)
+    assert found.tags <= TAGS
+    assert not any(name.startswith("on") or name in ("href", "src") for name in found.attributes)
+    for shown in (render.text(state), *render.status(state, width=100, height=20)):
+        shown.encode()
+        assert all(char.isprintable() or char == "\n" for char in shown), repr(shown)
+
+
+def nasty_state() -> RunState:
+    failure = p.Failure(type=NASTY, message=NASTY, traceback=NASTY)
+    bar = p.Bar(id=1, desc=NASTY, unit=NASTY, postfix=NASTY, n=float("nan"), total=float("inf"), rate=float("inf"))
+    row = p.Row(at_s=float("nan"), step=float("inf"), metrics={NASTY: float("nan"), "x": float("-inf")})
+    return begun(
+        at(p.Hello(protocol=1, job=NASTY, node_rank=0, hostname=NASTY, pid=1)),
+        progress(0, device=NASTY, step=float("nan"), total=float("-inf"), rows=(row, row)),
+        progress(1, bars=(bar,), at_s=float("inf")), output(NASTY), output(f"{NASTY}\n", stream="stderr"),
+        at(p.Notice(text=NASTY)), at(p.Endpoint(state="unreached", detail=NASTY), 1),
+        ended(2, 1, outcome="raised", code=1, failure=failure), ended(3, 1, outcome=NASTY, code=2**62, meaning=NASTY),
+        at(p.Engineended(code=-(2**62))), at(p.Final(reason=NASTY, survivors=(NASTY,) * 5), 1),
+    )  # fmt: skip
+
+
+def test_nothing_that_a_host_says_is_obeyed():
+    state = nasty_state()
+    assert_harmless(state)
+    assert_harmless(fold(state, [at(Gone(), node) for node in (0, 1)]))
+
+
+def test_an_error_shows_what_a_host_said_and_does_not_obey_it():
+    error = verdict(nasty_state())
+    assert isinstance(error, WorkerFailed)
+    for text in (str(error), *error._render_traceback_(), error.remote_traceback, *error.args):
+        assert all(char.isprintable() or char == "\n" for char in text), repr(text)
+
+
+@settings(max_examples=100)
+@given(EVENTS)
+def test_any_events_can_be_shown(events):
+    assert_harmless(fold(begin("j", HOSTS), events))
+
+
+def test_names_of_metrics_have_no_half_characters():
+    line = b'{"t":"progress","n":1,"rank":0,"restart":0,"at_s":1,"rows":[{"at_s":1,"metrics":{"a\\ud800":1}}]}'
+    _, message = p.decode(line)
+    assert message.rows[0].metrics == {"a?": 1.0}
+
+
+def test_a_log_keeps_its_colours_and_its_bars():
+    text = "\x1b[32mok\x1b[0m\r 50%\r100%\n\ttab\x1b[2J\x1b]52;c;ZQ==\x07\x1b[8;5m\x00end\x9b1m"
+    assert harmless.log(text) == "\x1b[32mok\x1b[0m\r 50%\r100%\n\ttab\x1b[8;5mend1m"
+    assert harmless.lines(text) == "ok 50%100%\n\ttabend1m"
+
+
+@given(st.text(alphabet=st.sampled_from("ab\n\r\t\x1b[]0;m\x07\x9b\x00\u202e\ud800"), max_size=60))
+def test_any_log_is_harmless(text):
+    shown = harmless.log(text)
+    shown.encode()
+    rest = "".join(part for i, part in enumerate(shown.split("\x1b")) if i == 0 or part.partition("m")[1])
+    assert all(char.isprintable() or char in "\n\r\t" for char in rest)

@@ -1,0 +1,312 @@
+"""The exception that a run ends with: whose fault it was, in one sentence, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.remote.agent import ranks
+from distmagic.remote.system import exits, memory
+from distmagic.remote.wire import protocol as p
+from distmagic.runner.drive import OWN_WORD_S, unheard
+from distmagic.state.fold import begin, fold
+from distmagic.state.state import Broken, Event, Gone, Lost, RunState, Stopping, Swept
+from distmagic.state.verdict import verdict
+from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
+
+LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j."
+
+
+def over(*events: Event, code: int = 0, reason: str = "done", restarts: int = 0) -> RunState:
+    """Return a run in which these events happened before both nodes ended."""
+    ends = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=code), p.Final(reason=reason), Gone())]
+    return begun(*events, *ends, restarts=restarts)
+
+
+def said(state: RunState) -> tuple[type, str, str]:
+    error = verdict(state)
+    assert error is not None
+    return type(error), error.message, error.hint
+
+
+def test_a_run_that_went_well():
+    assert verdict(over(*(ended(rank, rank // 2) for rank in range(4)))) is None
+
+
+def test_a_rank_that_raised():
+    error = verdict(over(raised(3, 1, "shapes differ"), code=1))
+    assert isinstance(error, WorkerFailed)
+    assert error.message == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: shapes differ"
+    assert error.hint == LOGS.format(rank=3, host="gpu-b")
+    assert error.remote_traceback == "Traceback"
+    assert str(error) == f"Traceback\n{error.message}\n{error.hint}"
+
+
+@pytest.mark.parametrize(
+    ("code", "out_of_memory", "how"),
+    [
+        (3, "", "ended with exit code 3."),
+        (137, "", "ended with exit code 137 (SIGKILL: killed from outside)."),
+        (
+            -11,
+            "",
+            "was ended by signal 11 (SIGSEGV: segmentation fault: native code touched memory that isn't its own).",
+        ),
+        (-9, "", "was ended by signal 9 (SIGKILL: killed from outside)."),
+        (
+            -9,
+            memory.HOST_WIDE,
+            "was ended by signal 9 (SIGKILL: the host ran out of memory and its kernel ended the process).",
+        ),
+        (-99, "", "was ended by signal 99 (signal 99)."),
+    ],
+)
+def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
+    end = ended(
+        0, outcome=exits.outcome_of(code), code=code, meaning=exits.meaning_of(code, out_of_memory=out_of_memory)
+    )
+    words = output("all is\r\n\nlost\n", stream="stderr")
+    other = output("not this\n", 1, stream="stderr")
+    kind, message, hint = said(over(words, other, output("nor this\n"), end, code=1))
+    assert (kind, message) == (WorkerFailed, f"rank 0 (gpu-a, local_rank 0) {how}")
+    assert hint == f"Its last words:\n    all is\n    lost\n{LOGS.format(rank=0, host='gpu-a')}"
+
+
+def test_a_rank_whose_process_fails_after_its_return():
+    stopped = p.Exit(rank=0, local_rank=0, pid=1, code=-15)
+    crashed = p.Exit(rank=1, local_rank=1, pid=2, code=-6)
+    engine = at(p.Engineended(code=1, exits=(stopped, crashed)))
+    how = f"was ended by signal 6 ({exits.meaning_of(-6)})"
+    assert said(over(ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine)) == (
+        WorkerFailed,
+        f"rank 1 (gpu-a, local_rank 1) returned, but its process {how} while it shut down.",
+        "Its last words:\n    double free\nIts result is kept: run.results[1]. Its whole output: run.logs(1).",
+    )
+
+
+def test_a_child_that_was_killed():
+    failure = p.Failure(
+        type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed.", traceback="T"
+    )
+    word = p.Ended(rank=0, restart=0, outcome="raised", code=1, failure=failure)
+    assert ranks.explained(word, lambda: "") == word
+    other = replace(word, failure=replace(failure, message="no"))
+    assert ranks.explained(other, lambda: pytest.fail("nobody asked")) is other
+    end = ranks.explained(word, lambda: memory.HOST_WIDE)
+    hint = said(over(at(end), code=1))[2]
+    assert hint == (
+        "A process of it was killed: the host ran out of memory and its kernel ended the process.\n"
+        f"{LOGS.format(rank=0, host='gpu-a')}"
+    )
+
+
+def test_sys_exit_with_words():
+    end = ended(0, outcome="exited", code=1, meaning="no such data set")
+    assert said(over(end, code=1))[1:] == (
+        "rank 0 (gpu-a, local_rank 0) ended with exit code 1 (no such data set).",
+        LOGS.format(rank=0, host="gpu-a"),
+    )
+
+
+def test_the_last_words_are_twelve_lines():
+    text = "".join(f"line {i}\n" for i in range(100))
+    hint = said(over(output(text, stream="stderr"), killed(0), code=1))[2]
+    assert hint.splitlines()[1:-1] == [f"    line {i}" for i in range(88, 100)]
+
+
+def test_an_interrupt():
+    state = over(at(Stopping(reason="interrupted")), killed(0, number=15), code=-15, reason="interrupted")
+    assert said(state) == (Cancelled, "The run was interrupted; every rank on every host was stopped.", "")
+    assert isinstance(verdict(state), KeyboardInterrupt)
+
+
+def test_an_interrupt_between_a_failure_and_its_restart():
+    events = (raised(0), at(Stopping(reason="interrupted")))
+    assert said(over(*events, restarts=2))[0] is Cancelled
+    assert said(over(*events))[0] is WorkerFailed
+
+
+def test_a_timeout():
+    assert said(over(at(Stopping(reason="timeout")), code=-15, reason="timeout")) == (
+        TimedOut,
+        "The run was stopped: its --timeout ran out.",
+        "Allow more time, or none: leave --timeout out.",
+    )
+
+
+def test_nodes_that_can_not_meet():
+    unreached = at(p.Endpoint(state="unreached", detail="10.0.0.1 port 40001 (Connection refused)"), 1)
+    assert said(over(unreached, at(Stopping(reason="rendezvous")), code=-15, reason="rendezvous")) == (
+        RendezvousFailed,
+        "The nodes can't meet: gpu-b can't dial gpu-a at 10.0.0.1 port 40001 (Connection refused).",
+        (
+            "Open that port on gpu-a for the other hosts, or name an open one with --master-port; if they reach gpu-a "
+            "under another address, name it with --rdzv-endpoint ADDRESS:PORT."
+        ),
+    )
+
+
+def lost(*more: Event) -> RunState:
+    return begun(at(Lost(why="the connection ended."), 1), at(Stopping(reason="lost")), *more)
+
+
+GONE = [at(what, 0) for what in (p.Engineended(code=-15), p.Final(reason="lost"), Gone())]
+
+
+def test_a_host_that_was_lost():
+    message = "A host was lost, and the others were stopped. gpu-b: the connection ended."
+    hint = "What still runs on gpu-b ends by itself when its lease runs out."
+    assert said(lost(*GONE)) == (NodeLost, message, hint)
+    assert said(lost(*GONE, at(Swept(survivors=()), 1))) == (NodeLost, message, "")
+    assert said(lost(*GONE, at(Swept(survivors=("python (pid 7, state D)",)), 1)))[2] == (
+        "Still running, the kernel could not end it: python (pid 7, state D) on gpu-b"
+    )
+
+
+def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts():
+    state = begun(at(Lost(why="cut."), 1), at(Lost(why="silent."), 0), at(Stopping(reason="lost")))
+    assert said(state)[1] == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
+
+
+UNHEARD = [at(what, 0) for what in (p.Member(node_rank=1, state="lost"), p.Stopping(reason="lost", culprit=1))]
+UNHEARING = [at(what, 1) for what in (p.Member(node_rank=0, state="lost"), p.Stopping(reason="lost", culprit=0))]
+
+
+@pytest.mark.parametrize(
+    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.Stopping(reason="lost"), 1)]]
+)
+def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
+    state = begun(*words)
+    assert (state.lost, unheard(state)) == ((), ())
+    ends = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=-15), p.Final(reason="lost"), Gone())]
+    kind, message, _ = said(begun(*words, *ends))
+    assert kind is NodeLost
+    assert message == (
+        "gpu-b and gpu-a don't hear each other any more, though this notebook hears them; the run was stopped."
+    )
+
+
+def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
+    events = [
+        *(at(what, 1) for what in (p.Stopping(reason="lost"), p.Engineended(code=-15), p.Final(reason="lost"), Gone())),
+        at(p.Enlisted(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
+        *(at(what, 0) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
+    ]  # fmt: skip
+    state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), events)
+    assert (state.phase, verdict(state)) == ("done", None)
+
+
+def test_an_elastic_job_whose_ranks_only_lost_each_other():
+    events = [at(p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)), raised(0, message="Broken pipe")]
+    ends = [at(what, n) for n in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="failed"), Gone())]
+    state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), [*events, *ends])
+    assert said(state)[:2] == (WorkerFailed, "rank 0 (gpu-a, local_rank 0) raised RuntimeError: Broken pipe")
+
+
+def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
+    accused = begun(*UNHEARD)
+    assert unheard(accused) == ()
+    assert unheard(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
+    assert unheard(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
+    assert unheard(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
+
+
+def test_an_interrupt_that_a_host_did_not_confirm():
+    state = begun(at(Stopping(reason="interrupted")), *GONE, at(Lost(why="it did not confirm its end"), 1))
+    assert said(state)[::2] == (Cancelled, "What still runs on gpu-b ends by itself when its lease runs out.")
+
+
+def test_a_rank_that_failed_because_a_host_was_lost():
+    state = begun(
+        raised(0, message="Connection closed by peer"), at(Stopping(reason="failed")), *GONE, at(Lost(why="cut."), 1)
+    )
+    assert said(state)[1:] == (
+        "rank 0 (gpu-a, local_rank 0) raised RuntimeError: Connection closed by peer",
+        f"gpu-b was lost too, which may be the cause: cut.\n{LOGS.format(rank=0, host='gpu-a')}",
+    )
+
+
+@pytest.mark.parametrize("word", ["EADDRINUSE", "The server socket has failed to listen: Address already in use"])
+def test_a_port_that_is_taken(word):
+    state = over(output(f"[E] {word}\n", -1, 0, "stderr"), code=1)
+    assert said(state) == (
+        RendezvousFailed,
+        "gpu-a: the port of the rendezvous is taken there.",
+        "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+    )
+
+
+def test_torchrun_that_ended_first_speaks():
+    failed = at(p.Engineended(code=2), 1)
+    words = output("usage: torchrun\nbad flag\n", -1, 1, "stderr")
+    stop = at(Stopping(reason="failed"))
+    ends = [
+        at(p.Engineended(code=-15), 0),
+        *(at(what, n) for n in (0, 1) for what in (p.Final(reason="failed"), Gone())),
+    ]
+    assert said(begun(words, failed, stop, *ends)) == (
+        RunError,
+        "torchrun on gpu-b ended with exit code 2 before any rank told why.",
+        "It said last:\n    usage: torchrun\n    bad flag\nAll of it: run.logs(-1).",
+    )
+    assert said(begun(failed, stop, *ends))[2] == ""
+
+
+def test_the_lease():
+    failed = at(p.Engineended(code=-15), 1)
+    state = begun(failed, at(p.Final(reason="lease"), 1), at(Gone(), 1), *GONE)
+    assert said(state)[:2] == (
+        RunError,
+        "gpu-b ended its ranks: it had not heard of this notebook for the length of its lease.",
+    )
+
+
+def test_an_agent_that_was_asked_to_end():
+    state = over(reason="the agent was asked to end")
+    assert said(state)[1] == "gpu-a ended its ranks: the agent was asked to end."
+
+
+def test_a_job_that_was_stopped_from_elsewhere():
+    assert said(over(reason="stopped"))[1] == "The job was stopped, by %distributed stop or from another notebook."
+
+
+def test_an_elastic_job_that_has_no_restart_left_says_what_used_them_up():
+    ends = [at(what, n) for n in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="failed"), Gone())]
+    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 1, min_nodes=2)
+    kind, message, hint = said(fold(three, [at(Lost(why="switched off"), 2), *ends]))
+    assert (kind, message) == (RunError, "torchrun on gpu-a ended with exit code 1 before any rank told why.")
+    assert hint == "Before that gpu-c was lost; each loss of a host uses up one of --max-restarts 1.\n"
+
+
+def test_what_could_not_be_ended_is_named():
+    ends = [at(p.Final(reason="interrupted", survivors=("python (pid 7, state D)", "sh (pid 8, state D)"))), *GONE[2:]]
+    state = begun(at(Stopping(reason="interrupted")), *ends)
+    assert said(state)[2] == (
+        "Still running, the kernel could not end it: python (pid 7, state D) on gpu-a; sh (pid 8, state D) on gpu-a"
+    )
+
+
+@settings(max_examples=200)
+@given(EVENTS, st.integers(0, 1))
+def test_any_run_that_is_over_has_a_verdict(events, restarts):
+    gone = [at(Gone(), node) for node in (0, 1)]
+    state = fold(begin("j", HOSTS, restarts), [*events, *gone])
+    error = verdict(state)
+    assert error is None or (error.message and str(error) and error._render_traceback_())
+    assert state.is_over
+    assert error is not None or state.phase == "done"
+
+
+def test_no_run_looks_well_by_mistake():
+    silent = [at(what, node) for node in (0, 1) for what in (p.Final(reason="done"), Gone())]
+    assert said(begun(*silent)) == (
+        RunError,
+        "The run did not end well: gpu-a, gpu-b did not tell how torchrun ended.",
+        "See agent.log under ~/.distmagic/jobs/j there.",
+    )
+    stopped = over(at(Stopping(reason="lost")))
+    assert said(stopped)[1] == "The run did not end well: it was stopped (lost)."

@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import cache, partial
 from typing import Any
 
-from distmagic.connection.notebook_prompts import asker_of
+from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options

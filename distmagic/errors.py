@@ -11,15 +11,15 @@ libraries become one of these in the one file that imports the library.
 
 from __future__ import annotations
 
-from distmagic import harmless
+from distmagic import sanitize
 
 
 class DistmagicError(Exception):
     """Base of all errors of distmagic: a message, and a hint that says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        self.message = harmless.lines(message)  # there may be words of a host in it
-        self.hint = harmless.lines(hint)
+        self.message = sanitize.lines(message)  # there may be words of a host in it
+        self.hint = sanitize.lines(hint)
         super().__init__(self.message)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class WorkerFailed(RunError):
 
     def __init__(self, message: str, hint: str = "", remote_traceback: str = "") -> None:
         super().__init__(message, hint)
-        self.remote_traceback = harmless.lines(remote_traceback)
+        self.remote_traceback = sanitize.lines(remote_traceback)
 
     def __str__(self) -> str:
         parts = (self.remote_traceback.rstrip(), self.message, self.hint)
@@ -133,7 +133,7 @@ class Hung(RunError):
 
     def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
         super().__init__(message, hint)
-        self.stacks = harmless.lines(stacks)
+        self.stacks = sanitize.lines(stacks)
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.stacks, self.message, self.hint) if part)

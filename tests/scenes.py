@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 
 from distmagic.remote.wire.protocol import Bar, Ended, Failure
+from distmagic.state.model import NodeState, OutputLine, RunState, WorkerState
 from distmagic.state.series import Series
-from distmagic.state.state import Line, NodeState, RunState, WorkerState
 
 TRACEBACK = """Traceback (most recent call last):
   File "<cell 4>", line 12, in train
@@ -51,9 +51,9 @@ def curve(points: list[tuple[float, float]]) -> Series:
     return made
 
 
-def lines(count: int = 30, ranks: int = 4, per_host: int = 2) -> tuple[Line, ...]:
+def lines(count: int = 30, ranks: int = 4, per_host: int = 2) -> tuple[OutputLine, ...]:
     return tuple(
-        Line(rank=i % ranks, label=f"rank {i % ranks} gpu-{'abcdefgh'[i % ranks // per_host]}", stream="stderr" if i % 7 == 5 else "stdout",
+        OutputLine(rank=i % ranks, label=f"rank {i % ranks} gpu-{'abcdefgh'[i % ranks // per_host]}", stream="stderr" if i % 7 == 5 else "stdout",
              text=f"UserWarning: step {i} <b>took</b> long" if i % 7 == 5 else f"epoch {i // 10} step {i}: loss {2.3 / (i + 1):.4f}")
         for i in range(count)
     )  # fmt: skip
@@ -165,8 +165,8 @@ def unicode_names() -> RunState:
         for r in range(4)
     ]
     state = run(workers, lines=(
-        Line(rank=0, label=f"rank 0 {names[0]}", stream="stdout", text="\x1b[32m✓ 完成\x1b[0m \x1b[1;31mbold red\x1b[0m 🎉 \x1b]0;title\x07\x1b[2Kx"),
-        Line(rank=1, label=f"rank 1 {names[1]}", stream="stderr", text="<script>alert(1)</script> " + "word " * 60),
+        OutputLine(rank=0, label=f"rank 0 {names[0]}", stream="stdout", text="\x1b[32m✓ 完成\x1b[0m \x1b[1;31mbold red\x1b[0m 🎉 \x1b]0;title\x07\x1b[2Kx"),
+        OutputLine(rank=1, label=f"rank 1 {names[1]}", stream="stderr", text="<script>alert(1)</script> " + "word " * 60),
     ), lines_seen=2)  # fmt: skip
     broken = curve([(p.step or 0.0, float("nan") if i > 90 else p.value) for i, p in enumerate(series(0)["loss"])])
     return replace(

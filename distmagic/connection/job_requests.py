@@ -10,12 +10,12 @@ from typing import TypeVar
 from distmagic.connection.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
 from distmagic.connection.reach import PARALLEL
 from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
-from distmagic.planning.found import Job
+from distmagic.planning.jobs import Job
 from distmagic.remote.records import journal, places
 from distmagic.remote.wire import protocol
 from distmagic.state.hangs import Explanation, explain
 
-A = TypeVar("A", protocol.Recalled, protocol.Enlisted)
+A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = 1 << 20, 64 << 20  # results of one rank, and of one node, that come at once
 _MAX_RANKS = 4096  # of one node
@@ -27,7 +27,7 @@ def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
     for stream in ("stdout", "stderr"):
         name = journal.log_name(rank, stream)
         try:
-            request = protocol.Fetch(job=job, node_rank=node_rank, name=name)
+            request = protocol.GetFile(job=job, node_rank=node_rank, name=name)
             link.fetch(request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
             has_run = True
         except PreflightError:
@@ -49,7 +49,7 @@ def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
         if together > _SMALL_TOGETHER_BYTES:
             break  # the others are fetched when they are looked at
         data = bytearray()
-        request = protocol.Fetch(job=job, node_rank=node_rank, name=f"rank{rank}.result")
+        request = protocol.GetFile(job=job, node_rank=node_rank, name=f"rank{rank}.result")
         link.fetch(request, data.extend, limit_bytes=size)
         found[rank] = bytes(data)
     return found
@@ -60,28 +60,28 @@ def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.St
 
     Raises `ConnectionLost` and `Unreachable` when there is no answer.
     """
-    link.attach(protocol.Attach(job=job, node_rank=node_rank, live=True))
-    link.send(protocol.Dump(asked=asked))
+    link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
+    link.send(protocol.DumpStacks(asked=asked))
     found: list[protocol.Stacks] = []
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
-            if isinstance(message, protocol.Over | protocol.Refused):
+            if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break  # it has just ended
             if isinstance(message, protocol.Stacks) and message.asked == asked:
                 found.append(message)
-            is_last = isinstance(message, protocol.Dumped) and message.asked == asked
+            is_last = isinstance(message, protocol.StacksDone) and message.asked == asked
             if is_last or len(found) == _MAX_RANKS:
                 break
     return found
 
 
-def recall(link: Link, job: str) -> protocol.Start:
+def recall(link: Link, job: str) -> protocol.StartNode:
     """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
-    answer = _ask_lead(link, job, protocol.Recall(), protocol.Recalled)
+    answer = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart)
     start = answer.start
     if start.recipe is None or start.membership is None or start.job != job:
         raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
-    names, sizes = (start.call, start.code, *start.volumes), start.recipe.sizes
+    names, sizes = (start.call, start.code, *start.side_files), start.recipe.sizes
     if len(names) != len(sizes) or not all(map(places.is_sha256, names)) or min(sizes) < 0:
         raise ProtocolError(f"{link.host.name} told of a payload that can't be.")
     return start
@@ -93,7 +93,7 @@ def enlist(link: Link, job: str, host: str, asked: str) -> tuple[str, ...]:
     Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
     """
     try:
-        return _ask_lead(link, job, protocol.Enlist(host=host, asked=asked), protocol.Enlisted, asked).hosts
+        return _ask_lead(link, job, protocol.AddNode(host=host, asked=asked), protocol.NodeAdded, asked).hosts
     except _Refused as refused:
         raise SpecError(f"{host} can't come to job {job}: {refused}.") from None
 
@@ -103,13 +103,13 @@ class _Refused(Exception):
 
 
 def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], asked: str = "") -> A:
-    link.attach(protocol.Attach(job=job, node_rank=0, live=True))
+    link.attach(protocol.FollowJob(job=job, node_rank=0, live=True))
     link.send(request)
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.Refused):
                 raise _Refused(message.error)
-            if isinstance(message, protocol.Over):
+            if isinstance(message, protocol.AgentGone):
                 raise SpecError(f"Job {job} has ended.")
             if isinstance(message, kind) and getattr(message, "asked", asked) == asked:
                 return message

@@ -23,11 +23,11 @@ _CHARS_OF = {
 _ITEMS = 1000  # of any list or table but these
 _ITEMS_OF = {
     (protocol.Jobs, "jobs"): 10_000,
-    (protocol.Listed, "hosts"): 10_000,
-    (protocol.Enlisted, "hosts"): 10_000,
-    (protocol.Start, "hosts"): 10_000,
-    (protocol.Start, "volumes"): 10_000,
-    (protocol.Recipe, "sizes"): 10_000,
+    (protocol.JobListing, "hosts"): 10_000,
+    (protocol.NodeAdded, "hosts"): 10_000,
+    (protocol.StartNode, "hosts"): 10_000,
+    (protocol.StartNode, "side_files"): 10_000,
+    (protocol.JoinTemplate, "sizes"): 10_000,
 }
 _NAME_CHARS = 200  # of a metric
 

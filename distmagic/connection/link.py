@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from distmagic.connection import limits
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
 from distmagic.payload.blobs import LocalBlob
-from distmagic.planning import diagnose
+from distmagic.planning import preflight
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
@@ -50,8 +50,8 @@ class Link:
         self._last = 0
         self.agent_error = ""
         self.facts: protocol.Facts
-        self.warm: protocol.Warm | None = None
-        self.kept: protocol.Warm | None = None
+        self.warm: protocol.TemplateRequest | None = None
+        self.kept: protocol.TemplateRequest | None = None
         self.warnings: tuple[str, ...] = ()
 
     # ---- opening
@@ -100,8 +100,8 @@ class Link:
             raise self._no_python(python) from None  # it ended even before we could say anything
         reply = self._boot_reply(python)
         name = self.host.name
-        diagnose.check_system(name, str(reply.get("system")))
-        diagnose.check_python(name, limits.version(reply), sys.version_info[:3], str(reply.get("executable")))
+        preflight.check_system(name, str(reply.get("system")))
+        preflight.check_python(name, limits.version(reply), sys.version_info[:3], str(reply.get("executable")))
         if reply.get("error"):
             raise PreflightError(
                 name, f"can't write to {reply.get('home')}: {reply['error']}.",
@@ -130,18 +130,18 @@ class Link:
         if self._closed:
             return ConnectionLost(f"{self.host.name}: the connection was closed.")
         code, said = self._process.wait(2.0), " ".join(self._process.stderr().split())
-        return diagnose.no_python(self.host.name, python, code, said)
+        return preflight.no_python(self.host.name, python, code, said)
 
     # ---- before the start
 
     def ask(self, peer: str) -> protocol.Route:
         """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
-        return self.query(protocol.Ask(peer=peer), protocol.Route)
+        return self.query(protocol.GetRoute(peer=peer), protocol.Route)
 
     def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
         """Bring the host what it lacks; return the bytes sent. `tell` hears each time: sent so far, to be sent in all."""
-        self.send(protocol.Offer(blobs=tuple(local.blob for local in blobs)))
-        wanted = self._expect(protocol.Want).sha256
+        self.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
+        wanted = self._expect(protocol.MissingBlobs).sha256
         sending = [local for local in blobs if local.blob.sha256 in wanted]
         sent, total = 0, sum(local.blob.size_bytes for local in sending)
         tell(sent, total)
@@ -150,7 +150,7 @@ class Link:
                 sent += size
                 tell(sent, total)
         if sending:
-            self._expect(protocol.Want)
+            self._expect(protocol.MissingBlobs)
         return total
 
     def pour(self, local: LocalBlob, offset: int = 0) -> Iterator[int]:
@@ -173,14 +173,14 @@ class Link:
 
     # ---- a job
 
-    def start(self, request: protocol.Start) -> None:
+    def start(self, request: protocol.StartNode) -> None:
         """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't."""
         self._last, self.agent_error = 0, ""
         with self._bounded(BOOT_TIMEOUT_S):
             self.send(request)
             self._hello = self._expect_numbered(protocol.Hello)
 
-    def attach(self, request: protocol.Attach) -> None:
+    def attach(self, request: protocol.FollowJob) -> None:
         """Go on with a job's events after number `request.after`, over this new conversation."""
         self.send(request)
         self._last, self._hello, self.agent_error = request.after, None, ""
@@ -197,7 +197,7 @@ class Link:
             yield n, hello
         while True:
             number, message = self._next()
-            if isinstance(message, protocol.Over):
+            if isinstance(message, protocol.AgentGone):
                 self.agent_error = message.error
                 return
             if isinstance(message, protocol.Refused):
@@ -216,7 +216,7 @@ class Link:
         """Say something. Raises `ConnectionLost`."""
         self._write(protocol.encode(message))
 
-    def fetch(self, request: protocol.Fetch, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
+    def fetch(self, request: protocol.GetFile, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
         """Hand a file of a job to `write`, piece by piece; return its size.
 
         Raises `PreflightError` if it isn't there, and `ProtocolError`, having taken nothing, if it is larger than
@@ -235,7 +235,7 @@ class Link:
 
     def give(self, blob: Blob, write: Callable[[bytes], object]) -> None:
         """Hand a blob that the host has to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
-        self.send(protocol.Give(sha256=blob.sha256))
+        self.send(protocol.GetBlob(sha256=blob.sha256))
         size = self._expect(protocol.Data).size_bytes
         if size != blob.size_bytes:
             self.close()
@@ -248,22 +248,22 @@ class Link:
             size -= len(data)
             write(data)
 
-    def jobs(self) -> tuple[protocol.Listed, ...]:
+    def jobs(self) -> tuple[protocol.JobListing, ...]:
         """Return the jobs of which the host has something, the oldest first."""
-        return self.query(protocol.List(), protocol.Jobs).jobs
+        return self.query(protocol.ListJobs(), protocol.Jobs).jobs
 
     def remove(self, job: str) -> int:
         """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
-        return self.query(protocol.Remove(job=job), protocol.Removed).size_bytes
+        return self.query(protocol.RemoveJob(job=job), protocol.Removed).size_bytes
 
     def clear(self, *, removes: bool) -> int:
         """Return the bytes that the host keeps of what was sent and nobody uses; with `removes` they are gone."""
-        return self.query(protocol.Clear(removes=removes), protocol.Removed).size_bytes
+        return self.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
 
     def stop(self, job: str, node_rank: int) -> None:
         """End a job on this node, which runs; returns when nothing of it is left."""
-        self.attach(protocol.Attach(job=job, node_rank=node_rank))
-        self.send(protocol.Stop(grace_s=STOP_GRACE_S))
+        self.attach(protocol.FollowJob(job=job, node_rank=node_rank))
+        self.send(protocol.StopNode(grace_s=STOP_GRACE_S))
         for _ in self.events():
             continue
 
@@ -275,7 +275,7 @@ class Link:
 
     def sweep(self, job: str) -> protocol.Final:
         """End what a dead agent of this job left running there; return what could not be ended."""
-        return self.query(protocol.Sweep(job=job), protocol.Final)
+        return self.query(protocol.SweepJob(job=job), protocol.Final)
 
     def close(self) -> None:
         """Hang up. The agent, if there is one, goes on under its lease."""
@@ -328,7 +328,7 @@ class Link:
             n, message = self._next()  # the one before was of a younger protocol
         if isinstance(message, protocol.Refused):
             raise self._refusal(message)
-        if isinstance(message, protocol.Over):
+        if isinstance(message, protocol.AgentGone):
             raise PreflightError(self.host.name, f"its agent ended at once: {message.error or 'without a word'}.")
         if not isinstance(message, (kind, *more)):
             raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")

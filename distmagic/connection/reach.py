@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
-from distmagic.connection.notebook_prompts import NotebookAsker
-from distmagic.connection.resting import Resting
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     Cancelled,
     ConnectionLost,
@@ -41,7 +41,7 @@ class Connections:
 
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
-        self._resting = Resting()
+        self._resting = IdleLinks()
         self._open: dict[tuple[Host, Access], Transport] = {}
         self._lock = threading.Lock()
 
@@ -66,7 +66,7 @@ class Connections:
         if link is not None:
             try:
                 link.host = host  # it may have other slots now
-                link.facts = link.query(protocol.Describe(), protocol.Facts)
+                link.facts = link.query(protocol.GetFacts(), protocol.Facts)
             except (ConnectionLost, HostError, ProtocolError):
                 link.close()
             else:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from distmagic.connection.notebook_prompts import NotebookAsker
-    from distmagic.planning.found import Job
+    from distmagic.connection.prompts import NotebookAsker
+    from distmagic.planning.jobs import Job
     from distmagic.remote.wire.protocol import Template
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access, JobSpec

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from distmagic import harmless
-from distmagic.connection.notebook_prompts import NotebookAsker, asker_of
+from distmagic import sanitize
+from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import RunError, SpecError
-from distmagic.planning.found import Job, choose, known_whereabouts, whereabouts
+from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.request import flags
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 
@@ -98,7 +98,7 @@ class JobCommands:
         if text is None:
             raise _no_rank(job, words[1])
         text = text or f"rank {words[1]} of {job.name} has written nothing"
-        print(harmless.log(text), end="" if text.endswith("\n") else "\n")
+        print(sanitize.log(text), end="" if text.endswith("\n") else "\n")
 
     def _stacks(self, words: list[str]) -> None:
         from distmagic import render
@@ -192,7 +192,7 @@ def table(jobs: tuple[Job, ...] | list[Job], now_s: float) -> str:
         age_min = int(min(max(0.0, (now_s - job.began_s) / 60), 1e9))  # whatever its clock says, also no number
         ago = f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
         told = (job.name, job.phase, ", ".join(dict.fromkeys(job.hosts)), ago, f"{job.size_bytes / 1e6:,.1f} MB")
-        rows.append([harmless.lines(text) for text in told])
+        rows.append([sanitize.lines(text) for text in told])
     return _aligned(rows)
 
 

@@ -17,7 +17,7 @@ from contextlib import closing
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING
 
-from distmagic.connection.notebook_prompts import NotebookAsker, asker_of
+from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.notebook.backend import BACKEND, Backend, Reaching
 from distmagic.notebook.completion import Completer

@@ -2,7 +2,7 @@
 
     call      parcel of a `Call` or a `Whole` (remote/values/call.py)
     code      zip: modules/...py, the local modules; sources.json, the text of the cells and their labels
-    volumes   the large values of the call, which lie in files of their own (remote/values/volumes.py)
+    volumes   the large values of the call, which lie in files of their own (remote/values/side_files.py)
 
 What can't travel is named by the variable that holds it.
 """
@@ -24,7 +24,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import blobs, local_modules
 from distmagic.payload.blobs import LocalBlob
-from distmagic.remote.values import culprits, parcel
+from distmagic.remote.values import parcel, unpicklable
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire.protocol import Blob
@@ -38,12 +38,12 @@ class Payload:
 
     call: LocalBlob
     code: LocalBlob
-    volumes: tuple[LocalBlob, ...] = ()
+    side_files: tuple[LocalBlob, ...] = ()
 
     @property
     def blobs(self) -> tuple[LocalBlob, ...]:
         """All its files."""
-        return self.call, self.code, *self.volumes
+        return self.call, self.code, *self.side_files
 
 
 def pack_call(
@@ -64,8 +64,8 @@ def pack_call(
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
     imported = (name for code in seen.codes for name in local_modules.imports_of_code(code))
     code = _code({*seen.modules, *imported}, _texts(seen.codes), labels, folder)
-    sizes = {volume.sha256: volume.size_bytes for volume in seen.volumes}
-    return Payload(call=call, code=code, volumes=tuple(_local(folder, *volume) for volume in sizes.items()))
+    sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}
+    return Payload(call=call, code=code, side_files=tuple(_local(folder, *side_file) for side_file in sizes.items()))
 
 
 def pack_whole(
@@ -155,7 +155,7 @@ _CURES = {
 }
 
 
-def _cannot_travel(culprit: culprits.Culprit, thunk: Callable[[], object]) -> PayloadError:
+def _cannot_travel(culprit: unpicklable.UnpicklablePart, thunk: Callable[[], object]) -> PayloadError:
     part = culprit.part
     owner = _user(part, thunk)
     cure = _CURES.get(culprit.what, _INSIDE)
@@ -166,7 +166,7 @@ def _cannot_travel(culprit: culprits.Culprit, thunk: Callable[[], object]) -> Pa
     )
 
 
-def _user(part: culprits.Part, thunk: Callable[[], object]) -> str:
+def _user(part: unpicklable.Part, thunk: Callable[[], object]) -> str:
     """Return who uses a part: a function or class by its name, or the call itself, whose function has no name."""
     return "the call" if part.owner in ("", getattr(thunk, "__qualname__", "")) else part.owner
 
@@ -187,16 +187,16 @@ def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -
     )
 
 
-def _variables(thunk: Callable[[], object]) -> Iterator[culprits.Part]:
+def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.Part]:
     """Yield every variable that travels with a call, through all functions and classes that travel by value."""
-    waiting, seen = [culprits.Part(owner="", path="the call", value=thunk)], set[int]()
+    waiting, seen = [unpicklable.Part(owner="", path="the call", value=thunk)], set[int]()
     while waiting:
         part = waiting.pop()
         if id(part.value) in seen:
             continue
         seen.add(id(part.value))
-        if culprits.travels_by_value(part.value) or isinstance(part.value, (partial, MethodType)):
-            waiting += culprits.parts(part)
+        if unpicklable.travels_by_value(part.value) or isinstance(part.value, (partial, MethodType)):
+            waiting += unpicklable.parts(part)
         elif not isinstance(part.value, (ModuleType, FunctionType, type)):
             yield part
 

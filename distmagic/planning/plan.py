@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import torchrun
-from distmagic.remote.wire.protocol import Facts, Recipe, Route, Warm
+from distmagic.remote.wire.protocol import Facts, JoinTemplate, Route, TemplateRequest
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import Access, JobSpec, split_endpoint
 
@@ -63,7 +63,7 @@ class Plan:
     stays: bool
     timeout_s: float | None
     hang_timeout_s: float | None
-    recipe: Recipe | None
+    recipe: JoinTemplate | None
 
 
 def make_plan(
@@ -86,10 +86,10 @@ def make_plan(
     )  # fmt: skip
 
 
-def _recipe(spec: JobSpec, awaited: tuple[str, ...]) -> Recipe | None:
+def _recipe(spec: JobSpec, awaited: tuple[str, ...]) -> JoinTemplate | None:
     if not (spec.is_elastic and spec.max_restarts):
         return None
-    return Recipe(sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or "", awaited=awaited)
+    return JoinTemplate(sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or "", awaited=awaited)
 
 
 def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
@@ -173,7 +173,7 @@ def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
     return (*binding, *_threads(nproc).items())
 
 
-def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str) -> Warm | None:
+def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str) -> TemplateRequest | None:
     """Return what a host has to load for its ranks of this job; None where all is to be started by exec."""
     if access.cold or not access.warm_idle_s or spec.max_restarts:
         return None
@@ -181,7 +181,7 @@ def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str)
         nproc = count_ranks(host.slots or spec.nproc_per_node, facts, host.name)
     except PreflightError:
         return None  # there will be no run
-    return Warm(
+    return TemplateRequest(
         owner=owner, idle_s=access.warm_idle_s, lease_s=access.lease_s, env=dict(spec.env), defaults=_threads(nproc)
     )
 

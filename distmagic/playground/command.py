@@ -21,7 +21,7 @@ _HELD_BYTES = 1 << 20  # of stdin, before the client is told to wait
 _F_SETPIPE_SZ = 1031  # fcntl(2), Linux
 
 
-class Channel(Protocol):
+class CommandChannel(Protocol):
     """What a command needs of an SSH channel, by asyncssh's names."""
 
     def write(self, data: bytes, datatype: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Channel(Protocol):
 class Command:
     """A running process. Raises OSError where it can't be started."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, channel: Channel) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, channel: CommandChannel) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd, start_new_session=True, bufsize=0

@@ -258,7 +258,7 @@ def end_all(place: Place) -> None:
         processes.reap()
 
 
-def _end(process: processes.Process, told: set[tuple[int, int]], *, at_once: bool) -> None:
+def _end(process: processes.ProcessInfo, told: set[tuple[int, int]], *, at_once: bool) -> None:
     name = (process.pid, process.started)
     if at_once or name not in told:
         told.add(name)

@@ -16,8 +16,8 @@ from distmagic.render.curves import curves, palette
 from distmagic.render.output import OUTPUT_LINES, about_output, output_lines
 from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.rows import Row
-from distmagic.render.safe import cut, cut_middle, plain, spans
-from distmagic.state.state import RunState
+from distmagic.render.text_width import cut, cut_middle, plain, spans
+from distmagic.state.model import RunState
 
 _MAX_METRICS = 6  # columns; all of them have a curve
 _NAME = 28  # columns of a host's name

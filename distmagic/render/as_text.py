@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from distmagic.render import quantities as q
 from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.rows import PHASES, Group, Row
-from distmagic.render.safe import columns_of, cut, cut_middle, pad, plain, wrapped
 from distmagic.render.shown import count_of_lines, shown_lines
-from distmagic.state.state import Line, RunState
+from distmagic.render.text_width import columns_of, cut, cut_middle, pad, plain, wrapped
+from distmagic.state.model import OutputLine, RunState
 
 _GAP = "  "
 _BAR = 10
@@ -77,7 +77,7 @@ def _headline(view: Overview) -> str:
     return " · ".join((phase, *view.facts, *([view.slow] if view.slow else [])))
 
 
-def label(line: Line) -> str:
+def label(line: OutputLine) -> str:
     """Return `[rank 3 gpu-b]`, as every line of output begins."""
     return f"[{plain(line.label)}]"
 

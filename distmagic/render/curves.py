@@ -9,9 +9,9 @@ from html import escape
 
 from distmagic.render import quantities as q
 from distmagic.render.rows import mean
-from distmagic.render.safe import cut_middle, plain
+from distmagic.render.text_width import cut_middle, plain
+from distmagic.state.model import RunState
 from distmagic.state.series import Series
-from distmagic.state.state import RunState
 
 MAX_LINES = 8  # ranks with a line of their own
 _MAX_CURVES = 8

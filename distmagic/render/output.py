@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from distmagic.render.curves import palette
-from distmagic.render.safe import plain, spans
 from distmagic.render.shown import count_of_lines, is_shown, shown_lines
-from distmagic.state.state import Line, RunState
+from distmagic.render.text_width import plain, spans
+from distmagic.state.model import OutputLine, RunState
 
 OUTPUT_LINES = 100
 _MAX_CHARS = 1000  # of one line
@@ -36,17 +36,17 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     return f"<pre>{''.join(reversed(done))}</pre>" if done else ""
 
 
-def _open(state: RunState) -> list[Line]:
+def _open(state: RunState) -> list[OutputLine]:
     """Return the lines that are not finished yet, the last one first."""
     found = []
     for (rank, node_rank, stream), text in sorted(state.open_lines.items(), reverse=True)[-_MAX_OPEN:]:
         host = state.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        found.append(Line(rank=rank, label=label, stream=stream, text=text.rpartition("\r")[2]))
+        found.append(OutputLine(rank=rank, label=label, stream=stream, text=text.rpartition("\r")[2]))
     return [line for line in found if line.text.strip() and is_shown(state, line)]
 
 
-def _line(line: Line, more_class: str) -> str:
+def _line(line: OutputLine, more_class: str) -> str:
     text = line.text
     more = "" if len(text) <= _MAX_CHARS else f"… ({len(text) - _MAX_CHARS:,} more characters)"
     stream = "dm-stderr" if line.stream == "stderr" else "dm-stdout"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.rows import PHASES, Group, fraction_of, groups, mean, slow_ranks
-from distmagic.render.safe import one_line, plain
-from distmagic.state.state import RunState, WorkerState
+from distmagic.render.text_width import one_line, plain
+from distmagic.state.model import RunState, WorkerState
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8

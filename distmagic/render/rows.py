@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from distmagic.remote.wire.protocol import Bar
 from distmagic.render import quantities as q
-from distmagic.render.safe import one_line, plain
-from distmagic.state.state import ALIVE, OPENING, NodeState, RunState, WorkerState
+from distmagic.render.text_width import one_line, plain
+from distmagic.state.model import ALIVE, OPENING, NodeState, RunState, WorkerState
 
 ALL_RANKS = 64  # up to here every rank has a row
 MAX_HOSTS = 64  # rows by host; the others are counted

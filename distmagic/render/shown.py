@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from distmagic.state.state import Line, RunState
+from distmagic.state.model import OutputLine, RunState
 
 _PATIENCE_S = 10.0  # a start that takes longer than this may want torchrun's words
 
 
-def shown_lines(state: RunState) -> tuple[Line, ...]:
+def shown_lines(state: RunState) -> tuple[OutputLine, ...]:
     """Return the last lines of output that are worth showing."""
     return state.lines if _torchrun_matters(state) else tuple(line for line in state.lines if line.rank >= 0)
 
 
-def is_shown(state: RunState, line: Line) -> bool:
+def is_shown(state: RunState, line: OutputLine) -> bool:
     """Whether this line of output is worth showing."""
     return line.rank >= 0 or _torchrun_matters(state)
 

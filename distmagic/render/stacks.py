@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from distmagic.render.as_html import style
-from distmagic.render.safe import one_line, plain
+from distmagic.render.text_width import one_line, plain
 from distmagic.state import hangs
 from distmagic.state.hangs import SHOWN_GROUPS, Explanation
 

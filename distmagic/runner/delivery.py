@@ -123,8 +123,8 @@ class Delivery:
             self._spread(chain)
 
     def _lacking(self, node: int, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
-        self._links[node].send(protocol.Check(blobs=blobs))  # it may take its time: all files are read
-        lacking = self._links[node].answer(protocol.Want).sha256
+        self._links[node].send(protocol.CheckBlobs(blobs=blobs))  # it may take its time: all files are read
+        lacking = self._links[node].answer(protocol.MissingBlobs).sha256
         self._meters[node].expect(sum(blob.size_bytes for blob in blobs if blob.sha256 in lacking))
         return lacking
 
@@ -155,7 +155,7 @@ class Delivery:
         def serve(pair: tuple[int, int]) -> protocol.Serving:
             server, _ = pair
             has_them, address = server == chain.source, self._addresses[server]
-            request = protocol.Serve(blobs=chain.blobs, has_them=has_them, address=address, secret=secret)
+            request = protocol.ServeBlobs(blobs=chain.blobs, has_them=has_them, address=address, secret=secret)
             return self._links[server].query(request, protocol.Serving)
 
         serving = dict(zip(chain.links, self._each(serve, chain.links), strict=True))
@@ -164,17 +164,17 @@ class Delivery:
         def take(node: int) -> None:
             server, found = before.get(node, (None, None))
             if server is None or found is None:
-                self._take(node, chain, "", protocol.Take(blobs=chain.blobs, secret=secret))
+                self._take(node, chain, "", protocol.ReceiveBlobs(blobs=chain.blobs, secret=secret))
                 return
             address, name = self._addresses[server], self._links[server].host.name
             if not found.port:
                 self._note(node, f"its data came from the notebook and not from {name}, which can't serve: {found.why}")
-            request = protocol.Take(blobs=chain.blobs, address=address, port=found.port, secret=secret)
+            request = protocol.ReceiveBlobs(blobs=chain.blobs, address=address, port=found.port, secret=secret)
             self._take(node, chain, name if found.port else "", request)
 
         self._each(take, chain.takers)
 
-    def _take(self, node: int, chain: Chain, server: str, request: protocol.Take) -> None:
+    def _take(self, node: int, chain: Chain, server: str, request: protocol.ReceiveBlobs) -> None:
         """Have a node take the blobs of a chain from the host `server`, and send it what it asks for itself."""
         link, meter = self._links[node], self._meters[node]
         start = meter.size_bytes
@@ -183,13 +183,13 @@ class Delivery:
         asked: Counter[str] = Counter()
         link.send(request)
         while True:
-            answer: object = link.answer(protocol.Taken, protocol.Need, protocol.Want)
-            if isinstance(answer, protocol.Want):
+            answer: object = link.answer(protocol.ReceivedBytes, protocol.NeedBlob, protocol.MissingBlobs)
+            if isinstance(answer, protocol.MissingBlobs):
                 meter.reach(start + chain.size_bytes)
                 return
-            if isinstance(answer, protocol.Taken):
+            if isinstance(answer, protocol.ReceivedBytes):
                 meter.reach(start + min(answer.size_bytes, chain.size_bytes))
-            if isinstance(answer, protocol.Need):
+            if isinstance(answer, protocol.NeedBlob):
                 asked[answer.sha256] += 1
                 self._check(link, answer, at, asked[answer.sha256])
                 if server and answer.why:
@@ -199,7 +199,7 @@ class Delivery:
                 for size in link.pour(self._files[answer.sha256], answer.offset):
                     meter.reach(meter.size_bytes + size)
 
-    def _check(self, link: Link, need: protocol.Need, offered: Mapping[str, int], times: int) -> None:
+    def _check(self, link: Link, need: protocol.NeedBlob, offered: Mapping[str, int], times: int) -> None:
         size = self._files[need.sha256].blob.size_bytes if need.sha256 in offered else -1
         if not 0 <= need.offset <= size or times > _ASKED_AT_MOST:
             raise ProtocolError(f"{link.host.name} asked for bytes that nobody offered.")

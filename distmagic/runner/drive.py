@@ -15,8 +15,8 @@ from distmagic.runner import interrupts
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.launch import Launch
 from distmagic.state.fold import UNHEARD, fold
-from distmagic.state.inquiry import Inquiry
-from distmagic.state.state import Event, Lost, RunState, Stopping
+from distmagic.state.hang_response import HangResponse
+from distmagic.state.model import Event, Lost, RunState, Stopping
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
@@ -167,7 +167,7 @@ class _Pilot:
             serve,
             limits.timeout_s,
         )
-        self.inquiry = Inquiry(launch.ask_stacks, limits.hang_timeout_s)
+        self.hang_response = HangResponse(launch.ask_stacks, limits.hang_timeout_s)
         self.give_up_at_s: float | None = None
         self.late: set[int] = set()
         self.shown_at_s = -1.0
@@ -191,7 +191,7 @@ class _Pilot:
         if late := [node for node in too_late(self.state) if node not in self.late]:
             self.late.update(late)
             self.launch.stop(late, 0.0, "too late")
-        reason = decide(self.state, self.timeout_s, detach=self.detach) or self.inquiry.poll(self.state)
+        reason = decide(self.state, self.timeout_s, detach=self.detach) or self.hang_response.poll(self.state)
         if reason and self.give_up_at_s is None:
             self.stop(reason, GRACE_S)
         elif self.detach and can_detach(self.state):
@@ -226,7 +226,7 @@ class _Pilot:
         if self.state.detached_by:
             self.has_left = True
             return
-        if self.inquiry.interrupt(self.state):
+        if self.hang_response.interrupt(self.state):
             return
         self.stop("interrupted", GRACE_S if self.give_up_at_s is None else 0.0)
 

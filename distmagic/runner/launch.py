@@ -19,16 +19,16 @@ from distmagic.connection.reach import PARALLEL, raise_first
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload
-from distmagic.planning.orders import Orders
 from distmagic.planning.plan import Plan
-from distmagic.remote.gang.gang import FORM_S, MOST_NODES
+from distmagic.planning.start_messages import StartMessages
+from distmagic.remote.gang.liveness import FORM_S, MOST_NODES
 from distmagic.remote.wire import protocol
 from distmagic.runner.delivery import Delivery
-from distmagic.runner.growth import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHERE, Ground, Growth, Intake, lost_at_start
-from distmagic.runner.inbox import Inbox
-from distmagic.runner.newcomers import Newcomers
-from distmagic.runner.takeback import cancelled, take_back
-from distmagic.state.state import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
+from distmagic.runner.elastic_join import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHERE, Ground, Growth, Intake, lost_at_start
+from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.node_joiner import NodeJoiner
+from distmagic.runner.rollback import cancelled, take_back
+from distmagic.state.model import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
 
 
 @dataclass(slots=True)
@@ -53,18 +53,18 @@ class Launch:
     ) -> None:  # fmt: skip
         self.job, self.links, self.lease_s = job, dict(links), lease_s
         self.places = list(places)
-        self._orders = Orders(job=job, secret=secrets.token_hex(32), lease_s=lease_s, owner=owner)
+        self._orders = StartMessages(job=job, secret=secrets.token_hex(32), lease_s=lease_s, owner=owner)
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
         self._began, self._reopen = time.monotonic() if began is None else began, reopen
         self.rest: Callable[[int, Link], None] = lambda _, link: link.finish()  # where a conversation goes afterwards
-        self._stops: dict[int, protocol.Stop] = {}
+        self._stops: dict[int, protocol.StopNode] = {}
         self._missed: set[int] = set()  # nodes that ended because they, or the way to them, were lost
         self._resting: list[Link] = []  # they are no longer ours
-        self._inbox = Inbox(len(places), lambda: self.elapsed_s)
+        self._inbox = EventQueue(len(places), lambda: self.elapsed_s)
         self._intake: Intake | None = None
         self._growth: Growth | None = None
         self._payload: tuple[LocalBlob, ...] = ()
-        self._begun: protocol.Start | None = None  # what the lead was told
+        self._begun: protocol.StartNode | None = None  # what the lead was told
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
 
@@ -129,7 +129,7 @@ class Launch:
     def attach(self) -> None:
         """Follow a job that was started before, from its first event on; nodes without a link as soon as there is one."""
         for node_rank, link in self.links.items():
-            link.attach(protocol.Attach(job=self.job, node_rank=node_rank))
+            link.attach(protocol.FollowJob(job=self.job, node_rank=node_rank))
         self._begin()
 
     def _begin(self) -> None:
@@ -149,7 +149,7 @@ class Launch:
             lose=self._lose,
             warn=lambda text: self._inbox.put(0, Warned(text=text)),
         )  # fmt: skip
-        return Growth(Newcomers(self.job, intake.open_lead, self._begun, self._payload), ground)
+        return Growth(NodeJoiner(self.job, intake.open_lead, self._begun, self._payload), ground)
 
     def _in_thread(self, act: Callable[..., None], *args: object) -> None:
         threading.Thread(target=act, args=args, daemon=True).start()
@@ -168,12 +168,12 @@ class Launch:
             node_rank, link = back
             self.links[node_rank] = link
             if self._stops or self._over.is_set():
-                _send_quietly(link, protocol.Stop(grace_s=0.0, reason="too late"))
+                _send_quietly(link, protocol.StopNode(grace_s=0.0, reason="too late"))
             self._follow(node_rank, link)
             if node_rank not in self._missed:
                 return
 
-    def _enlisted(self, message: protocol.Enlisted) -> None:
+    def _enlisted(self, message: protocol.NodeAdded) -> None:
         """Count the nodes that have come to an elastic job, and follow those that another notebook starts."""
         for host in message.hosts[len(self.places) : MOST_NODES]:
             place = self._intake.place_of(host) if self._intake is not None else NOWHERE
@@ -222,7 +222,7 @@ class Launch:
 
     def _join_again(self, node_rank: int, link: Link, after: int) -> None:
         """Go on with a node over a new conversation, after event `after`."""
-        link.attach(protocol.Attach(job=self.job, node_rank=node_rank, after=after))
+        link.attach(protocol.FollowJob(job=self.job, node_rank=node_rank, after=after))
         if node_rank in self._stops:
             link.send(self._stops[node_rank])  # it may have been lost with the connection
         self.links[node_rank] = link
@@ -261,7 +261,7 @@ class Launch:
         for n, message in link.events():
             heard.last = n
             self._inbox.put(node_rank, message)
-            if isinstance(message, protocol.Enlisted) and node_rank == 0:
+            if isinstance(message, protocol.NodeAdded) and node_rank == 0:
                 self._enlisted(message)
             heard.is_final = heard.is_final or isinstance(message, protocol.Final)
             if isinstance(message, protocol.Final) and message.reason == "lost" and node_rank != 0:
@@ -301,22 +301,22 @@ class Launch:
 
     def _keep_lease(self) -> None:
         while not self._over.wait(self.lease_s / 4):
-            self._say(list(self.links), protocol.Renew())
+            self._say(list(self.links), protocol.RenewLease())
 
     def stop(self, node_ranks: Sequence[int], grace_s: float, reason: str) -> None:
         """Ask nodes to end: SIGTERM, and SIGKILL after `grace_s`. Returns at once; their events tell the rest."""
-        message = protocol.Stop(grace_s=grace_s, reason=reason)
+        message = protocol.StopNode(grace_s=grace_s, reason=reason)
         self._stops.update(dict.fromkeys(node_ranks, message))
         self._say(node_ranks, message)
 
     def detach(self) -> None:
         """Have the lead let the job live without this notebook; it tells when that is so."""
-        self._say([0], protocol.Detach())
+        self._say([0], protocol.DetachJob())
 
     def ask_stacks(self) -> str:
         """Ask all ranks where they are; return the name by which the events that answer know the request."""
         asked = secrets.token_hex(8)
-        self._say(list(self.links), protocol.Dump(asked=asked))
+        self._say(list(self.links), protocol.DumpStacks(asked=asked))
         return asked
 
     def _say(self, node_ranks: Sequence[int], message: protocol.Message) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from distmagic.errors import Cancelled, DistmagicError
 from distmagic.runner.interrupts import Interrupts
 from distmagic.state.fold import fold
-from distmagic.state.state import Abandoned, Connected, Event, Launched, RunState, Unusable
+from distmagic.state.model import Abandoned, Connected, Event, Launched, RunState, Unusable
 
 _BEAT_S = 0.1
 

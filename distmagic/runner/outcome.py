@@ -15,7 +15,7 @@ from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 
 _TELL_S = 0.5
 
@@ -92,7 +92,7 @@ class Run:
 
         while True:
             link = self._open_link(node_rank)
-            request = protocol.Fetch(job=self.job, node_rank=node_rank, name=name, offset=done)
+            request = protocol.GetFile(job=self.job, node_rank=node_rank, name=name, offset=done)
             try:
                 link.fetch(request, take, limit_bytes=limit_bytes - done)
             except ConnectionLost:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from distmagic.connection.link import Link
 from distmagic.connection.reach import PARALLEL
-from distmagic.planning import diagnose
 from distmagic.planning import plan as planning
+from distmagic.planning import preflight
 from distmagic.planning.plan import Plan, Reached
 from distmagic.remote.system import facts
 from distmagic.remote.wire.protocol import Route
@@ -27,8 +27,8 @@ def prepare(
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
     warnings = [text for link in links for text in link.warnings]
-    warnings += [text for link in links for text in diagnose.check(link.host.name, link.facts, local_torch)]
-    diagnose.check_among(names, tuple(link.facts for link in links))
+    warnings += [text for link in links for text in preflight.check(link.host.name, link.facts, local_torch)]
+    preflight.check_among(names, tuple(link.facts for link in links))
     routes = _routes(links)
     reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
     return planning.make_plan(spec, reached, job=job, local_cwd=str(Path.cwd()), awaited=awaited), tuple(warnings)

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from distmagic import render
 from distmagic.runner.drive import Screen
-from distmagic.state.state import Line, RunState
+from distmagic.state.model import OutputLine, RunState
 
 _SHARES = {"table": (0.1, 50_000), "curves": (1.0, 20_000), "output": (0.25, 30_000)}  # (seconds, bytes a second)
 _DRAWING, _LONGEST_PAUSE_S = 0.015, 5.0  # of the time, at most; but no pane is older than this
@@ -217,7 +217,9 @@ class TerminalScreen:
 
     def _new_lines(self, state: RunState) -> list[str]:
         lines, self._seen = new_lines(state, self._seen)
-        return [_for_terminal(line) if self._colours and isinstance(line, Line) else _for_log(line) for line in lines]
+        return [
+            _for_terminal(line) if self._colours and isinstance(line, OutputLine) else _for_log(line) for line in lines
+        ]
 
 
 class LogScreen:
@@ -250,7 +252,7 @@ class LogScreen:
             _write(self._stream, "".join(f"{line}\n" for line in lines))
 
 
-def new_lines(state: RunState, seen: int) -> tuple[list[Line | str], int]:
+def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:
     """Return the lines of output after the first `seen`, and the number now seen; a text stands for those not kept."""
     fresh = max(0, state.lines_seen - seen)
     kept = state.lines[-fresh:] if fresh else ()
@@ -259,11 +261,11 @@ def new_lines(state: RunState, seen: int) -> tuple[list[Line | str], int]:
     return [*gap, *(line for line in kept if render.is_shown(state, line))], state.lines_seen
 
 
-def _for_log(line: Line | str) -> str:
+def _for_log(line: OutputLine | str) -> str:
     return line if isinstance(line, str) else f"{render.label(line)} {render.plain(line.text)}"
 
 
-def _for_terminal(line: Line) -> str:
+def _for_terminal(line: OutputLine) -> str:
     colour = _LABELS[line.rank % len(_LABELS)] if line.rank >= 0 else 90
     return f"\x1b[{colour}m{render.label(line)}\x1b[0m {render.coloured(line.text)}"
 

@@ -10,9 +10,9 @@ from distmagic.connection import job_requests
 from distmagic.connection.link import Link
 from distmagic.connection.reach import PARALLEL, Reaching, raise_first
 from distmagic.errors import Cancelled
-from distmagic.planning.found import Job, found_jobs
-from distmagic.remote.wire.protocol import Look, Template, Templates
-from distmagic.runner.newcomers import Newcomers
+from distmagic.planning.jobs import Job, found_jobs
+from distmagic.remote.wire.protocol import ListTemplates, Template, Templates
+from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.prepare import in_parallel
 from distmagic.state.hangs import Explanation
 
@@ -45,7 +45,7 @@ class Housekeeping:
         Raises `SpecError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
         """
         lead, *others = reaching.wait()
-        newcomers = Newcomers(job.name, lambda: self._link(reaching, 0))
+        newcomers = NodeJoiner(job.name, lambda: self._link(reaching, 0))
 
         def start(link: Link) -> int:
             orders = newcomers.admit(link, secrets.token_hex(8))
@@ -124,7 +124,7 @@ class Housekeeping:
         """Return what each host keeps loaded for this kernel; None for one that is down."""
         links = reaching.wait(enough=1)
         try:
-            told = in_parallel(lambda link: link.query(Look(owner=self.kernel), Templates).templates, links)
+            told = in_parallel(lambda link: link.query(ListTemplates(owner=self.kernel), Templates).templates, links)
             known = dict(zip(reaching.present, told, strict=True))
             return tuple(known.get(place) for place in range(len(reaching.hosts)))
         finally:

@@ -14,29 +14,29 @@ from dataclasses import replace
 from functools import partial
 
 from distmagic.connection.link import Link
-from distmagic.connection.notebook_prompts import NotebookAsker, asker_of
+from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import Connections, Reaching, connect
 from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
 from distmagic.planning import plan as planning
-from distmagic.planning.found import Job, check_orphans, choose, found_jobs, known_whereabouts, whereabouts
+from distmagic.planning.jobs import Job, check_orphans, choose, found_jobs, known_whereabouts, whereabouts
 from distmagic.planning.plan import Plan
-from distmagic.remote.wire.protocol import Cool, Templates
+from distmagic.remote.wire.protocol import EndTemplates, Templates
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import interrupts
 from distmagic.runner.drive import Limits, Screen, drive
-from distmagic.runner.growth import NOWHERE, Intake
+from distmagic.runner.elastic_join import NOWHERE, Intake
 from distmagic.runner.launch import Launch
 from distmagic.runner.opening import Opening
 from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import in_parallel, prepare
-from distmagic.runner.takeback import sweep_lost
+from distmagic.runner.rollback import sweep_lost
 from distmagic.screens.screen import screen_for
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.state.fold import begin, fold
-from distmagic.state.state import Planned, RunState, Warned
+from distmagic.state.model import Planned, RunState, Warned
 from distmagic.state.verdict import verdict
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
@@ -258,7 +258,7 @@ class Session(Housekeeping):
         access, python = self._warmed[host]
         try:
             link = self._connections.link(host, replace(access, connect_timeout_s=_SOON_S), asker, python, build())
-            link.query(Cool(owner=self.kernel), Templates)
+            link.query(EndTemplates(owner=self.kernel), Templates)
             link.finish()
         except DistmagicError:
             return host.name

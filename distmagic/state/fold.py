@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from distmagic.remote.gang.gang import MOST_NODES
+from distmagic.remote.gang.liveness import MOST_NODES
 from distmagic.remote.wire import protocol
 from distmagic.state import fold_launcher, fold_ranks
-from distmagic.state.draft import Draft
-from distmagic.state.state import Event, NodeState, RunState
+from distmagic.state.builder import RunStateBuilder
+from distmagic.state.model import Event, NodeState, RunState
 
 _GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
@@ -38,7 +38,7 @@ def begin(
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after `events`."""
-    draft = Draft(state)
+    draft = RunStateBuilder(state)
     for event in events:
         draft.at_s = max(draft.at_s, event.at_s)
         handler = _HANDLERS.get(type(event.what))
@@ -50,11 +50,11 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
 # ---- a node's own events
 
 
-def _hello(draft: Draft, node: int, what: protocol.Hello) -> None:
+def _hello(draft: RunStateBuilder, node: int, what: protocol.Hello) -> None:
     draft.advance(node, "starting", hostname=what.hostname)
 
 
-def _endpoint(draft: Draft, node: int, what: protocol.Endpoint) -> None:
+def _endpoint(draft: RunStateBuilder, node: int, what: protocol.Endpoint) -> None:
     if what.state == "open":
         draft.endpoint_open_at_s = draft.at_s
     elif what.state == "unreached":
@@ -63,11 +63,11 @@ def _endpoint(draft: Draft, node: int, what: protocol.Endpoint) -> None:
         draft.unreached.pop(node, None)
 
 
-def _notice(draft: Draft, node: int, what: protocol.Notice) -> None:
+def _notice(draft: RunStateBuilder, node: int, what: protocol.Notice) -> None:
     draft.notice(f"{draft.nodes[node].host}: {what.text}")
 
 
-def _skipped(draft: Draft, node: int, _: protocol.Skipped) -> None:
+def _skipped(draft: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
     for worker in list(draft.workers.values()):
         if worker.node_rank == node:
             draft.close_lines(worker.rank, node)  # what comes next does not go on with the line before the gap
@@ -75,7 +75,7 @@ def _skipped(draft: Draft, node: int, _: protocol.Skipped) -> None:
     _notice(draft, node, protocol.Notice(text=SKIPPED))
 
 
-def _engine_ended(draft: Draft, node: int, what: protocol.Engineended) -> None:
+def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded) -> None:
     draft.advance(node, "ended", code=what.code)
     if (
         what.code != 0
@@ -90,7 +90,7 @@ def _engine_ended(draft: Draft, node: int, what: protocol.Engineended) -> None:
             draft.workers[exit_.rank] = replace(worker, exit=exit_)
 
 
-def _member(draft: Draft, node: int, what: protocol.Member) -> None:
+def _member(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
     """Take what a node knows of another: the lead of every member, a member of the lead."""
     if not 0 <= what.node_rank < len(draft.nodes) or 0 not in (node, what.node_rank) or what.state not in _GANG:
         return
@@ -104,13 +104,13 @@ def _member(draft: Draft, node: int, what: protocol.Member) -> None:
         draft.lost = [(other, why) for other, why in draft.lost if other != what.node_rank]
 
 
-def _enlisted(draft: Draft, node: int, what: protocol.Enlisted) -> None:
+def _enlisted(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
     """Take from the lead which nodes have come to an elastic job."""
     for host in what.hosts[len(draft.nodes) : MOST_NODES] if node == 0 else ():
         draft.nodes.append(NodeState(node_rank=len(draft.nodes), host=host, phase="starting"))
 
 
-def _node_stopping(draft: Draft, node: int, what: protocol.Stopping) -> None:
+def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.Stopping) -> None:
     """Take why a node ends its ranks; the first reason of all is the run's."""
     draft.nodes[node] = replace(draft.nodes[node], stopping=what.reason or "stopped", accused_at_s=None)
     if draft.base.is_elastic and what.reason == "lost" and node != 0:
@@ -122,7 +122,7 @@ def _node_stopping(draft: Draft, node: int, what: protocol.Stopping) -> None:
         _accuse(draft, what.culprit)
 
 
-def _accuse(draft: Draft, node: int) -> None:
+def _accuse(draft: RunStateBuilder, node: int) -> None:
     """Note that others don't hear a node. One that says itself why it ends is there: only the way between them is not."""
     if draft.base.is_elastic:
         draft.lose(node, UNHEARD)
@@ -130,12 +130,12 @@ def _accuse(draft: Draft, node: int) -> None:
         draft.nodes[node] = replace(draft.nodes[node], accused_at_s=draft.at_s)
 
 
-def _detached(draft: Draft, node: int, what: protocol.Detached) -> None:
+def _detached(draft: RunStateBuilder, node: int, what: protocol.Detached) -> None:
     if node == 0:
         draft.detached_by = what.why or "asked"
 
 
-def _final(draft: Draft, node: int, what: protocol.Final) -> None:
+def _final(draft: RunStateBuilder, node: int, what: protocol.Final) -> None:
     draft.advance(node, "clear", reason=what.reason, survivors=what.survivors)
     draft.close_lines(-1, node)
     draft.end_all_on(node, "stopped")
@@ -143,15 +143,15 @@ def _final(draft: Draft, node: int, what: protocol.Final) -> None:
 
 _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Hello: _hello,
-    protocol.Engineended: _engine_ended,
+    protocol.EngineEnded: _engine_ended,
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
-    protocol.Stacks: Draft.take_stacks,
-    protocol.Dumped: Draft.take_dumped,
+    protocol.Stacks: RunStateBuilder.take_stacks,
+    protocol.StacksDone: RunStateBuilder.take_dumped,
     protocol.Skipped: _skipped,
     protocol.Final: _final,
-    protocol.Member: _member,
-    protocol.Enlisted: _enlisted,
+    protocol.PeerState: _member,
+    protocol.NodeAdded: _enlisted,
     protocol.Stopping: _node_stopping,
     protocol.Detached: _detached,
     **fold_ranks.HANDLERS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from distmagic.state.draft import Draft
-from distmagic.state.state import (
+from distmagic.state.builder import RunStateBuilder
+from distmagic.state.model import (
     Abandoned,
     Broken,
     Connected,
@@ -25,19 +25,19 @@ from distmagic.state.state import (
 # ---- what the launcher tells: at first
 
 
-def _connected(draft: Draft, node: int, _: Connected) -> None:
+def _connected(draft: RunStateBuilder, node: int, _: Connected) -> None:
     draft.advance(node, "connected")
 
 
-def _unusable(draft: Draft, node: int, what: Unusable) -> None:
+def _unusable(draft: RunStateBuilder, node: int, what: Unusable) -> None:
     draft.nodes[node] = replace(draft.nodes[node], unusable=what.why)
 
 
-def _warned(draft: Draft, _: int, what: Warned) -> None:
+def _warned(draft: RunStateBuilder, _: int, what: Warned) -> None:
     draft.notice(what.text)
 
 
-def _planned(draft: Draft, _: int, what: Planned) -> None:
+def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
     if what.present is not None:
         draft.nodes[:] = [replace(draft.nodes[place], node_rank=node) for node, place in enumerate(what.present)]
     draft.min_nodes = what.min_nodes or len(draft.nodes)
@@ -45,17 +45,17 @@ def _planned(draft: Draft, _: int, what: Planned) -> None:
         draft.nodes[node] = replace(draft.nodes[node], address=address)
 
 
-def _sending(draft: Draft, node: int, what: Sending) -> None:
+def _sending(draft: RunStateBuilder, node: int, what: Sending) -> None:
     draft.advance(node, "sending", sent_bytes=what.sent_bytes, total_bytes=what.total_bytes)
 
 
-def _starting(draft: Draft, node: int, _: Starting) -> None:
+def _starting(draft: RunStateBuilder, node: int, _: Starting) -> None:
     draft.advance(node, "starting")
     if draft.started_at_s is None:
         draft.started_at_s = draft.at_s
 
 
-def _abandoned(draft: Draft, _: int, what: Abandoned) -> None:
+def _abandoned(draft: RunStateBuilder, _: int, what: Abandoned) -> None:
     draft.abandoned = what.why
     draft.stopping = draft.stopping or ("interrupted" if what.is_wish else "")
 
@@ -63,28 +63,28 @@ def _abandoned(draft: Draft, _: int, what: Abandoned) -> None:
 # ---- what the launcher tells: later
 
 
-def _broken(draft: Draft, node: int, what: Broken) -> None:
+def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=draft.at_s)
 
 
-def _mended(draft: Draft, node: int, _: Mended) -> None:
+def _mended(draft: RunStateBuilder, node: int, _: Mended) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken="")
     draft.note_advance()  # it may have, and what it said meanwhile is only coming
 
 
-def _gone(draft: Draft, node: int, _: Gone) -> None:
+def _gone(draft: RunStateBuilder, node: int, _: Gone) -> None:
     draft.advance(node, "gone")
 
 
-def _lost(draft: Draft, node: int, what: Lost) -> None:
+def _lost(draft: RunStateBuilder, node: int, what: Lost) -> None:
     draft.lose(node, what.why)
 
 
-def _swept(draft: Draft, node: int, what: Swept) -> None:
+def _swept(draft: RunStateBuilder, node: int, what: Swept) -> None:
     draft.advance(node, "clear", survivors=what.survivors)
 
 
-def _stopping(draft: Draft, _: int, what: Stopping) -> None:
+def _stopping(draft: RunStateBuilder, _: int, what: Stopping) -> None:
     draft.stopping = draft.stopping or what.reason
 
 

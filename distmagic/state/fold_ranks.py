@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from distmagic.remote.wire import protocol
-from distmagic.state import blame
-from distmagic.state.draft import STREAMS, Draft
+from distmagic.state import failure_kind
+from distmagic.state.builder import STREAMS, RunStateBuilder
 from distmagic.state.hangs import has_shown_progress, have_moved
+from distmagic.state.model import WorkerState
 from distmagic.state.series import Series
-from distmagic.state.state import WorkerState
 
 KEPT_METRICS = 50  # names of metrics a rank
 KEPT_BARS = 20  # bars a rank
@@ -23,7 +23,7 @@ _LATER_CHARS = 4000  # of the traceback of a rank that was not the first to fail
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
-def _worker(draft: Draft, node: int, what: protocol.Worker) -> None:
+def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
     if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
         return
     draft.advance(node, "running")
@@ -42,7 +42,7 @@ def _worker(draft: Draft, node: int, what: protocol.Worker) -> None:
         draft.first_failure = None  # torchrun started it again, or goes on without it
 
 
-def _progress(draft: Draft, node: int, what: protocol.Progress) -> None:
+def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> None:
     worker = draft.workers.get(what.rank)
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
@@ -89,7 +89,7 @@ def _rate(
     return now if old.rate is None else 0.8 * old.rate + 0.2 * now
 
 
-def _add_rows(draft: Draft, worker: WorkerState, rows: tuple[protocol.Row, ...]) -> dict[str, float]:
+def _add_rows(draft: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
     table, told = draft.series_of(worker.rank), dict[str, list[float]]()
     for row in rows:
@@ -106,7 +106,7 @@ def _add_rows(draft: Draft, worker: WorkerState, rows: tuple[protocol.Row, ...])
     return {**worker.metrics, **{name: numbers[-1] for name, numbers in told.items()}}
 
 
-def _output(draft: Draft, node: int, what: protocol.Output) -> None:
+def _output(draft: RunStateBuilder, node: int, what: protocol.Output) -> None:
     if what.stream not in STREAMS:
         return
     if what.skipped_bytes:
@@ -121,7 +121,7 @@ def _output(draft: Draft, node: int, what: protocol.Output) -> None:
         draft.note_advance()  # it has no other way to show that it goes on
 
 
-def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
+def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
     worker = draft.workers.get(what.rank)
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
@@ -137,34 +137,34 @@ def _ended(draft: Draft, node: int, what: protocol.Ended) -> None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
 
 
-def _explains_first_failure(draft: Draft, what: protocol.Ended) -> bool:
+def _explains_first_failure(draft: RunStateBuilder, what: protocol.Ended) -> bool:
     """Move the blame to a rank that died when it was another one, which lost it as a peer, that could tell first."""
     first = None if draft.first_failure is None else draft.workers[draft.first_failure].ended
     moved = (
         first is not None
         and draft.at_s - draft.first_failure_at_s <= _ECHO_S
-        and blame.is_echo(first)
-        and not (blame.is_echo(what) or blame.is_good(what) or blame.is_by_sigterm(what))
+        and failure_kind.is_echo(first)
+        and not (failure_kind.is_echo(what) or failure_kind.is_good(what) or failure_kind.is_by_sigterm(what))
     )
     if moved:
         draft.first_failure = what.rank
     return moved
 
 
-def _end_phase(draft: Draft, node: int, what: protocol.Ended) -> str:
-    if blame.is_good(what):
+def _end_phase(draft: RunStateBuilder, node: int, what: protocol.Ended) -> str:
+    if failure_kind.is_good(what):
         return "done"
     if what.outcome == "replaced" or (draft.base.is_elastic and _has_lost_a_peer(what)):
         return "stopped"
     is_torchrun_over = draft.nodes[node].code not in (None, 0)
-    by_torchrun = blame.is_by_sigterm(what) and (is_torchrun_over or draft.first_failure is not None)
+    by_torchrun = failure_kind.is_by_sigterm(what) and (is_torchrun_over or draft.first_failure is not None)
     by_notebook_or_gang = bool(draft.stopping) and node != draft.culprit
     return "stopped" if by_notebook_or_gang or draft.nodes[node].stopping or by_torchrun else "failed"
 
 
 def _has_lost_a_peer(what: protocol.Ended) -> bool:
     """Whether a rank of an elastic job ended because the job forms anew, with a host less or more."""
-    return blame.is_by_sigterm(what) or blame.is_echo(what)
+    return failure_kind.is_by_sigterm(what) or failure_kind.is_echo(what)
 
 
 HANDLERS: dict[type, Callable[..., None]] = {

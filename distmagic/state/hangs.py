@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.remote.wire.protocol import Bar, Frame, Stacks, Thread
-from distmagic.state.state import Roll, RunState, WorkerState
+from distmagic.state.model import RunState, StackDump, WorkerState
 
 SHOWN_GROUPS = 8  # places whose stacks are shown
 _LIST_AT_MOST = 12  # ranks of a group that are listed before ranges take their place
@@ -30,7 +30,7 @@ _WRAPPERS = ("wrapper", "inner", "decorator")  # of torch, around each collectiv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class StackGroup:
     """Ranks that are at the same place. `labels` name them, `doing` and `place` say what they do and where.
 
     `doing` is a pair, for one rank and for several: ("waits in all_reduce", "wait in all_reduce").
@@ -49,7 +49,7 @@ class Group:
 class Explanation:
     """Where all ranks are, who stands out first. `unheard` are the hosts that did not answer."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[StackGroup, ...]
     unheard: tuple[str, ...] = ()
 
     @property
@@ -105,12 +105,12 @@ def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
     ]
 
 
-def roll_of(state: RunState, asked: str) -> Roll | None:
+def roll_of(state: RunState, asked: str) -> StackDump | None:
     """Return what came in answer to a request, None if nothing has."""
-    return next((roll for roll in state.rolls if roll.asked == asked), None)
+    return next((roll for roll in state.stack_dumps if roll.asked == asked), None)
 
 
-def unheard(state: RunState, roll: Roll | None) -> tuple[int, ...]:
+def unheard(state: RunState, roll: StackDump | None) -> tuple[int, ...]:
     """Return the nodes that have not told of all their ranks, of those where not every rank is done."""
     asked = {worker.node_rank for worker in state.workers.values() if worker.phase != "done"}
     return tuple(sorted(asked - set(roll.nodes if roll is not None else ())))
@@ -118,9 +118,9 @@ def unheard(state: RunState, roll: Roll | None) -> tuple[int, ...]:
 
 def explain_last(state: RunState) -> Explanation | None:
     """Return where the ranks are that have not advanced since they were asked last, None if they have, or weren't."""
-    if not state.rolls or state.rolls[-1].at_s < state.advanced_at_s:
+    if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
-    roll = state.rolls[-1]
+    roll = state.stack_dumps[-1]
     hosts = {rank: worker.host for rank, worker in state.workers.items()}
     answers = [(hosts[rank], stacks) for rank, stacks in roll.stacks.items() if rank in hosts]
     return explain(answers, [state.nodes[node].host for node in unheard(state, roll)])
@@ -137,13 +137,13 @@ def explain(answers: Iterable[tuple[str, Stacks]], hosts_unheard: Sequence[str] 
     return Explanation(groups=tuple(groups), unheard=tuple(hosts_unheard))
 
 
-def sentence_of(group: Group, world: int | None) -> str:
+def sentence_of(group: StackGroup, world: int | None) -> str:
     """Return `ranks 0, 1, 3 wait in all_reduce at Cell In[3], line 14`. `world`: how many ranks there are, if known."""
     doing = group.doing[0 if len(group.ranks) == 1 else 1]
     return " ".join(part for part in (_names(group, world), doing, group.place) if part)
 
 
-def _names(group: Group, world: int | None) -> str:
+def _names(group: StackGroup, world: int | None) -> str:
     if len(group.ranks) == 1:
         return group.labels[0]
     if len(group.ranks) == world:
@@ -180,17 +180,17 @@ def _key(stacks: Stacks) -> object:
     return own, _doing(frames)
 
 
-def _group(members: Sequence[tuple[str, Stacks]]) -> Group:
+def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
     ranks = tuple(stacks.rank for _, stacks in members)
     labels = tuple(f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})" for host, stacks in members)
     first = members[0][1]
     if not first.threads:
         why = first.silence
         doing = (f"doesn't answer: {why}", f"don't answer: {why}")
-        return Group(ranks=ranks, labels=labels, doing=doing, place="", is_silent=True)
+        return StackGroup(ranks=ranks, labels=labels, doing=doing, place="", is_silent=True)
     frames = first.threads[0].frames
     doing, in_collective = _doing(frames)
-    return Group(
+    return StackGroup(
         ranks=ranks,
         labels=labels,
         doing=doing,
@@ -251,7 +251,7 @@ def stacks_text(explanation: Explanation) -> str:
     return "\n\n".join(parts)
 
 
-def stack_lines(group: Group) -> list[str]:
+def stack_lines(group: StackGroup) -> list[str]:
     """Return the lines of one place: the main thread, and other threads that run the user's code."""
     lines: list[str] = []
     for index, thread in enumerate(group.threads):

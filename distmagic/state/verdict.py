@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 
-from distmagic import harmless
+from distmagic import sanitize
 from distmagic.errors import Cancelled, Hung, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
-from distmagic.remote.system import exits
-from distmagic.state import blame, translate
+from distmagic.remote.system import exit_codes
+from distmagic.state import failure_kind, network_errors
 from distmagic.state.hangs import explain_last, stacks_text
-from distmagic.state.state import Line, NodeState, RunState, WorkerState
+from distmagic.state.model import NodeState, OutputLine, RunState, WorkerState
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
@@ -26,7 +26,7 @@ def verdict(state: RunState) -> RunError | None:
     survivors = [f"{what} on {node.host}" for node in state.nodes for what in node.survivors]
     if error is not None and survivors:
         told = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
-        error.hint = harmless.lines(told)
+        error.hint = sanitize.lines(told)
     return error
 
 
@@ -73,7 +73,7 @@ def _not_joined(state: RunState) -> RunError:
 
 def _hung(state: RunState) -> Hung:
     explanation = explain_last(state)
-    stood_s = (state.rolls[-1].at_s if explanation else state.at_s) - state.advanced_at_s
+    stood_s = (state.stack_dumps[-1].at_s if explanation else state.at_s) - state.advanced_at_s
     what = f"The run was stopped: no rank had advanced for {stood_s:.0f} s (--hang-timeout)."
     if explanation is None:
         return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
@@ -126,10 +126,10 @@ def _connection(state: RunState, worker: WorkerState) -> str:
     names = {name: node.host for node in state.nodes for name in (node.host, node.hostname, node.address) if name}
     failure = worker.ended.failure if worker.ended is not None else None
     text = f"{failure.type}: {failure.message}" if failure is not None else ""
-    return translate.in_words(text, [line.text for line in _stderr(state, worker.rank)], worker.host, names)
+    return network_errors.in_words(text, [line.text for line in _stderr(state, worker.rank)], worker.host, names)
 
 
-def _stderr(state: RunState, rank: int) -> list[Line]:
+def _stderr(state: RunState, rank: int) -> list[OutputLine]:
     return [line for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
 
 
@@ -142,13 +142,18 @@ def _how(code: int, meaning: str) -> str:
 def _is_late(worker: WorkerState) -> bool:
     """Whether a rank's process failed by itself after the rank had ended well."""
     ended, exit_ = worker.ended, worker.exit
-    return ended is not None and blame.is_good(ended) and exit_ is not None and exit_.code not in (0, -signal.SIGTERM)
+    return (
+        ended is not None
+        and failure_kind.is_good(ended)
+        and exit_ is not None
+        and exit_.code not in (0, -signal.SIGTERM)
+    )
 
 
 def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
     """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
     assert worker.exit is not None
-    how = _how(worker.exit.code, exits.meaning_of(worker.exit.code))
+    how = _how(worker.exit.code, exit_codes.meaning_of(worker.exit.code))
     hint = f"Its result is kept: run.results[{worker.rank}]. Its whole output: run.logs({worker.rank})."
     return WorkerFailed(
         f"{worker.label} returned, but its process {how} while it shut down.",
@@ -234,5 +239,5 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
     hint = _spent(state) + (f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else "")
     code = node.code or 0
-    how = _how(code, exits.meaning_of(code))
+    how = _how(code, exit_codes.meaning_of(code))
     return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

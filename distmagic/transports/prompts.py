@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from distmagic import harmless
+from distmagic import sanitize
 from distmagic.errors import AuthenticationError
 
 ATTEMPTS = 3
@@ -47,7 +47,7 @@ class NoAsker:
 def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
     """Ask one question for `host`, after all questions of other threads. Raises what `asker` raises."""
     with _one_at_a_time:
-        words = harmless.lines(question)[:_QUESTION_CHARS].strip()  # the server chose them
+        words = sanitize.lines(question)[:_QUESTION_CHARS].strip()  # the server chose them
         return asker.ask(f"{host}: {words or 'Answer:'} ", secret=secret)
 
 

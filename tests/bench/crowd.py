@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.bench import crowd_feeder, crowd_notebook
 from tests.bench.bench import REPOSITORY, Bench
-from tests.bench.figures import Row, Target
+from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
 from tests.bench.kernels import Kernel
 from tests.lab import wait_until
@@ -23,7 +23,7 @@ _HOUR_NODES = 4  # an hour of all ranks takes too long; what a few keep is bound
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def measure(bench: Bench) -> tuple[Row, ...]:
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Let simulated agents talk to a real kernel by the real protocol, over unix sockets in place of SSH."""
     cpu, grown = [], []
     for number in range(min(3, bench.rounds_dear)):
@@ -36,16 +36,16 @@ def measure(bench: Bench) -> tuple[Row, ...]:
     memory = _hour()
     note = f"peak memory after 10, 20 ... 60 minutes' events of {_HOUR_NODES * crowd_feeder.RANKS_A_NODE} ranks: "
     return (
-        Row(
+        MetricRow(
             what="kernel's CPU, 1,024 ranks at 10 Hz", unit="% of a core", ours=tuple(cpu),
             target=Target(limit=25, of="ours"),
             note="a real kernel with its live view; simulated agents at unix sockets, so without what SSH costs",
         ),
-        Row(
+        MetricRow(
             what=f"kernel's memory, growth from second {_SETTLING_S:g} to {_SECONDS - 5:g}", unit="MB",
             ours=tuple(grown),
         ),
-        Row(
+        MetricRow(
             what="growth of memory from the 10th to the 60th minute", unit="%",
             ours=(100 * (memory[-1] - memory[0]) / memory[0],), target=Target(limit=5, of="ours"),
             note=note + ", ".join(f"{each:.0f}" for each in memory) + " MB",

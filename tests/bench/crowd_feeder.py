@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from distmagic.remote.agent.roster import pace_s
+from distmagic.remote.agent.rank_table import pace_s
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 
@@ -35,7 +35,7 @@ def closing(node: int) -> Iterator[protocol.Message]:
     """Yield what a node says in the end."""
     for local_rank in range(RANKS_A_NODE):
         yield protocol.Ended(rank=node * RANKS_A_NODE + local_rank, restart=0, outcome="returned", result_bytes=0)
-    yield protocol.Engineended(code=0)
+    yield protocol.EngineEnded(code=0)
     yield protocol.Final(reason="done")
 
 
@@ -48,7 +48,9 @@ def reports(node: int, beats: range) -> Iterator[protocol.Progress]:
     """Yield what the ranks of a node report in these tenths of a second."""
     for local_rank in range(RANKS_A_NODE):
         rank, last = node * RANKS_A_NODE + local_rank, beats[-1]
-        rows = tuple(protocol.Row(at_s=beat / HZ, step=float(beat), metrics=_metrics(rank, beat)) for beat in beats)
+        rows = tuple(
+            protocol.MetricRow(at_s=beat / HZ, step=float(beat), metrics=_metrics(rank, beat)) for beat in beats
+        )
         yield protocol.Progress(rank=rank, restart=0, at_s=last / HZ, step=float(last), total=36000.0, rows=rows)
 
 
@@ -74,7 +76,7 @@ class Node:
     def end(self) -> None:
         """Say that all is over."""
         self.say(closing(self.number))
-        self.conn.sendall(protocol.encode(protocol.Over()))
+        self.conn.sendall(protocol.encode(protocol.AgentGone()))
 
 
 def main() -> None:
@@ -105,7 +107,7 @@ def _accept(listener: socket.socket, nodes: int) -> Node:
     while (line := lines.line()) is None:
         lines.feed(conn.recv(65536))
     request = protocol.decode(line)[1]
-    assert isinstance(request, protocol.Attach)
+    assert isinstance(request, protocol.FollowJob)
     return Node(request.node_rank, nodes, conn)
 
 

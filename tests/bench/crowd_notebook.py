@@ -14,7 +14,7 @@ from distmagic.runner.drive import Limits, drive
 from distmagic.runner.launch import Launch
 from distmagic.screens.screen import screen_for
 from distmagic.state.fold import begin, fold
-from distmagic.state.state import Event
+from distmagic.state.model import Event
 from tests.bench import crowd_feeder
 
 BEGUN = "begun"  # a file of this name appears beside the socket when all nodes are attached

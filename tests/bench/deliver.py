@@ -17,7 +17,7 @@ from distmagic.request.spec import Access
 from distmagic.runner.launch import Launch
 from tests.bench import links
 from tests.bench.bench import Bench
-from tests.bench.figures import Row, Target
+from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
 from tests.bench.screens import Silent
 from tests.lab import Lab
@@ -34,9 +34,9 @@ class Sent:
     gigabytes: float
 
 
-def measure(bench: Bench) -> tuple[Row, ...]:
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Send by distmagic and by four scp in turn, on loopback's speed and then over 1 Gbit/s."""
-    rows: list[Row] = []
+    rows: list[MetricRow] = []
     with scratch("deliver") as folder, kept_in(folder / "home"), Lab(_HOSTS) as lab:
         for speed, shaped in (("unshaped", contextlib.nullcontext), ("1 Gbit/s", lambda: links.slow_notebook(lab))):
             try:
@@ -44,7 +44,7 @@ def measure(bench: Bench) -> tuple[Row, ...]:
                     rows += _at_speed(bench, lab, folder, speed)
             except links.CannotShape as error:
                 rows.append(
-                    Row(
+                    MetricRow(
                         what=f"1 GB to {_HOSTS} hosts, {speed}",
                         unit="s",
                         ours=(),
@@ -55,7 +55,7 @@ def measure(bench: Bench) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str) -> Iterator[Row]:
+def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str) -> Iterator[MetricRow]:
     first, again, theirs = [], [], []
     for number in range(min(3, bench.rounds_dear)):
         _empty(lab, folder)
@@ -70,19 +70,19 @@ def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str) -> Iterator[Row]
         )
     against = f"{_HOSTS} x scp in parallel"
     seconds, their_seconds = (tuple(each.seconds for each in found) for found in (first, theirs))
-    yield Row(
+    yield MetricRow(
         what=f"1 GB to {_HOSTS} hosts, {speed}", unit="s", ours=seconds, against=against, theirs=their_seconds,
         target=Target(limit=0.4) if speed != "unshaped" else None,
     )  # fmt: skip
-    yield Row(
+    yield MetricRow(
         what=f"... bytes out of the notebook, {speed}", unit="GB", ours=tuple(each.gigabytes for each in first),
         against=against, theirs=tuple(each.gigabytes for each in theirs), target=Target(limit=1.1, of="ours"),
     )  # fmt: skip
-    yield Row(
+    yield MetricRow(
         what=f"the same 1 GB again, {speed}", unit="s", ours=tuple(each.seconds for each in again), against=against,
         theirs=their_seconds,
     )  # fmt: skip
-    yield Row(
+    yield MetricRow(
         what=f"... bytes out of the notebook, again, {speed}", unit="MB",
         ours=tuple(1e3 * each.gigabytes for each in again), target=Target(limit=1, of="ours"),
         note="all that the notebook sends from the start of the cell to its end, SSH's and TCP's own share included",

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.connection.notebook_prompts import asker_of
+from distmagic.connection.prompts import asker_of
 from distmagic.connection.reach import PARALLEL, connect
 from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
@@ -21,9 +21,9 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Launch
 from distmagic.session.session import Session
-from distmagic.state.state import Gone, Lost
+from distmagic.state.model import Gone, Lost
 from tests.bench.bench import Bench
-from tests.bench.figures import Row, Target
+from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
 from tests.lab import HostSetup, Lab
 
@@ -57,9 +57,9 @@ class Took:
     cpu_s: float
 
 
-def measure(bench: Bench) -> tuple[Row, ...]:
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Connect by distmagic and by OpenSSH's client in turn, to ever more hosts."""
-    rows: list[Row] = []
+    rows: list[MetricRow] = []
     with scratch("fanout") as folder, kept_in(folder / "home"), Lab(1, setups=(_bare(),)) as lab:
         crowd = _crowd(lab, folder)
         _start(crowd, 2)  # bundle and payload are there now, and compiled
@@ -68,7 +68,7 @@ def measure(bench: Bench) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _to(bench: Bench, crowd: Crowd, count: int) -> tuple[Row, ...]:
+def _to(bench: Bench, crowd: Crowd, count: int) -> tuple[MetricRow, ...]:
     found: dict[str, list[Took]] = {"agents": [], "true": [], "OpenSSH": []}
     for number in range(bench.rounds_dear):
         for name, act in (("agents", _start), ("OpenSSH", _openssh), ("true", _answer)):
@@ -80,9 +80,9 @@ def _to(bench: Bench, crowd: Crowd, count: int) -> tuple[Row, ...]:
     hosts = f"{count} host{'s' if count > 1 else ''}"
     is_most = count == _COUNTS[-1]
 
-    def row(what: str, ours: str, figure: Callable[[Took], float], target: Target | None = None) -> Row:
+    def row(what: str, ours: str, figure: Callable[[Took], float], target: Target | None = None) -> MetricRow:
         mine, theirs = (tuple(map(figure, found[name])) for name in (ours, "OpenSSH"))
-        return Row(what=f"{hosts}, {what}", unit="s", ours=mine, against="OpenSSH's client running `true`",
+        return MetricRow(what=f"{hosts}, {what}", unit="s", ours=mine, against="OpenSSH's client running `true`",
                    theirs=theirs, target=target, note=_ABOUT)  # fmt: skip
 
     return (

@@ -28,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MetricRow:
     """One comparison. `ours` and `theirs` are in `unit`, a figure a round; rounds of both stand side by side.
 
     Without `theirs` there is nothing to compare with, or it could not be run: `note` says why.
@@ -49,7 +49,7 @@ class Section:
 
     name: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[MetricRow, ...]
     when: str
     took_s: float
     machine: str
@@ -62,7 +62,7 @@ def spread(figures: tuple[float, ...]) -> Spread | None:
     return Spread(median=statistics.median(figures), least=min(figures), most=max(figures))
 
 
-def ratios(row: Row) -> tuple[float, ...]:
+def ratios(row: MetricRow) -> tuple[float, ...]:
     """Return ours / theirs of each round; where the numbers of rounds differ, each of ours by their median."""
     if not row.ours or not row.theirs:
         return ()
@@ -70,14 +70,14 @@ def ratios(row: Row) -> tuple[float, ...]:
     return tuple(a / b if b else math.inf for a, b in zip(row.ours, pairs, strict=True))
 
 
-def judged(row: Row) -> Spread | None:
+def judged(row: MetricRow) -> Spread | None:
     """Return what the row's target speaks of, None without a target or without a figure."""
     if row.target is None:
         return None
     return spread(ratios(row) if row.target.of == "ratio" else row.ours)
 
 
-def verdict(row: Row) -> str:
+def verdict(row: MetricRow) -> str:
     """Return "met", "missed", "not measured" or, without a target, ""."""
     if row.target is None:
         return ""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from tests.bench.bench import REPOSITORY, Bench
-from tests.bench.figures import Row, Target
+from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
 
 TITLE = "Loading the extension"
@@ -26,13 +26,13 @@ print(json.dumps([1e3 * (loaded - ready), 1e3 * (ready - began)]))
 """
 
 
-def measure(bench: Bench) -> tuple[Row, ...]:
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Start a fresh process a round; the first one only warms the caches."""
     with scratch("load") as folder:
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "IPYTHONDIR": str(folder)}
         found = [_once(env) for _ in range(bench.rounds + 1)][1:]
     return (
-        Row(
+        MetricRow(
             what="%load_ext distmagic", unit="ms", ours=tuple(ours for ours, _ in found),
             against="IPython's own start", theirs=tuple(theirs for _, theirs in found),
             target=Target(limit=100, of="ours"),

@@ -21,7 +21,7 @@ import distmagic
 from distmagic.request.spec import Access
 from tests.bench import loops
 from tests.bench.bench import REPOSITORY, Bench
-from tests.bench.figures import Row, Target
+from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
 from tests.bench.screens import Silent
 from tests.lab import Lab
@@ -36,26 +36,26 @@ _WAYS = {
 _LINES, _EVENTS = 500_000, 200_000
 
 
-def measure(bench: Bench) -> tuple[Row, ...]:
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Measure in real ranks: on this machine, and what has to travel from a host of the lab."""
     with scratch("report") as folder, kept_in(folder / "home"), Lab(1) as lab:
         return (*_reports(bench), *_bars(bench, folder), *_travel(bench, lab, folder))
 
 
-def _reports(bench: Bench) -> tuple[Row, ...]:
+def _reports(bench: Bench) -> tuple[MetricRow, ...]:
     bench.say("report: report() at 1,000 a second")
     found = distmagic.run(loops.reports, bench.rounds, 1500, screen=Silent(), nproc_per_node=1).results[0]
     return (
-        Row(
+        MetricRow(
             what="report() at 1,000/s, of the training loop", unit="%", ours=tuple(found["percent"]),
             target=Target(limit=1.0, of="ours"),
         ),
-        Row(what="report() at 1,000/s, a call", unit="us", ours=tuple(found["us"])),
-        Row(what="... its CPU, reading the clock included", unit="us", ours=tuple(found["cpu_us"])),
+        MetricRow(what="report() at 1,000/s, a call", unit="us", ours=tuple(found["us"])),
+        MetricRow(what="... its CPU, reading the clock included", unit="us", ours=tuple(found["cpu_us"])),
     )  # fmt: skip
 
 
-def _bars(bench: Bench, folder: Path) -> Iterator[Row]:
+def _bars(bench: Bench, folder: Path) -> Iterator[MetricRow]:
     ours: dict[str, list[float]] = {way: [] for way in _WAYS}
     theirs: dict[str, list[float]] = {way: [] for way in _WAYS}
     for number in range(bench.rounds_dear):
@@ -64,7 +64,7 @@ def _bars(bench: Bench, folder: Path) -> Iterator[Row]:
             for way in _WAYS:
                 into[way] += found[way]
     for way, what in _WAYS.items():
-        yield Row(
+        yield MetricRow(
             what=what, unit="us", ours=tuple(ours[way]), against="plain tqdm to a terminal",
             theirs=tuple(theirs[way]), target=Target(limit=1.0),
         )  # fmt: skip
@@ -109,7 +109,7 @@ def _drain(descriptor: int) -> None:
 # ---- what has to travel
 
 
-def _travel(bench: Bench, lab: Lab, folder: Path) -> Iterator[Row]:
+def _travel(bench: Bench, lab: Lab, folder: Path) -> Iterator[MetricRow]:
     ours: list[float] = []
     theirs: list[float] = []
     costs: list[float] = []
@@ -123,18 +123,18 @@ def _travel(bench: Bench, lab: Lab, folder: Path) -> Iterator[Row]:
         costs += run.results.values()
         nothing_s, _ = _timed(lambda: _by_ssh(lab, 0))
         theirs.append(max(1e-3, _timed(lambda: _by_ssh(lab, _LINES // 2))[0] - nothing_s))
-    yield Row(
+    yield MetricRow(
         what=f"{_LINES:,} lines of output of 2 ranks, to the end of the run", unit="s", ours=tuple(ours),
         against="2 x ssh host python into a pipe", theirs=tuple(theirs),
         note=f"{_LINES / sorted(ours)[len(ours) // 2]:,.0f} lines a second; every line is in the host's log, the notebook "
         "is shown what fits; a run without output, and a Python that prints nothing, are taken off",
     )  # fmt: skip
-    yield Row(what="print() of one line in a rank meanwhile", unit="us", ours=tuple(costs))
+    yield MetricRow(what="print() of one line in a rank meanwhile", unit="us", ours=tuple(costs))
     bench.say(f"report: {_EVENTS:,} reports of 2 ranks")
     calls = [
         cost for _ in range(bench.rounds_dear) for cost in _on_host(lab, loops.events, _EVENTS // 2).results.values()
     ]
-    yield Row(
+    yield MetricRow(
         what="report() as fast as it goes, a call",
         unit="us",
         ours=tuple(calls),

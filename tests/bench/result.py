@@ -13,7 +13,7 @@ import distmagic
 from distmagic.request.spec import Access
 from tests.bench import links, loops
 from tests.bench.bench import Bench
-from tests.bench.figures import Row, Target
+from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
 from tests.bench.screens import Silent
 from tests.lab import Lab
@@ -22,9 +22,9 @@ TITLE = "A result of 1 GB back from a host"
 _SIZE_BYTES = 1_000_000_000
 
 
-def measure(bench: Bench) -> tuple[Row, ...]:
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Fetch by distmagic and by scp in turn, on loopback's speed and then over 1 Gbit/s."""
-    rows: list[Row] = []
+    rows: list[MetricRow] = []
     with scratch("result") as folder, kept_in(folder / "home"), Lab(1) as lab:
         host = lab.hosts[0]
         run = distmagic.run(
@@ -43,18 +43,20 @@ def measure(bench: Bench) -> tuple[Row, ...]:
                     rows += _at_speed(bench, lab, folder, speed, run)
             except links.CannotShape as error:
                 rows.append(
-                    Row(what=f"a result of 1 GB, {speed}", unit="s", ours=(), target=Target(limit=1.1), note=str(error))
+                    MetricRow(
+                        what=f"a result of 1 GB, {speed}", unit="s", ours=(), target=Target(limit=1.1), note=str(error)
+                    )
                 )
     return tuple(rows)
 
 
-def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str, run: distmagic.Run) -> Iterator[Row]:
+def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str, run: distmagic.Run) -> Iterator[MetricRow]:
     ours, theirs = [], []
     for number in range(bench.rounds_dear):
         ours.append(_ours(run))
         theirs.append(_scp(lab, folder))
         bench.say(f"result, {speed}, round {number + 1}: {ours[-1]:.1f} s; scp {theirs[-1]:.1f} s")
-    yield Row(
+    yield MetricRow(
         what=f"a result of 1 GB, {speed}", unit="s", ours=tuple(ours), against="scp", theirs=tuple(theirs),
         target=Target(limit=1.1) if speed != "unshaped" else None,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 
 
 class Silent:

@@ -9,7 +9,7 @@ from distmagic.request import flags
 from tests.bench import contestants
 from tests.bench.bench import Bench
 from tests.bench.contestants import Contestant, Place, Took
-from tests.bench.figures import Row, Target
+from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
 from tests.lab import Lab
 
@@ -33,7 +33,7 @@ _OTHERS = {
 _TARGETS = {"cold": 1.05, "first cell": 0.60, "warm": 0.08}
 
 
-def measure(bench: Bench) -> tuple[Row, ...]:
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Run every tool once a round."""
     took: dict[str, list[Took]] = {}
     reasons = dict(bench.peers.missing)
@@ -96,21 +96,21 @@ def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
             _one(bench, took, {}, name, run)
 
 
-def _rows(took: dict[str, list[Took]], reasons: dict[str, str]) -> tuple[Row, ...]:
-    rows: list[Row] = []
+def _rows(took: dict[str, list[Took]], reasons: dict[str, str]) -> tuple[MetricRow, ...]:
+    rows: list[MetricRow] = []
     for what, seconds in (("first user line", _first), ("end of the cell", _end)):
         figures = {name: tuple(map(seconds, found)) for name, found in took.items()}
         for mode, limit in _TARGETS.items():
             note = "" if mode in figures else "this version has no cold start of its own"
             rows.append(
-                Row(what=f"{what}, {mode}", unit="s", ours=figures.get(mode, ()), against="ssh + torchrun by hand",
+                MetricRow(what=f"{what}, {mode}", unit="s", ours=figures.get(mode, ()), against="ssh + torchrun by hand",
                     theirs=figures["by hand"], target=Target(limit=limit), note=note)
             )  # fmt: skip
         for name, (_, about) in _OTHERS.items():
             target = Target(limit=0.08) if name == "torchrunx" else None
             note = "; ".join(part for part in (about, reasons.get(name, "")) if part)
             rows.append(
-                Row(what=f"{what}, warm", unit="s", ours=figures["warm"], against=name, theirs=figures.get(name, ()),
+                MetricRow(what=f"{what}, warm", unit="s", ours=figures["warm"], against=name, theirs=figures.get(name, ()),
                     target=target, note=note)
             )  # fmt: skip
     return tuple(rows)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tests.bench.figures import Row, Section, Spread, Target, ratios, spread, verdict
+from tests.bench.figures import MetricRow, Section, Spread, Target, ratios, spread, verdict
 
 HEADS = ("what", "ours", "theirs", "against", "ratio", "target", "")
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -40,7 +40,7 @@ def target_text(target: Target | None, unit: str) -> str:
     return f"<= {figure(target.limit)}x" if target.of == "ratio" else f"<= {figure(target.limit)} {unit}".rstrip()
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: MetricRow) -> tuple[str, ...]:
     """Return a row's cells, as under `HEADS`."""
     return (
         row.what,
@@ -66,7 +66,7 @@ def _section_text(section: Section) -> str:
     return "\n".join((head, *drawn, *(f"  * {note}" for note in notes(section.rows))))
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[MetricRow]) -> list[str]:
     """Return the notes of rows, each once, with the rows that they belong to."""
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -117,7 +117,7 @@ def _section(raw: dict[str, Any]) -> Section:
     return Section(**{**raw, "rows": tuple(map(_row, raw["rows"]))})
 
 
-def _row(raw: dict[str, Any]) -> Row:
+def _row(raw: dict[str, Any]) -> MetricRow:
     own = {name: value for name, value in raw.items() if name not in ("ratio", "verdict")}
     target = None if own["target"] is None else Target(**own["target"])
-    return Row(**{**own, "ours": tuple(own["ours"]), "theirs": tuple(own["theirs"]), "target": target})
+    return MetricRow(**{**own, "ours": tuple(own["ours"]), "theirs": tuple(own["theirs"]), "target": target})

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from distmagic.api import session
-from distmagic.planning.found import Job
+from distmagic.planning.jobs import Job
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import faults, runner
 from tests.e2e.faults import Fault, Play, Told, Way

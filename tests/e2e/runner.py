@@ -10,7 +10,7 @@ import distmagic
 from distmagic.errors import DistmagicError
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Run
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.lab import Lab
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from distmagic.errors import DistmagicError
 from distmagic.runner.outcome import Run
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.e2e import faults, runner
 from tests.e2e.test_chaos import SECONDS, SEED, Strike, Weather, strike, strikes_of
 from tests.e2e.test_runs import as_value

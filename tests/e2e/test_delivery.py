@@ -15,7 +15,7 @@ import pytest
 
 import distmagic
 from distmagic.connection.link import Link
-from distmagic.connection.notebook_prompts import asker_of
+from distmagic.connection.prompts import asker_of
 from distmagic.errors import Cancelled, PreflightError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
@@ -23,7 +23,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.runner import delivery
 from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
 from tests.system.components import COMPONENTS

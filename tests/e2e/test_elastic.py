@@ -14,14 +14,14 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.connection.link import Link
-from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable
-from distmagic.planning.found import known_whereabouts, whereabouts
-from distmagic.remote.wire.protocol import Start
+from distmagic.planning.jobs import known_whereabouts, whereabouts
+from distmagic.remote.wire.protocol import StartNode
 from distmagic.render.overview import overview
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.e2e import faults, runner
 from tests.e2e.test_jobs import reach
 from tests.e2e.test_runs import as_value
@@ -185,7 +185,7 @@ def test_a_host_that_is_switched_off_while_the_agents_start_is_done_without(
 ) -> None:
     begin = Link.start
 
-    def start(self: Link, request: Start) -> None:
+    def start(self: Link, request: StartNode) -> None:
         if request.node_rank == 2:
             lab.hosts[2].kill(silent=False)
         begin(self, request)
@@ -284,9 +284,9 @@ def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_
 FOLLOWER = """
 import json
 from distmagic.api import session
-from distmagic.planning.found import whereabouts
+from distmagic.planning.jobs import whereabouts
 from distmagic.request.hosts import parse_hosts
-from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.request.spec import Access
 from tests.e2e import runner
 

@@ -13,7 +13,7 @@ import pytest
 
 import distmagic
 from distmagic.errors import Cancelled, NodeLost, PreflightError, RendezvousFailed, RunError, TimedOut, WorkerFailed
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.e2e import runner
 from tests.lab import Lab
 from tests.lab.waiting import wait_until

@@ -14,7 +14,7 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, SpecError, WorkerFailed
-from distmagic.planning.found import Job, choose
+from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
 from tests.e2e import runner

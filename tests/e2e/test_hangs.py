@@ -18,7 +18,7 @@ import distmagic
 from distmagic.api import session
 from distmagic.errors import Hung, SpecError
 from distmagic.state import hangs
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.e2e import runner
 from tests.e2e.test_jobs import reach, the_job
 from tests.e2e.test_runs import as_value

@@ -10,7 +10,7 @@ import pytest
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled
 from distmagic.runner.outcome import Run
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.e2e import runner
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab

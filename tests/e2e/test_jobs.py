@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from distmagic.api import session
-from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, HostError, NodeLost
-from distmagic.planning.found import Job, whereabouts
+from distmagic.planning.jobs import Job, whereabouts
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.runner.outcome import Run
 from tests.e2e import runner

@@ -10,7 +10,7 @@ import pytest
 
 import distmagic
 from distmagic.api import session
-from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, RunError
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.state.state import RunState
+from distmagic.state.model import RunState
 from tests.e2e import runner
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import WorkerFailed
 from distmagic.payload.pack import pack_whole
 from distmagic.request.spec import Access, JobSpec
@@ -317,7 +317,7 @@ def test_a_value_that_can_not_be_pickled(lab: Lab) -> None:
 
 def test_dry_run_starts_nothing(lab: Lab) -> None:
     from distmagic.api import session
-    from distmagic.connection.notebook_prompts import NotebookAsker
+    from distmagic.connection.prompts import NotebookAsker
     from distmagic.request.hosts import parse_hosts
     from distmagic.request.spec import JobSpec
 

@@ -17,7 +17,7 @@ import pytest
 
 import distmagic
 from distmagic.api import session
-from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire.protocol import Template
 from distmagic.request.hosts import parse_hosts

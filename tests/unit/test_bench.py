@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.bench import table
-from tests.bench.figures import Row, Section, Spread, Target, judged, ratios, spread, verdict
+from tests.bench.figures import MetricRow, Section, Spread, Target, judged, ratios, spread, verdict
 
-ROW = Row(
+ROW = MetricRow(
     what="start", unit="s", ours=(1.0, 2.0, 6.0), against="by hand", theirs=(4.0, 4.0, 8.0), target=Target(limit=0.6)
 )
-ALONE = Row(what="loading", unit="ms", ours=(40.0,), target=Target(limit=100, of="ours"))
-MISSING = Row(what="a | b", unit="s", ours=(1.0,), against="tool", target=Target(limit=1), note="can't be <installed>")
+ALONE = MetricRow(what="loading", unit="ms", ours=(40.0,), target=Target(limit=100, of="ours"))
+MISSING = MetricRow(
+    what="a | b", unit="s", ours=(1.0,), against="tool", target=Target(limit=1), note="can't be <installed>"
+)
 
 
-def section(*rows: Row) -> Section:
+def section(*rows: MetricRow) -> Section:
     return Section(name="start", title="Starting", rows=rows, when="2026-01-02 03:04", took_s=61.5, machine="2 cores")
 
 
@@ -28,28 +30,28 @@ def test_ratios_pair_the_rounds():
 
 
 def test_ratios_of_unequal_rounds_are_by_their_median():
-    assert ratios(Row(what="", unit="s", ours=(1.0, 2.0), theirs=(1.0, 4.0, 5.0))) == (0.25, 0.5)
+    assert ratios(MetricRow(what="", unit="s", ours=(1.0, 2.0), theirs=(1.0, 4.0, 5.0))) == (0.25, 0.5)
 
 
 def test_no_ratio_without_both():
     assert ratios(ALONE) == ()
-    assert ratios(Row(what="", unit="s", ours=(), theirs=(1.0,))) == ()
+    assert ratios(MetricRow(what="", unit="s", ours=(), theirs=(1.0,))) == ()
 
 
 def test_a_ratio_to_nothing_is_infinite():
-    assert ratios(Row(what="", unit="s", ours=(1.0,), theirs=(0.0,))) == (float("inf"),)
+    assert ratios(MetricRow(what="", unit="s", ours=(1.0,), theirs=(0.0,))) == (float("inf"),)
 
 
 @pytest.mark.parametrize(
     ("row", "word"),
     [
         (ROW, "met"),
-        (Row(what="", unit="s", ours=(3.0,), theirs=(4.0,), target=Target(limit=0.6)), "missed"),
-        (Row(what="", unit="s", ours=(0.6,), theirs=(1.0,), target=Target(limit=0.6)), "met"),
+        (MetricRow(what="", unit="s", ours=(3.0,), theirs=(4.0,), target=Target(limit=0.6)), "missed"),
+        (MetricRow(what="", unit="s", ours=(0.6,), theirs=(1.0,), target=Target(limit=0.6)), "met"),
         (ALONE, "met"),
-        (Row(what="", unit="ms", ours=(101.0,), target=Target(limit=100, of="ours")), "missed"),
+        (MetricRow(what="", unit="ms", ours=(101.0,), target=Target(limit=100, of="ours")), "missed"),
         (MISSING, "not measured"),
-        (Row(what="", unit="ms", ours=(1.0,)), ""),
+        (MetricRow(what="", unit="ms", ours=(1.0,)), ""),
     ],
 )
 def test_verdict(row, word):

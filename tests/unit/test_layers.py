@@ -27,7 +27,7 @@ PACKAGES = (
     "remote.engine",
     "remote.agent",
     "remote.contact",
-    "harmless",
+    "sanitize",
     "errors",
     "request",
     "payload",
@@ -48,7 +48,7 @@ PACKAGES = (
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic notebook.magic notebook.line_magic notebook.job_magic connection.notebook_prompts "
+    "IPython": "distmagic notebook.magic notebook.line_magic notebook.job_magic connection.prompts "
     "runner.outcome screens.screen",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",

@@ -1,6 +1,6 @@
 """The agent: one per node of a job, in its own session. Starts torchrun, gathers what ranks say, ends everything.
 
-One thread and one loop; nothing in it blocks. Its standard input says what to start (a `Start` line); its argument is
+One thread and one loop; nothing in it blocks. Its standard input says what to start (a `StartNode` line); its argument is
 the number of the listening socket of its readers, made by `contact`.
 """
 
@@ -16,20 +16,20 @@ import sys
 import time
 from collections.abc import Callable
 
-from distmagic.remote.agent.ending import Ending
 from distmagic.remote.agent.endpoint import Dialer
 from distmagic.remote.agent.lease import Lease
+from distmagic.remote.agent.rank_stream import RankStream
+from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.agent.readers import Reader
-from distmagic.remote.agent.roll_call import RollCall
-from distmagic.remote.agent.roster import Roster
-from distmagic.remote.agent.streams import Stream
-from distmagic.remote.engine import engine, starting
+from distmagic.remote.agent.stack_dump import StackDumper
+from distmagic.remote.agent.termination import Termination
+from distmagic.remote.engine import engine, engine_start
+from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.datagrams import ASKED
-from distmagic.remote.gang.gang_channel import Cause, GangChannel
-from distmagic.remote.gang.muster import Muster
+from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places
 from distmagic.remote.records.journal import FILE, Journal
-from distmagic.remote.system import exits, memory, peers, processes
+from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.wire import protocol
 
 _TICK_S = 0.05
@@ -44,18 +44,18 @@ _TORCHRUN_TELLS_S = 0.5  # after a rank has failed: what torchrun knows of it
 class Agent:
     """All of one node's job. `run` returns when nothing of it is left but this process."""
 
-    def __init__(self, start: protocol.Start, listener: socket.socket, clock: Callable[[], float]) -> None:
+    def __init__(self, start: protocol.StartNode, listener: socket.socket, clock: Callable[[], float]) -> None:
         self.start, self.clock = start, clock
         self.folder = places.job_dir(start.job, start.node_rank)
         self.run_dir = places.run_dir(start.job, start.node_rank)
         self.journal = Journal(self.folder)
         self.selector = selectors.DefaultSelector()
-        self.roster = Roster(self.folder, self.journal, self.selector, clock)
-        self.roll_call = RollCall(self.run_dir, places.blob(start.code), sys.path[0], self.journal)
-        self.ending = Ending()
+        self.roster = RankTable(self.folder, self.journal, self.selector, clock)
+        self.roll_call = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal)
+        self.ending = Termination()
         self.readers: list[Reader] = []
         self.engine_pid = 0
-        self.engine: tuple[processes.Process | None, memory.Cgroup]
+        self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
         self.engine_code: int | None = None
         self.reason = "done"
         self.cause: Cause | None = None
@@ -65,7 +65,7 @@ class Agent:
         self.formations = 0
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
-        self.muster = Muster(start, self._stands, clock())
+        self.muster = ElasticMembers(start, self._stands, clock())
         self.lease = Lease(clock(), start.lease_s, keep=start.keep)
         self.began = self.touch_at = clock()
         self.umask = os.umask(0o077)  # the user's own, for the ranks; what this process makes is nobody else's business
@@ -85,10 +85,10 @@ class Agent:
         )  # fmt: skip
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
-        self.engine_pid, *pipes = starting.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
+        self.engine_pid, *pipes = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
         for fd, name in zip(pipes, ("stdout", "stderr"), strict=True):
-            self.roster.add_stream(Stream(fd, self.folder, -1, name, self.clock()))
+            self.roster.add_stream(RankStream(fd, self.folder, -1, name, self.clock()))
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
@@ -133,7 +133,7 @@ class Agent:
             self.roster.notice_lingering(now)
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
-            payload = (self.start.call, self.start.code, *self.start.volumes)
+            payload = (self.start.call, self.start.code, *self.start.side_files)
             places.touch((self.folder / FILE, *map(places.blob, payload), sys.path[0]))
         self._stop_if_due(now)
         self.ending.step(now)
@@ -183,13 +183,13 @@ class Agent:
         status = processes.reap().get(self.engine_pid)
         self.roster.notice_ends()
         if status is not None:
-            self.engine_code = exits.code_of(status)
-            if exits.is_kill(self.engine_code) and (why := self.roster.memory.why(*self.engine)):
+            self.engine_code = exit_codes.code_of(status)
+            if exit_codes.is_kill(self.engine_code) and (why := self.roster.memory.why(*self.engine)):
                 self.journal.add(protocol.Notice(text=f"its torchrun was killed: {why}"))
             self._leave_if_killed(now, self.engine_code)
             self.roster.end_as_torchrun_tells()
             self.roster.write(now, last=True)
-            self.journal.add(protocol.Engineended(code=self.engine_code, exits=self.roster.engine_exits))
+            self.journal.add(protocol.EngineEnded(code=self.engine_code, exits=self.roster.engine_exits))
             self.roster.end_untold(self.engine_code)
             if self.engine_code != 0 and not self._came_in_vain():
                 self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
@@ -199,8 +199,8 @@ class Agent:
         """End this node alone where somebody has killed its torchrun: the others of an elastic job go on as after a loss."""
         membership = self.start.membership
         is_elastic = membership is not None and membership.max_nodes > 0
-        if is_elastic and exits.is_signal(code) and not (self.start.lead or self.ending.has_begun):
-            text = f"its torchrun was ended ({exits.meaning_of(code)}); the others go on without this node"
+        if is_elastic and exit_codes.is_signal(code) and not (self.start.lead or self.ending.has_begun):
+            text = f"its torchrun was ended ({exit_codes.meaning_of(code)}); the others go on without this node"
             self.journal.add(protocol.Notice(text=text))
             self.stop(now, _LEFTOVER_GRACE_S, Cause("lost", self.start.node_rank))
 
@@ -213,7 +213,7 @@ class Agent:
 
     def _accept_reader(self, listener: socket.socket) -> None:
         conn, _ = listener.accept()
-        if not peers.is_ours(conn):
+        if not socket_peer.is_ours(conn):
             conn.close()
             return
         reader = Reader(conn)
@@ -224,22 +224,22 @@ class Agent:
         now = self.clock()
         for request in reader.receive(self.journal.last):
             self.lease.renew(now)
-            if isinstance(request, protocol.Stop):
+            if isinstance(request, protocol.StopNode):
                 self.stop(now, request.grace_s, Cause(request.reason))
                 self.is_stopped_by_notebook = True
-            elif isinstance(request, protocol.Detach):
+            elif isinstance(request, protocol.DetachJob):
                 self._detach("asked")
-            elif isinstance(request, protocol.Dump):
+            elif isinstance(request, protocol.DumpStacks):
                 self.roll_call.ask(request.asked)
-            elif isinstance(request, protocol.Recall | protocol.Enlist):
+            elif isinstance(request, protocol.GetStart | protocol.AddNode):
                 self._admit(reader, request, now)
         if not reader.is_open:
             self._drop_reader(reader)
 
-    def _admit(self, reader: Reader, request: protocol.Recall | protocol.Enlist, now: float) -> None:
+    def _admit(self, reader: Reader, request: protocol.GetStart | protocol.AddNode, now: float) -> None:
         """Tell a notebook what it needs to start one more node, or count that node."""
-        if isinstance(request, protocol.Recall):
-            reader.tell(protocol.Recalled(start=self.start))
+        if isinstance(request, protocol.GetStart):
+            reader.tell(protocol.LeadStart(start=self.start))
             return
         try:
             enlisted = self.muster.enlist(request, now, is_ending=self.ending.has_begun)
@@ -275,13 +275,13 @@ class Agent:
 
 
 def main(argv: list[str]) -> None:
-    """Read a `Start` line from stdin and be its agent."""
+    """Read a `StartNode` line from stdin and be its agent."""
     start = protocol.decode(sys.stdin.buffer.readline())[1]
-    assert isinstance(start, protocol.Start)
+    assert isinstance(start, protocol.StartNode)
     serve(start, socket.socket(fileno=int(argv[0])))
 
 
-def serve(start: protocol.Start, listener: socket.socket) -> None:
+def serve(start: protocol.StartNode, listener: socket.socket) -> None:
     """Be the agent of one node, from beginning to end; its readers come to `listener`."""
     os.environ.pop("DISTMAGIC_WORKER", None)
     processes.become_subreaper()

@@ -12,7 +12,7 @@ _CHUNK_BYTES = 256 << 10
 
 
 class Reader:
-    """One connection. Nothing is sent before it has said from where (`Attach`)."""
+    """One connection. Nothing is sent before it has said from where (`FollowJob`)."""
 
     def __init__(self, conn: socket.socket) -> None:
         conn.setblocking(False)
@@ -44,7 +44,7 @@ class Reader:
         found: list[protocol.Message] = []
         while (line := self._lines.line()) is not None:
             _, message = protocol.decode(line)
-            if isinstance(message, protocol.Attach):
+            if isinstance(message, protocol.FollowJob):
                 self._cursor = last if message.live else message.after
             found.append(message)
         return found

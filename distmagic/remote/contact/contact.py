@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from distmagic.remote.contact import intake, warmth
+from distmagic.remote.contact import blob_receiver, template_client
 from distmagic.remote.records import journal, listing, logs, places
-from distmagic.remote.system import facts, logout, peers, processes
+from distmagic.remote.system import facts, logout, processes, socket_peer
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 
@@ -38,7 +38,7 @@ class Contact:
         self._out = os.dup(1)
         os.dup2(2, 1)
         self._lines = Lines()
-        self.intake = intake.Intake(self)
+        self.intake = blob_receiver.BlobReceiver(self)
         self._owner = ""
 
     def run(self) -> None:
@@ -53,7 +53,7 @@ class Contact:
                 self._handle(handler, request)
 
     def _handle(self, handler: object, request: protocol.Message) -> None:
-        if not isinstance(request, protocol.Take):
+        if not isinstance(request, protocol.ReceiveBlobs):
             self.intake.close()  # what is asked after a delivery says that it is over
         try:
             handler(self, request)  # type: ignore[operator]
@@ -81,7 +81,7 @@ class Contact:
 
     # ---- answers
 
-    def ask(self, request: protocol.Ask) -> None:
+    def ask(self, request: protocol.GetRoute) -> None:
         """Tell from which address this host dials a peer."""
         address, interface = facts.route(request.peer)
         self.say(protocol.Route(address=address, interface=interface))
@@ -112,7 +112,7 @@ class Contact:
             sys.exit(0)  # the channel is gone
         self._lines.feed(data)
 
-    def start(self, request: protocol.Start) -> None:
+    def start(self, request: protocol.StartNode) -> None:
         """Start an agent, and carry bytes until it is gone."""
         folder = places.job_dir(request.job, request.node_rank)
         cwd = os.path.expanduser(request.cwd)
@@ -138,23 +138,23 @@ class Contact:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
-        self._relay(run_dir / "readers", protocol.Attach(job=request.job, node_rank=request.node_rank))
+        self._relay(run_dir / "readers", protocol.FollowJob(job=request.job, node_rank=request.node_rank))
         wait()
-        self.say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
+        self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
     def _spawn(
-        self, request: protocol.Start, listener: socket.socket, folder: Path, prefix: tuple[str, ...]
+        self, request: protocol.StartNode, listener: socket.socket, folder: Path, prefix: tuple[str, ...]
     ) -> Callable[[], object]:
         """Start the agent, by fork or by exec; return a function that waits for its end."""
         with (folder / _AGENT_LOG).open("wb") as log:
             if request.warm is not None:
                 self._owner = request.warm.owner
-                agent = warmth.fork_agent(request, listener, log.fileno(), self._umask, prefix)
+                agent = template_client.fork_agent(request, listener, log.fileno(), self._umask, prefix)
                 if agent is not None:
                     return partial(processes.wait_gone, agent, _GONE_S)
             return _exec(request, listener, log, prefix, self._umask)
 
-    def attach(self, request: protocol.Attach) -> None:
+    def attach(self, request: protocol.FollowJob) -> None:
         """Carry bytes to and from an agent that runs."""
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
@@ -165,18 +165,18 @@ class Contact:
         if not has_spoken:
             self._replay(request)  # the agent has ended meanwhile; its journal says how
         folder = places.job_dir(request.job, request.node_rank)
-        self.say(protocol.Over(error=_last_line(folder / _AGENT_LOG)))
+        self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
-    def _replay(self, request: protocol.Attach) -> None:
+    def _replay(self, request: protocol.FollowJob) -> None:
         for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
             self._write(line)
 
-    def _relay(self, path: Path, attach: protocol.Attach) -> bool:
+    def _relay(self, path: Path, attach: protocol.FollowJob) -> bool:
         """Carry bytes both ways until the agent closes, which it does as its last act; return whether it said anything."""
         has_spoken = False
         with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
             conn.connect(str(path))
-            peers.check(conn)
+            socket_peer.check(conn)
             conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
             selector.register(0, selectors.EVENT_READ, "notebook")
             selector.register(conn, selectors.EVENT_READ, "agent")
@@ -196,7 +196,7 @@ class Contact:
                         conn.sendall(data)
                     self.renew()
 
-    def fetch(self, request: protocol.Fetch) -> None:
+    def fetch(self, request: protocol.GetFile) -> None:
         """Send a file of a job."""
         path = places.job_dir(request.job, request.node_rank) / request.name
         with contextlib.ExitStack() as stack:
@@ -215,7 +215,7 @@ class Contact:
             at += len(data)
             self._write(data)
 
-    def give(self, request: protocol.Give) -> None:
+    def give(self, request: protocol.GetBlob) -> None:
         """Send a blob, for a host that comes to a job later."""
         path = places.blob(request.sha256)
         with path.open("rb") as file:
@@ -223,15 +223,15 @@ class Contact:
             self.say(protocol.Data(size_bytes=size))
             self._send_part(file, 0, size)
 
-    def list(self, _: protocol.List) -> None:
+    def list(self, _: protocol.ListJobs) -> None:
         """Tell the jobs of this host."""
         self.say(protocol.Jobs(jobs=listing.jobs()))
 
-    def remove(self, request: protocol.Remove) -> None:
+    def remove(self, request: protocol.RemoveJob) -> None:
         """Remove what a job that has ended left here."""
         self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
-    def clear(self, request: protocol.Clear) -> None:
+    def clear(self, request: protocol.PruneBlobs) -> None:
         """Tell what is kept of what was sent, and remove it if that is asked for."""
         found = places.unused(Path(sys.path[0]).name)
         if request.removes:
@@ -240,34 +240,34 @@ class Contact:
 
     # ---- templates
 
-    def describe(self, _: protocol.Describe) -> None:
+    def describe(self, _: protocol.GetFacts) -> None:
         """Tell the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
         os.stat(sys.path[0])
         self.say(replace(facts.gather(), running=listing.running()))
 
-    def warm(self, request: protocol.Warm) -> None:
+    def warm(self, request: protocol.TemplateRequest) -> None:
         """Have a template. No answer: where there can be none, jobs are started by exec."""
         self._owner = request.owner
         with contextlib.suppress(OSError, ValueError):
-            warmth.ensure(request, self._umask, logout.survivor_prefix(must=False))
+            template_client.ensure(request, self._umask, logout.survivor_prefix(must=False))
 
-    def renew(self, _: protocol.Renew | None = None) -> None:
+    def renew(self, _: protocol.RenewLease | None = None) -> None:
         """Renew the lease of the templates of whoever this is."""
         if self._owner:
-            warmth.renew(self._owner)
+            template_client.renew(self._owner)
 
-    def look(self, request: protocol.Look) -> None:
+    def look(self, request: protocol.ListTemplates) -> None:
         """Tell what is kept warm for a notebook."""
-        self.say(protocol.Templates(templates=warmth.templates(request.owner)))
+        self.say(protocol.Templates(templates=template_client.templates(request.owner)))
 
-    def cool(self, request: protocol.Cool) -> None:
+    def cool(self, request: protocol.EndTemplates) -> None:
         """End what is kept warm for a notebook."""
-        warmth.end_all(request.owner)
+        template_client.end_all(request.owner)
         self.say(protocol.Templates())
 
     # ---- the dead
 
-    def sweep(self, request: protocol.Sweep) -> None:
+    def sweep(self, request: protocol.SweepJob) -> None:
         """End what a dead agent left running."""
         left = processes.sweep(request.job)
         for path in places.run_dirs(request.job):
@@ -303,9 +303,9 @@ def _receive(conn: socket.socket) -> bytes:
 
 
 def _exec(
-    request: protocol.Start, listener: socket.socket, log: IO[bytes], prefix: tuple[str, ...], umask: int
+    request: protocol.StartNode, listener: socket.socket, log: IO[bytes], prefix: tuple[str, ...], umask: int
 ) -> Callable[[], object]:
-    """Start the agent in its own session, its listening socket inherited, its `Start` on stdin: no secret in argv."""
+    """Start the agent in its own session, its listening socket inherited, its `StartNode` on stdin: no secret in argv."""
     env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: str(places.log_limit_bytes(request.env))}
     child = subprocess.Popen(
         [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
@@ -318,24 +318,24 @@ def _exec(
 
 
 _HANDLERS = {
-    protocol.Ask: Contact.ask,
-    protocol.Check: lambda contact, request: contact.intake.check(request),
-    protocol.Offer: lambda contact, request: contact.intake.offer(request),
-    protocol.Serve: lambda contact, request: contact.intake.serve(request),
-    protocol.Take: lambda contact, request: contact.intake.take(request),
-    protocol.Start: Contact.start,
-    protocol.Attach: Contact.attach,
-    protocol.Fetch: Contact.fetch,
-    protocol.Give: Contact.give,
-    protocol.Sweep: Contact.sweep,
-    protocol.List: Contact.list,
-    protocol.Remove: Contact.remove,
-    protocol.Clear: Contact.clear,
-    protocol.Describe: Contact.describe,
-    protocol.Warm: Contact.warm,
-    protocol.Renew: Contact.renew,
-    protocol.Look: Contact.look,
-    protocol.Cool: Contact.cool,
+    protocol.GetRoute: Contact.ask,
+    protocol.CheckBlobs: lambda contact, request: contact.intake.check(request),
+    protocol.OfferBlobs: lambda contact, request: contact.intake.offer(request),
+    protocol.ServeBlobs: lambda contact, request: contact.intake.serve(request),
+    protocol.ReceiveBlobs: lambda contact, request: contact.intake.take(request),
+    protocol.StartNode: Contact.start,
+    protocol.FollowJob: Contact.attach,
+    protocol.GetFile: Contact.fetch,
+    protocol.GetBlob: Contact.give,
+    protocol.SweepJob: Contact.sweep,
+    protocol.ListJobs: Contact.list,
+    protocol.RemoveJob: Contact.remove,
+    protocol.PruneBlobs: Contact.clear,
+    protocol.GetFacts: Contact.describe,
+    protocol.TemplateRequest: Contact.warm,
+    protocol.RenewLease: Contact.renew,
+    protocol.ListTemplates: Contact.look,
+    protocol.EndTemplates: Contact.cool,
 }
 
 

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 
 from distmagic.remote.agent import agent
-from distmagic.remote.contact import warmth
-from distmagic.remote.engine import fresh, marks
+from distmagic.remote.contact import template_client
+from distmagic.remote.engine import forking, process_title
 from distmagic.remote.records import places
-from distmagic.remote.system import peers, processes
-from distmagic.remote.system.uncollected import uncollected
+from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.system.gc_pause import uncollected
 from distmagic.remote.wire import protocol
 
 # None of these starts a thread, touches a device or draws a random number when it is imported (numpy is reseeded).
@@ -75,21 +75,21 @@ class Template:
         conn.settimeout(_REQUEST_S)
         fds: list[int] = []
         try:
-            peers.check(conn)
+            socket_peer.check(conn)
             conn.sendall(protocol.encode(protocol.Templates(templates=(hello,))))
             request, fds = _receive(conn)
-            if isinstance(request, protocol.Renew):
+            if isinstance(request, protocol.RenewLease):
                 self._renewed = self._clock()
-            elif isinstance(request, protocol.Fork) and len(fds) == 2:
-                conn.sendall(protocol.encode(protocol.Forked(pid=self._fork(request, fds))))
+            elif isinstance(request, protocol.ForkAgent) and len(fds) == 2:
+                conn.sendall(protocol.encode(protocol.AgentForked(pid=self._fork(request, fds))))
         except (OSError, ValueError):
             return  # it has hung up, or is nobody who knows us
         finally:
             for fd in fds if os.getpid() == self._pid else ():  # a child goes on with them
                 os.close(fd)
 
-    def _fork(self, request: protocol.Fork, fds: list[int]) -> int:
-        pid = fresh.fork(partial(_be_agent, request, *fds))
+    def _fork(self, request: protocol.ForkAgent, fds: list[int]) -> int:
+        pid = forking.fork(partial(_be_agent, request, *fds))
         self._agents.add(pid)
         self._used = self._renewed = self._clock()
         return pid
@@ -103,10 +103,10 @@ def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
     return (protocol.decode(bytes(data))[1] if data else None), fds
 
 
-def _be_agent(request: protocol.Fork, listener: int, log: int) -> None:
+def _be_agent(request: protocol.ForkAgent, listener: int, log: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    fresh.settle(request.env, (null, log, log), keep=[listener])
-    marks.show("agent", request.start.job)
+    forking.settle(request.env, (null, log, log), keep=[listener])
+    process_title.show("agent", request.start.job)
     agent.serve(request.start, socket.socket(fileno=listener))
 
 
@@ -118,9 +118,9 @@ def main(_: list[str]) -> None:
     os.close(null)
     folder, pid = Path(listener.getsockname()).parent, os.getpid()
     try:
-        settings = json.loads(os.environ.pop(warmth.SETTINGS))
+        settings = json.loads(os.environ.pop(template_client.SETTINGS))
         if _load():
-            fresh.run(lambda: Template(listener, **settings, clock=time.monotonic).run())
+            forking.run(lambda: Template(listener, **settings, clock=time.monotonic).run())
     finally:
         if os.getpid() == pid:
             shutil.rmtree(folder, ignore_errors=True)
@@ -133,8 +133,8 @@ def _load() -> bool:
     with uncollected():
         for name in PRELOADED:
             importlib.import_module(name)
-    fresh.remember(before, _descriptors() - descriptors)
-    return marks.can_show() and _has_one_thread() and not sys.modules["torch"].cuda.is_initialized()
+    forking.remember(before, _descriptors() - descriptors)
+    return process_title.can_show() and _has_one_thread() and not sys.modules["torch"].cuda.is_initialized()
 
 
 def _has_one_thread() -> bool:

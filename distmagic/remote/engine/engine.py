@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distmagic.remote.engine import fresh, nursery
+from distmagic.remote.engine import forking, rank_fork_server
 from distmagic.remote.records import places
-from distmagic.remote.system import peers, processes
-from distmagic.remote.system.uncollected import uncollected
+from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.system.gc_pause import uncollected
 from distmagic.remote.wire import protocol
 
 _LOOK_S = 0.02  # at the ranks
@@ -26,7 +26,7 @@ _ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
              "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
 
-def environment(start: protocol.Start, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
+def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
     """Return torchrun's environment: the host's own without what would mislead torchrun, and the job's."""
     env = {k: v for k, v in host.items() if k not in _ORPHANED and not k.startswith(("PET_", "TORCHELASTIC_"))}
     env = {**start.defaults, **env, **start.env, processes.MARK: start.job}
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     In a process forked from a template ranks are forked too, where torch is as we know it, else started by exec.
     """
     processes.die_with_parent()
-    ranks = nursery.Nursery() if fresh.inherited.is_warm else None
+    ranks = rank_fork_server.RankForkServer() if forking.inherited.is_warm else None
     with uncollected():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
             protocol.Exit(rank=rank, local_rank=failure.local_rank, pid=failure.pid, code=failure.exitcode)
             for rank, failure in error.failures.items()
         )
-        _tell(protocol.Engineended(code=1, exits=exits))
+        _tell(protocol.EngineEnded(code=1, exits=exits))
         sys.exit(1)
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)  # the agent's own doing: no traceback
@@ -128,7 +128,7 @@ def follow_rounds(*, is_elastic: bool) -> None:
     SimpleElasticAgent._rendezvous = until_all_are_there  # noqa: SLF001
 
 
-def _fork_ranks(ranks: nursery.Nursery) -> None:
+def _fork_ranks(ranks: rank_fork_server.RankForkServer) -> None:
     """Take the ranks from the nursery if this torch starts them as those do that we know."""
     try:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
@@ -153,10 +153,10 @@ def _await(endpoint: str, patience_s: float) -> None:
             return
 
 
-def _tell(report: protocol.Engineended) -> None:
+def _tell(report: protocol.EngineEnded) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
         conn.connect(_told("socket"))
-        peers.check(conn)
+        socket_peer.check(conn)
         conn.send(protocol.encode(report))
 
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.remote.rank import bars, report, stacks
-from distmagic.remote.system import peers, processes
-from distmagic.remote.system.uncollected import uncollected
+from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.system.gc_pause import uncollected
 from distmagic.remote.values import call, parcel
 from distmagic.remote.wire import protocol
 
@@ -99,7 +99,7 @@ def _say_hello(rank: Rank) -> socket.socket:
     """Connect to the agent and hand it the reading ends of our stdout and stderr."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.connect(rank.socket)
-    peers.check(conn)
+    socket_peer.check(conn)
     out, err = os.pipe(), os.pipe()
     for _, writing in (out, err):
         try:
@@ -301,5 +301,5 @@ def _tell(rank: Rank, conn: socket.socket, packet: bytes) -> None:
     except OSError:  # the user's code has closed all descriptors, as programs do that become daemons
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
             again.connect(rank.socket)
-            peers.check(again)
+            socket_peer.check(again)
             again.send(packet)

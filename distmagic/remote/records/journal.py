@@ -23,13 +23,13 @@ FILE = "journal.jsonl"
 CHATTER_FILE = "chatter.jsonl"
 LIMIT_BYTES = 16 << 20  # a job that is restarted a thousand times stays below it
 CHATTER_LIMIT_BYTES = 64 << 20
-_CHATTER = (protocol.Progress, protocol.Output, protocol.Stacks, protocol.Dumped)
-_LAST_WORDS = (protocol.Ended, protocol.Engineended, protocol.Final)
+_CHATTER = (protocol.Progress, protocol.Output, protocol.Stacks, protocol.StacksDone)
+_LAST_WORDS = (protocol.Ended, protocol.EngineEnded, protocol.Final)
 _RESERVE = "reserve"  # room that is given up where a full disk would not take how the job ended
 _RESERVE_BYTES = 256 << 10
 _IN_MEMORY_BYTES = 4 << 20
 _MARK_EVERY = 256  # events
-_NUMBER = re.compile(rb'{"t":"[a-z]+","n":([0-9]+)')
+_NUMBER = re.compile(rb'{"t":"[a-z_]+","n":([0-9]+)')
 
 
 def log_name(rank: int, stream: str) -> str:

@@ -18,12 +18,12 @@ from distmagic.remote.records import journal, logs, places
 from distmagic.remote.wire import protocol
 
 FILE = "job.json"
-_ENDS = (b'{"t":"final"', b'{"t":"engineended"')
+_ENDS = (b'{"t":"final"', b'{"t":"engine_ended"')
 _DETACHED = "detached"
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 
 
-def remember(folder: Path, start: protocol.Start) -> None:
+def remember(folder: Path, start: protocol.StartNode) -> None:
     """Write what is known of a job that is about to start. Raises OSError."""
     about = {
         "job": start.job,
@@ -56,7 +56,7 @@ def mark_detached(folder: Path) -> None:
         (folder / _DETACHED).touch(mode=0o600)
 
 
-def jobs() -> tuple[protocol.Listed, ...]:
+def jobs() -> tuple[protocol.JobListing, ...]:
     """Return this host's jobs, the oldest first. What can't be read is left out."""
     host = socket.gethostname()
     found = []
@@ -68,11 +68,11 @@ def jobs() -> tuple[protocol.Listed, ...]:
     return tuple(sorted(found, key=lambda one: one.began_s))
 
 
-def _listed(folder: Path, about: dict[str, object]) -> protocol.Listed:
+def _listed(folder: Path, about: dict[str, object]) -> protocol.JobListing:
     job, node_rank = str(about["job"]), int(str(about["node_rank"]))
     began_s, runs = float(str(about["began_s"])), is_running(job, node_rank)
     until_s = time.time() if runs else _written_s(folder)
-    return protocol.Listed(
+    return protocol.JobListing(
         job=job, node_rank=node_rank, hosts=_names(about["hosts"]),
         lease_s=float(str(about["lease_s"])), max_restarts=int(str(about["max_restarts"])),
         began_s=began_s, is_running=runs, age_s=max(0.0, until_s - began_s), reason=_reason(folder),
@@ -95,7 +95,7 @@ def _written_s(folder: Path) -> float:
         return 0.0
 
 
-def running() -> tuple[protocol.Listed, ...]:
+def running() -> tuple[protocol.JobListing, ...]:
     """Return the jobs that run on this host."""
     found = []
     for job, node_rank in places.live_runs():
@@ -126,7 +126,7 @@ def _reason(folder: Path) -> str:
     events = [protocol.decode(line)[1] for line in lines if line.startswith(_ENDS)]
     if not events or not isinstance(events[-1], protocol.Final):
         return ""
-    codes = [event.code for event in events if isinstance(event, protocol.Engineended)]
+    codes = [event.code for event in events if isinstance(event, protocol.EngineEnded)]
     return "failed" if events[-1].reason == "done" and any(codes) else events[-1].reason
 
 

@@ -24,7 +24,7 @@ _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class LogInSession:
     """What decides. `cgroup` is the text of /proc/self/cgroup; `scope`: how a scope of the user's own is begun, () if not."""
 
     cgroup: str
@@ -46,7 +46,7 @@ class Session:
         return f"loginctl enable-linger {self.user} (as root, where that is refused)"
 
 
-def decide(session: Session) -> tuple[str, ...]:
+def decide(session: LogInSession) -> tuple[str, ...]:
     """Return what to put in front of a command that must survive log-out, () for nothing.
 
     Raises `PermissionError`, with the cure, where nothing helps.
@@ -87,16 +87,16 @@ def warning() -> str:
     )
 
 
-def _look() -> Session:
+def _look() -> LogInSession:
     try:
         cgroup = Path("/proc/self/cgroup").read_text()
     except OSError:
-        return Session(cgroup="")
+        return LogInSession(cgroup="")
     if "session-" not in cgroup or not _kills():
-        return Session(cgroup=cgroup)
+        return LogInSession(cgroup=cgroup)
     lingers = _says(*_ASK, "/org/freedesktop/login1/user/self", "org.freedesktop.login1.User", "Linger") == "b true"
     scope = next((one for one in _SCOPES if _works(*one, "true")), ())
-    return Session(cgroup=cgroup, user=_user(), kills=True, lingers=lingers, scope=scope)
+    return LogInSession(cgroup=cgroup, user=_user(), kills=True, lingers=lingers, scope=scope)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.system.processes import Process
+from distmagic.remote.system.processes import ProcessInfo
 
 _KMSG = "/dev/kmsg"
 _LOGS = ("/var/log/kern.log", "/var/log/messages")
@@ -55,7 +55,7 @@ def kills(text: str) -> tuple[Kill, ...]:
     return tuple(found)
 
 
-def choose(found: tuple[Kill, ...], process: Process, *, in_container: bool) -> Kill | None:
+def choose(found: tuple[Kill, ...], process: ProcessInfo, *, in_container: bool) -> Kill | None:
     """Return the record of this process, the latest one; in a container of one with its name. Pure."""
     fits = [kill for kill in found if kill.name == process.name and (in_container or kill.pid == process.pid)]
     return fits[-1] if fits else None
@@ -83,7 +83,7 @@ class Watch:
         self._kmsg = _open_kmsg()
         self._text = ""
 
-    def why(self, process: Process | None, cgroup: Cgroup) -> str:
+    def why(self, process: ProcessInfo | None, cgroup: Cgroup) -> str:
         """Return why the kernel killed a process, "" where nothing says that it was for want of memory."""
         if process is not None:
             kill = choose(kills(self._log()), process, in_container=_in_container())

@@ -20,7 +20,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessInfo:
     """A process as /proc shows it. `state` is one letter of ps(1); `exit_status` is for waitpid's macros, 0 if alive.
 
     `started` is in clock ticks since the machine started.
@@ -53,7 +53,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def read(pid: int) -> Process | None:
+def read(pid: int) -> ProcessInfo | None:
     """Return the process of this number, None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -62,20 +62,20 @@ def read(pid: int) -> Process | None:
         return None
     name = text[text.index("(") + 1 : text.rindex(")")]
     words = text[text.rindex(")") + 2 :].split()  # proc(5): words[0] is field 3
-    return Process(
+    return ProcessInfo(
         pid=pid, parent=int(words[1]), started=int(words[19]), state=words[0], name=name, exit_status=int(words[49])
     )
 
 
-def everything() -> tuple[Process, ...]:
+def everything() -> tuple[ProcessInfo, ...]:
     """Return every process of this host's process namespace."""
     found = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return tuple(process for process in found if process is not None)
 
 
-def descendants(root: int, table: Iterable[Process] | None = None) -> tuple[Process, ...]:
+def descendants(root: int, table: Iterable[ProcessInfo] | None = None) -> tuple[ProcessInfo, ...]:
     """Return all living processes below `root`, parents first; zombies are left out."""
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[ProcessInfo]] = {}
     for process in everything() if table is None else table:
         children.setdefault(process.parent, []).append(process)
     found, queue = [], [root]
@@ -87,7 +87,7 @@ def descendants(root: int, table: Iterable[Process] | None = None) -> tuple[Proc
     return tuple(found)
 
 
-def send(process: Process, number: int) -> None:
+def send(process: ProcessInfo, number: int) -> None:
     """Send a signal to exactly this process; nothing happens if it is gone."""
     now = read(process.pid)
     if now is not None and now.started == process.started:
@@ -97,7 +97,7 @@ def send(process: Process, number: int) -> None:
             return  # gone, or it has become somebody else's (setuid)
 
 
-def wait_gone(process: Process, timeout_s: float) -> bool:
+def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
     """Return as soon as this process has ended, whoever's child it is; False if it has not within the time."""
     end = time.monotonic() + timeout_s
     pidfd = open_pidfd(process.pid)
@@ -134,7 +134,7 @@ def reap() -> dict[int, int]:
         ended[pid] = status
 
 
-def marked(job: str) -> tuple[Process, ...]:
+def marked(job: str) -> tuple[ProcessInfo, ...]:
     """Return the living processes of this user that carry the job's mark, but for this process and its parents."""
     needle = f"{MARK}={job}\0".encode()
     own = _ancestors()
@@ -160,7 +160,7 @@ def _environ(pid: int) -> bytes:
         return b""  # gone meanwhile, or not ours to read
 
 
-def sweep(job: str, timeout_s: float = 5.0) -> tuple[Process, ...]:
+def sweep(job: str, timeout_s: float = 5.0) -> tuple[ProcessInfo, ...]:
     """SIGKILL everything that carries the job's mark, again and again until nothing is left; return what is left."""
     end = time.monotonic() + timeout_s
     while left := marked(job):

@@ -5,7 +5,7 @@
 cloudpickle makes the pickle; the memory of tensors and numpy arrays follows it out of band, written straight from
 where it lies and mapped, never copied, by `load` (writable; changes stay private). Tensors always arrive on the CPU.
 The trailer comes last, so a file that was cut off is known by its missing end. With `beside`, large values are in
-files of their own in that folder, and the table says which (see volumes.py).
+files of their own in that folder, and the table says which (see side_files.py).
 
 Functions and classes of `__main__` travel by value. Loaded with `namespace`, they and what they use become names in
 it; without, they get a namespace of their own and touch nobody else's.
@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distmagic.remote.values import culprits, volumes
+from distmagic.remote.values import side_files, unpicklable
 from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
-from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, Shelf
-from distmagic.remote.values.volumes import Value, Volume
+from distmagic.remote.values.side_files import SideFile, Value
+from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
 _TRAILER = struct.Struct("<QQ16s")  # offset and size of the table, and the end's own mark
@@ -51,7 +51,7 @@ class ParcelError(Exception):
 class Unpicklable(ParcelError):
     """Some part of the value can't be pickled; `culprit` is the smallest part that was found."""
 
-    def __init__(self, culprit: culprits.Culprit) -> None:
+    def __init__(self, culprit: unpicklable.UnpicklablePart) -> None:
         super().__init__(f"{culprit.sentence}.", "Return only what can be pickled: numbers, tensors, a state_dict().")
         self.culprit = culprit
 
@@ -110,14 +110,14 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     """Write what follows the pickle: the values, and the table that says where each of them is."""
     buffers, windows, rows = packer.plan()
     splices, sink.splices = sink.splices or [], None
-    values = [*(volumes.of_memory(data) for _, data in splices), *map(volumes.of_memory, buffers),
+    values = [*(side_files.of_memory(data) for _, data in splices), *map(side_files.of_memory, buffers),
               *(Value(size_bytes=w.size_bytes, chunks=w.chunks) for w in windows)]  # fmt: skip
     sink.check(sink.size + sum(value.size_bytes for value in values))
     spans: dict[int, list[int]] = {}
-    for group in [] if beside is None else volumes.grouped([value.size_bytes for value in values]):
-        number = len(seen.volumes)
-        volume, offsets = _write_volume([values[n] for n in group], beside or Path(), sink)
-        seen.volumes.append(volume)
+    for group in [] if beside is None else side_files.grouped([value.size_bytes for value in values]):
+        number = len(seen.side_files)
+        side_file, offsets = _write_volume([values[n] for n in group], beside or Path(), sink)
+        seen.side_files.append(side_file)
         spans |= {n: [at, values[n].size_bytes, number] for n, at in zip(group, offsets, strict=True)}
     for n, value in enumerate(values):
         if n not in spans:
@@ -125,8 +125,8 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     ordered = [spans[n] for n in range(len(values))]
     first, last = len(splices), len(splices) + len(buffers)
     table: dict[str, list[Any]] = {"buffers": ordered[first:last], "windows": ordered[last:], "rows": rows}
-    if splices or seen.volumes:
-        table["volumes"] = [[volume.sha256, volume.size_bytes] for volume in seen.volumes]
+    if splices or seen.side_files:
+        table["side_files"] = [[side_file.sha256, side_file.size_bytes] for side_file in seen.side_files]
         table["splices"] = [[at, span] for (at, _), span in zip(splices, ordered, strict=False)]
     sink.align()
     offset = sink.size
@@ -134,16 +134,16 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     sink.write(_TRAILER.pack(offset, length, _END))
 
 
-def _write_volume(values: Sequence[Value], folder: Path, main: _Sink) -> tuple[Volume, list[int]]:
+def _write_volume(values: Sequence[Value], folder: Path, main: _Sink) -> tuple[SideFile, list[int]]:
     """Write a file with these values; return it, and where each of them is in it."""
-    with volumes.new_file(folder) as (file, name):
-        sink = _Sink(file=file, sha256=volumes.new_digest())
+    with side_files.new_file(folder) as (file, name):
+        sink = _Sink(file=file, sha256=side_files.new_digest())
         try:
             offsets = [sink.write_value(value) for value in values]
         finally:
             main.error = main.error or sink.error
         name(sink.sha256.hexdigest())
-    return Volume(sha256=sink.sha256.hexdigest(), size_bytes=sink.size), offsets
+    return SideFile(sha256=sink.sha256.hexdigest(), size_bytes=sink.size), offsets
 
 
 def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str) -> Packer:
@@ -155,7 +155,7 @@ def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name
     except Exception as error:
         if sink.error is not None:
             raise sink.error from None
-        culprit = culprits.find(value, name, error, functools.partial(_why_not, refuse=refuse))
+        culprit = unpicklable.find(value, name, error, functools.partial(_why_not, refuse=refuse))
         raise Unpicklable(culprit) from error
     return packer
 
@@ -186,7 +186,7 @@ class _Sink:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
-        if self.splices is not None and len(view) >= volumes.LARGE_BYTES:
+        if self.splices is not None and len(view) >= side_files.LARGE_BYTES:
             self.splices.append((self.size, data))
             self.held += len(view)
             self.check(self.size + self.held)
@@ -228,9 +228,9 @@ def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) 
     """
     with open(path, "rb") as file:
         memory, table = _open(file, str(path))
-        places = _Places(memory, table.get("volumes", ()), Path(path).parent)
+        places = _Places(memory, table.get("side_files", ()), Path(path).parent)
         buffers = (places.view(span) for span in table["buffers"])
-        shelf = Shelf([places.find(span) for span in table["windows"]], table["rows"])
+        shelf = TensorLoader([places.find(span) for span in table["windows"]], table["rows"])
         pickled = places.pickled(table.get("splices", ()))
         loader = Loader(pickled, buffers, shelf, {"__name__": "__main__"} if namespace is None else namespace)
         try:
@@ -259,7 +259,7 @@ def _open(file: Any, path: str) -> tuple[mmap.mmap, dict[str, Any]]:
     try:
         table = json.loads(memory[offset : offset + length])
         spans = [*table["buffers"], *table["windows"], *(span for _, span in table.get("splices", ()))]
-        inside = all(len(MAGIC) <= at and at + n <= offset for at, n, *volume in spans if not volume)
+        inside = all(len(MAGIC) <= at and at + n <= offset for at, n, *side_file in spans if not side_file)
         sound = inside and isinstance(table["rows"], list)
     except (ValueError, KeyError, TypeError) as error:
         raise ParcelError(f"{path} is damaged: {error}.") from error
@@ -275,14 +275,14 @@ class _Places:
         self._memories = [memory]
         for name, size in found:
             try:
-                self._memories.append(volumes.mapped(folder / os.path.basename(name), size))
+                self._memories.append(side_files.mapped(folder / os.path.basename(name), size))
             except (OSError, ValueError) as error:
                 raise ParcelError(f"A part of the parcel is missing: {error}.") from None
 
     def find(self, span: Sequence[int]) -> tuple[mmap.mmap, int, int]:
         """Return (memory, offset, bytes) of a span."""
-        offset, size, *volume = span
-        number = volume[0] + 1 if volume else 0
+        offset, size, *side_file = span
+        number = side_file[0] + 1 if side_file else 0
         memory = self._memories[number] if 0 <= number < len(self._memories) else b""
         if not (isinstance(memory, mmap.mmap) and 0 <= offset <= offset + size <= len(memory)):
             raise ParcelError("The parcel is damaged: its table points outside of it.")
@@ -299,7 +299,7 @@ class _Places:
         for where, span in splices:
             pieces += [main[at:where], self.view(span)]
             at = where
-        return io.BufferedReader(volumes.Joined([*pieces, main[at:]]), 1 << 16)
+        return io.BufferedReader(side_files.Joined([*pieces, main[at:]]), 1 << 16)
 
 
 def _not_here(error: Exception) -> ParcelError:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from distmagic.remote.values.storages import Row, Shelf, Storages, Window
-from distmagic.remote.values.volumes import Volume
+from distmagic.remote.values.side_files import SideFile
+from distmagic.remote.values.storages import MetricRow, Storages, TensorLoader, Window
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Seen:
     codes: list[types.CodeType] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
     sha256: Any = field(default_factory=hashlib.sha256)
-    volumes: list[Volume] = field(default_factory=list)
+    side_files: list[SideFile] = field(default_factory=list)
 
 
 Refuse = Callable[[object], None]  # raises for an object that must not travel although it could be pickled
@@ -51,7 +51,7 @@ class Packer:
         self._pickler.dump(value)
         self._pickler.dump(self._definitions)
 
-    def plan(self) -> tuple[list[memoryview], list[Window], list[Row]]:
+    def plan(self) -> tuple[list[memoryview], list[Window], list[MetricRow]]:
         """Return what goes beside the pickle: its buffers in order, the windows of storages, and their table."""
         return self._buffers, *self._storages.plan()
 
@@ -167,7 +167,7 @@ _MAIN = _Main(__name__="__main__")  # not empty: cloudpickle would fill an empty
 class Loader(pickle.Unpickler):
     """Unpickles, with the names above bound to one parcel's memory and one namespace."""
 
-    def __init__(self, file: Any, buffers: Any, shelf: Shelf, namespace: dict[str, Any]) -> None:
+    def __init__(self, file: Any, buffers: Any, shelf: TensorLoader, namespace: dict[str, Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._own = {
             "_tensor": shelf.tensor,

@@ -23,7 +23,9 @@ from typing import Any
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
 
-Row = list[Any]  # [window, dtype, offset, size, stride, requires_grad, conj, neg], as JSON keeps it; offset in elements
+MetricRow = list[
+    Any
+]  # [window, dtype, offset, size, stride, requires_grad, conj, neg], as JSON keeps it; offset in elements
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +120,7 @@ class Storages:
         self._views.append(_View(storage=storage, start=0, stop=storage.nbytes()))
         return len(self._views) - 1
 
-    def plan(self) -> tuple[list[Window], list[Row]]:
+    def plan(self) -> tuple[list[Window], list[MetricRow]]:
         """Return the windows to write, and for each number a row that says how to build it from them."""
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
@@ -165,7 +167,7 @@ class Storages:
         return found
 
 
-def _row(view: _View, window: int, start: int) -> Row:
+def _row(view: _View, window: int, start: int) -> MetricRow:
     tensor = view.tensor
     if tensor is None:
         return [window, "", 0, [], [], False, False, False]
@@ -173,7 +175,7 @@ def _row(view: _View, window: int, start: int) -> Row:
     return _as_row(view, window, offset, list(tensor.stride()))
 
 
-def _packed_row(view: _View, window: int) -> Row:
+def _packed_row(view: _View, window: int) -> MetricRow:
     strides, step = [], 1
     for n in reversed(view.tensor.size()):
         strides.append(step)
@@ -181,7 +183,7 @@ def _packed_row(view: _View, window: int) -> Row:
     return _as_row(view, window, 0, strides[::-1])
 
 
-def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> Row:
+def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> MetricRow:
     tensor = view.tensor
     dtype = str(tensor.dtype).removeprefix("torch.")
     flags = [view.requires_grad, tensor.is_conj(), tensor.is_neg()]
@@ -205,13 +207,13 @@ def _span(tensor: Any) -> tuple[int, int]:
     return first * tensor.element_size(), (last + 1) * tensor.element_size()
 
 
-class Shelf:
+class TensorLoader:
     """The other end: builds tensors and storages over the memory of a loaded parcel, which it never copies.
 
     `windows` are (memory, offset, bytes).
     """
 
-    def __init__(self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[Row]) -> None:
+    def __init__(self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[MetricRow]) -> None:
         self._windows = windows
         self._rows = rows
         self._built: dict[int, Any] = {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.wire.parts import Listed, Template
-from distmagic.remote.wire.requests import Start
-from distmagic.remote.wire.wire import message
+from distmagic.remote.wire.codec import message
+from distmagic.remote.wire.parts import JobListing, Template
+from distmagic.remote.wire.requests import StartNode
 
 
 @message
@@ -27,7 +27,7 @@ class Facts:
     free_bytes: int
     state_dir: str
     logout: str = ""
-    running: tuple[Listed, ...] = ()
+    running: tuple[JobListing, ...] = ()
 
 
 @message
@@ -41,7 +41,7 @@ class Route:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class MissingBlobs:
     """The blobs of an offer that this host does not have."""
 
     sha256: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Serving:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class ReceivedBytes:
     """So many bytes of what is to be taken are here."""
 
     size_bytes: int
@@ -66,7 +66,7 @@ class Taken:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class NeedBlob:
     """Ask the notebook for the rest of a blob, from `offset` on: its bytes follow. `why` not from the other host."""
 
     sha256: str
@@ -87,7 +87,7 @@ class Data:
 class Jobs:
     """The jobs of which this host has something, the oldest first."""
 
-    jobs: tuple[Listed, ...] = ()
+    jobs: tuple[JobListing, ...] = ()
 
 
 @message
@@ -100,15 +100,15 @@ class Removed:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
+class LeadStart:
     """What a lead was told when it was started, the gang channel's secret in it: never in a journal."""
 
-    start: Start
+    start: StartNode
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Over:
+class AgentGone:
     """The agent of the job that was started or attached to is gone; requests are answered again.
 
     `error` is the last line it wrote to its own log, "" for none: an agent that ends well writes nothing there.
@@ -136,7 +136,7 @@ class Templates:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forked:
+class AgentForked:
     """A template has forked an agent with this process id."""
 
     pid: int

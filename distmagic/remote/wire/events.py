@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.wire.parts import Bar, Exit, Failure, Row, Thread
-from distmagic.remote.wire.wire import message
+from distmagic.remote.wire.codec import message
+from distmagic.remote.wire.parts import Bar, Exit, Failure, MetricRow, Thread
 
 
 @message
@@ -60,7 +60,7 @@ class Progress:
     at_s: float
     step: float | None = None
     total: float | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MetricRow, ...] = ()
     bars: tuple[Bar, ...] = ()
     device: str = ""
 
@@ -102,7 +102,7 @@ class Ended:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engineended:
+class EngineEnded:
     """torchrun ended on this node, and what it says of ranks that failed."""
 
     code: int
@@ -119,7 +119,7 @@ class Notice:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class PeerState:
     """What this node knows of another one by the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
 
     node_rank: int
@@ -128,7 +128,7 @@ class Member:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enlisted:
+class NodeAdded:
     """A host is one more node of an elastic job, as the lead says: the last of `hosts`, which are those of all nodes.
 
     Whoever asked for it (as `asked`) starts that node.
@@ -180,7 +180,7 @@ class Skipped:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dumped:
+class StacksDone:
     """The stacks of all `ranks` ranks that run on this node have been told, for the request `asked`."""
 
     asked: str

@@ -20,7 +20,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MetricRow:
     """One call of `report` with metrics: seconds since the rank started, the step if told, and the values."""
 
     at_s: float
@@ -65,7 +65,7 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class JoinTemplate:
     """What the lead of an elastic job keeps for nodes that come later, beside its own orders.
 
     `sizes` are the bytes of the payload's blobs in the order call, code, volumes. `nproc_per_node` is a number as text,
@@ -116,7 +116,7 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class JobListing:
     """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
 
     `hosts` are the job's hosts as the user named them, in the order of node ranks; `reason` is how it ended on this

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmagic.remote.wire.parts import Blob, Membership, Recipe, Secret
-from distmagic.remote.wire.wire import message
+from distmagic.remote.wire.codec import message
+from distmagic.remote.wire.parts import Blob, JoinTemplate, Membership, Secret
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GetRoute:
     """Ask for the `Route` to `peer`, an address; "" is: to whoever reached this host."""
 
     peer: str
@@ -18,7 +18,7 @@ class Ask:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class OfferBlobs:
     """Ask which of these blobs the host wants to be sent."""
 
     blobs: tuple[Blob, ...] = ()
@@ -26,18 +26,18 @@ class Offer:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """Ask which of these blobs the host lacks; `Want` follows, and nothing is sent."""
+class CheckBlobs:
+    """Ask which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
 
     blobs: tuple[Blob, ...]
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serve:
+class ServeBlobs:
     """Serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
 
-    `has_them`: else the host will be told to `Take` them. `address` is its own, the only one that it is to listen on.
+    `has_them`: else the host will be told to `ReceiveBlobs` them. `address` is its own, the only one that it is to listen on.
     """
 
     blobs: tuple[Blob, ...]
@@ -48,10 +48,10 @@ class Serve:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class ReceiveBlobs:
     """Take these blobs, in this order, from the host that serves them there; port 0: from the notebook.
 
-    Any number of `Taken` and `Need` follow, and in the end `Want` without any.
+    Any number of `ReceivedBytes` and `NeedBlob` follow, and in the end `MissingBlobs` without any.
     """
 
     blobs: tuple[Blob, ...]
@@ -62,11 +62,11 @@ class Take:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
+class TemplateRequest:
     """Have torch loaded by the time that a job with these variables comes, and keep it for the next ones.
 
     `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used one for `idle_s`.
-    `env` and `defaults` are those of `Start` as far as they are known.
+    `env` and `defaults` are those of `StartNode` as far as they are known.
     """
 
     owner: str
@@ -78,8 +78,8 @@ class Warm:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `volumes` are the payload's blobs.
+class StartNode:
+    """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's blobs.
 
     `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
     "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
@@ -106,15 +106,15 @@ class Start:
     owner: str = ""
     timeout_s: float | None = None
     stays: bool = False
-    warm: Warm | None = None
-    volumes: tuple[str, ...] = ()
+    warm: TemplateRequest | None = None
+    side_files: tuple[str, ...] = ()
     hang_timeout_s: float | None = None
-    recipe: Recipe | None = None
+    recipe: JoinTemplate | None = None
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attach:
+class FollowJob:
     """Send the job's events after number `after`, and go on live. `live`: only those that come from now on."""
 
     job: str
@@ -125,19 +125,19 @@ class Attach:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renew:
+class RenewLease:
     """Renew the lease: of the job while there is one, else of the templates."""
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detach:
+class DetachJob:
     """Let the job live without a notebook; said to the lead, which tells `Detached`."""
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class StopNode:
     """End the job on this node: SIGTERM, and SIGKILL after `grace_s`."""
 
     grace_s: float
@@ -146,22 +146,22 @@ class Stop:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dump:
-    """Ask every rank of this node where it is; `Stacks` for each follow, and `Dumped`, with the same `asked`."""
+class DumpStacks:
+    """Ask every rank of this node where it is; `Stacks` for each follow, and `StacksDone`, with the same `asked`."""
 
     asked: str
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
-    """Ask the lead of an elastic job for its own orders; `Recalled` or `Refused` follows."""
+class GetStart:
+    """Ask the lead of an elastic job for its own orders; `LeadStart` or `Refused` follows."""
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enlist:
-    """Ask the lead of an elastic job to count a host as a new node: an `Enlisted` with this `asked`, or `Refused`."""
+class AddNode:
+    """Ask the lead of an elastic job to count a host as a new node: an `NodeAdded` with this `asked`, or `Refused`."""
 
     host: str
     asked: str
@@ -169,7 +169,7 @@ class Enlist:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Give:
+class GetBlob:
     """Ask for a blob that this host has; `Data` and the bytes, or `Refused`, follow."""
 
     sha256: str
@@ -177,7 +177,7 @@ class Give:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class GetFile:
     """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow."""
 
     job: str
@@ -188,7 +188,7 @@ class Fetch:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class SweepJob:
     """End what a dead agent of this job left running; `Final` follows."""
 
     job: str
@@ -196,13 +196,13 @@ class Sweep:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class List:
+class ListJobs:
     """Ask for `Jobs`."""
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remove:
+class RemoveJob:
     """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows."""
 
     job: str
@@ -210,7 +210,7 @@ class Remove:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clear:
+class PruneBlobs:
     """Tell the bytes of what was once sent here and nobody uses now; with `removes` it is gone. `Removed` follows."""
 
     removes: bool = False
@@ -218,13 +218,13 @@ class Clear:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Describe:
+class GetFacts:
     """Ask for `Facts` once more: a conversation that was kept open begins anew."""
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ListTemplates:
     """Ask for the `Templates` of a notebook."""
 
     owner: str
@@ -232,7 +232,7 @@ class Look:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cool:
+class EndTemplates:
     """End the templates of a notebook; `Templates` follows, with none. Their jobs go on."""
 
     owner: str
@@ -240,8 +240,8 @@ class Cool:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
-    """Ask a template, on its host, for an agent with these variables; `Forked` follows."""
+class ForkAgent:
+    """Ask a template, on its host, for an agent with these variables; `AgentForked` follows."""
 
-    start: Start
+    start: StartNode
     env: dict[str, str]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from distmagic.errors import AuthenticationError
 from distmagic.transports import prompts, troubles
-from distmagic.transports.ssh.client import Agent, Answer, Key, Session, UnusableKey, WrongPassphrase, load_key
+from distmagic.transports.ssh.client import Answer, Key, KeyAgent, SshSession, UnusableKey, WrongPassphrase, load_key
 from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.known_hosts import read_public_key
@@ -29,7 +29,7 @@ _MAX_STEPS = 4  # factors that one log-in may take
 class LogIn:
     """One log-in. `name` is the host that asks, in prompts. `run` raises `Trouble` or the asker's error."""
 
-    session: Session
+    session: SshSession
     resolved: Resolved
     name: str
     asker: prompts.Asker
@@ -72,7 +72,7 @@ class LogIn:
 
     def try_keys(self) -> Answer:
         """Offer keys until one is taken."""
-        agent = Agent(self.resolved.identity_agent)
+        agent = KeyAgent(self.resolved.identity_agent)
         try:
             for key in self._keys(agent.keys()):
                 self.offered.add(key.blob)

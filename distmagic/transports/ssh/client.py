@@ -78,7 +78,7 @@ class _Transport(paramiko.Transport):  # type: ignore[misc]
     )
 
 
-class Session:
+class SshSession:
     """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
@@ -272,7 +272,7 @@ class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]
             return b""
 
 
-class Agent(paramiko.agent.AgentSSH):  # type: ignore[misc]
+class KeyAgent(paramiko.agent.AgentSSH):  # type: ignore[misc]
     """The user's ssh agent at `path`; without keys when nobody answers there."""
 
     def __init__(self, path: str | None) -> None:

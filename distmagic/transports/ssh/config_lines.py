@@ -23,7 +23,7 @@ _WORD = re.compile(r'"([^"]*)"|\'([^\']*)\'|(\S+)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ConfigLine:
     """One line with something on it. `words` are without quotes and comment; `rest` is as it was written."""
 
     file: str
@@ -92,7 +92,7 @@ def _evaluate_readable(file: str, base: str, scope: Scope, depth: int, *, active
         scope.warn(f"{file}: {error.strerror}; it is left out.")
 
 
-def _set(line: Line, scope: Scope) -> None:
+def _set(line: ConfigLine, scope: Scope) -> None:
     if not line.words:
         scope.warn(f"{line.where}: {line.keyword} has no value; it is left out.")
         return
@@ -108,14 +108,14 @@ def _set(line: Line, scope: Scope) -> None:
         scope.options.setdefault(line.keyword, values)
 
 
-def read_lines(file: str) -> Iterator[Line]:
+def read_lines(file: str) -> Iterator[ConfigLine]:
     """Yield the lines of a file that say something. Raises OSError."""
     with open(file, encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, 1):
             found = _LINE.match(text)
             if found is not None:
                 keyword, rest = found[1].lower(), found[2]
-                yield Line(file=file, number=number, keyword=keyword, words=_words(rest), rest=rest)
+                yield ConfigLine(file=file, number=number, keyword=keyword, words=_words(rest), rest=rest)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def included_files(line: Line, base: str, depth: int) -> list[str]:
+def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
     """Return the files an Include names, in order; none beyond `MAX_INCLUDES` levels."""
     if depth >= MAX_INCLUDES:
         return []
@@ -147,7 +147,7 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
     return found
 
 
-def _match(line: Line, scope: Scope) -> bool:
+def _match(line: ConfigLine, scope: Scope) -> bool:
     words = list(line.words)
     if not words:
         scope.warn(f"{line.where}: Match without a condition; its block is left out.")

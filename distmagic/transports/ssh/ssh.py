@@ -18,7 +18,7 @@ from distmagic.transports import quoting, troubles
 from distmagic.transports.prompts import Asker
 from distmagic.transports.ssh import known_hosts
 from distmagic.transports.ssh.auth import LogIn
-from distmagic.transports.ssh.client import Session
+from distmagic.transports.ssh.client import SshSession
 from distmagic.transports.ssh.config import Resolved, resolve
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.process import SshProcess
@@ -32,7 +32,7 @@ class _Closable(Protocol):
 class SshTransport:
     """One connection to one host. `warnings` name lines of the ssh configuration that were left out."""
 
-    def __init__(self, name: str, session: Session, under: list[_Closable], warnings: tuple[str, ...]) -> None:
+    def __init__(self, name: str, session: SshSession, under: list[_Closable], warnings: tuple[str, ...]) -> None:
         self.name = name
         self.warnings = warnings
         self._session = session
@@ -103,7 +103,7 @@ class _Attempt:
         """The host that this connection is to."""
         return self.route[-1]
 
-    def run(self) -> tuple[Session, list[_Closable]]:
+    def run(self) -> tuple[SshSession, list[_Closable]]:
         """Return the session, and what is to be closed with it. Raises `Trouble` or what the asker raises."""
         seconds = min(self.access.connect_timeout_s, self.resolved.connect_timeout_s or self.access.connect_timeout_s)
         with Deadline(seconds, self._abort) as deadline:
@@ -120,10 +120,10 @@ class _Attempt:
         self.opened.remove(session)
         return session, self.opened
 
-    def _session(self, deadline: Deadline) -> Session:
+    def _session(self, deadline: Deadline) -> SshSession:
         resolved, where = self.resolved, self._where()
         stream = self._stream(deadline)
-        session = Session(stream, where, deadline.seconds)
+        session = SshSession(stream, where, deadline.seconds)
         self._keep(session, deadline)
         names = known_hosts.names_of(resolved.hostname, resolved.port, resolved.host_key_alias)
         file = (*resolved.user_known_hosts, "~/.ssh/known_hosts")[0]
@@ -135,7 +135,9 @@ class _Attempt:
         LogIn(session=session, resolved=resolved, name=resolved.name, asker=self.asker, deadline=deadline).run()
         return session
 
-    def _handshake(self, session: Session, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]) -> None:
+    def _handshake(
+        self, session: SshSession, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]
+    ) -> None:
         try:
             session.handshake(server, keys)
         except troubles.Trouble as trouble:
@@ -158,7 +160,7 @@ class _Attempt:
         self._keep(stream, deadline)
         return stream
 
-    def _jump(self) -> Session:
+    def _jump(self) -> SshSession:
         """Connect the last of the jump hosts through those before it."""
         attempt = _Attempt(access=self.access, asker=self.asker, route=self.route[:-1], is_jump=True)
         key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
@@ -192,7 +194,7 @@ class _Attempt:
 class _Loan:
     """The use of a jump host's session by one connection; `close` gives it back once."""
 
-    session: Session
+    session: SshSession
     give_back: Callable[[], None]
     returned: bool = False
 
@@ -204,7 +206,7 @@ class _Loan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Entry:
-    future: Future[tuple[Session, list[_Closable]]] = field(default_factory=Future)
+    future: Future[tuple[SshSession, list[_Closable]]] = field(default_factory=Future)
     users: int = 0
 
 
@@ -215,7 +217,7 @@ class _SharedSessions:
         self._lock = threading.Lock()
         self._entries: dict[object, _Entry] = {}
 
-    def borrow(self, key: object, make: Callable[[], tuple[Session, list[_Closable]]]) -> _Loan:
+    def borrow(self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]) -> _Loan:
         """Return the use of the session for `key`. Raises what `make` raised, to all who waited for it."""
         with self._lock:
             entry = self._entries.get(key)
@@ -228,7 +230,7 @@ class _SharedSessions:
         session, _ = entry.future.result()
         return _Loan(session=session, give_back=lambda: self._give_back(key, entry))
 
-    def _make(self, key: object, entry: _Entry, make: Callable[[], tuple[Session, list[_Closable]]]) -> None:
+    def _make(self, key: object, entry: _Entry, make: Callable[[], tuple[SshSession, list[_Closable]]]) -> None:
         try:
             entry.future.set_result(make())
         except BaseException as error:  # noqa: BLE001 - raised again by every `future.result()`

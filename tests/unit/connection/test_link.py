@@ -23,7 +23,7 @@ from tests.unit.planning.test_plan import FACTS
 
 HOST = Host(name="gpu-a")
 EVENTS = (
-    p.Hello(protocol=1, job="j", node_rank=0, hostname="a", pid=7),
+    p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7),
     p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=8),
     p.Final(reason="done"),
 )
@@ -253,7 +253,7 @@ def test_asking_for_the_way():
     route = p.Route(address="10.0.0.1", interface="eth0")
     link, process = talking(lines(route))
     assert link.ask("10.0.0.2") == route
-    assert process.requests == [p.Ask(peer="10.0.0.2")]
+    assert process.requests == [p.GetRoute(peer="10.0.0.2")]
 
 
 def blob(folder: Path, data: bytes, letter: str) -> LocalBlob:
@@ -264,11 +264,11 @@ def blob(folder: Path, data: bytes, letter: str) -> LocalBlob:
 
 def test_only_what_is_lacking_is_sent(tmp_path):
     blobs = tuple(blob(tmp_path, data, letter) for data, letter in ((b"call", "a"), (b"c" * 600_000, "b")))
-    offer = p.Offer(blobs=tuple(one.blob for one in blobs))
-    link, process = talking(lines(p.Want(sha256=("b" * 64,)), p.Want()))
+    offer = p.OfferBlobs(blobs=tuple(one.blob for one in blobs))
+    link, process = talking(lines(p.MissingBlobs(sha256=("b" * 64,)), p.MissingBlobs()))
     assert link.deliver(blobs) == 600_000
     assert process.written == p.encode(offer) + b"c" * 600_000
-    link, process = talking(lines(p.Want()))
+    link, process = talking(lines(p.MissingBlobs()))
     assert link.deliver(blobs) == 0
     assert process.written == p.encode(offer)
 
@@ -290,10 +290,10 @@ def test_a_refusal(what, hint):
 
 
 def test_another_answer_than_the_one_expected():
-    link, _ = talking(lines(p.Want()))
+    link, _ = talking(lines(p.MissingBlobs()))
     with pytest.raises(ProtocolError) as caught:
         link.ask("")
-    assert str(caught.value) == "gpu-a sent Want in place of Route."
+    assert str(caught.value) == "gpu-a sent MissingBlobs in place of Route."
 
 
 @pytest.mark.parametrize(
@@ -316,14 +316,14 @@ def test_what_is_not_of_the_protocol(data, message):
 
 def started(*pieces: bytes) -> tuple[Link, FakeProcess]:
     link, process = talking(*pieces)
-    link.start(p.Start(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="", hosts=("a",),
+    link.start(p.StartNode(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="", hosts=("a",),
                        lead=True, lease_s=60.0))  # fmt: skip
     return link, process
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_events_from_hello_to_the_end(size):
-    text = lines(*EVENTS, first=1) + lines(p.Over())
+    text = lines(*EVENTS, first=1) + lines(p.AgentGone())
     link, _ = started(*(text[i : i + size] for i in range(0, len(text), size)))
     assert list(link.events()) == list(enumerate(EVENTS, 1))
 
@@ -331,17 +331,17 @@ def test_events_from_hello_to_the_end(size):
 def test_answers_between_events_are_left_out():
     link, _ = started(
         lines(EVENTS[0], first=1),
-        lines(p.Renew()),
+        lines(p.RenewLease()),
         b'{"t":"teleport","n":0}\n',
         lines(EVENTS[1], first=2),
-        lines(p.Over()),
+        lines(p.AgentGone()),
     )
     assert [n for n, _ in link.events()] == [1, 2]
 
 
 def test_events_of_an_unknown_type_are_left_out():
     link, _ = started(
-        lines(EVENTS[0], first=1), b'{"t":"teleport","n":2}\n', lines(EVENTS[2], first=3), lines(p.Over())
+        lines(EVENTS[0], first=1), b'{"t":"teleport","n":2}\n', lines(EVENTS[2], first=3), lines(p.AgentGone())
     )
     assert [n for n, _ in link.events()] == [1, 3]
 
@@ -356,14 +356,14 @@ def test_events_that_are_refused():
 
 
 def test_an_agent_that_breaks_down():
-    link, _ = started(lines(EVENTS[0], first=1), lines(p.Over(error="OSError: too many open files")))
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.AgentGone(error="OSError: too many open files")))
     assert [n for n, _ in link.events()] == [1]
     assert link.agent_error == "OSError: too many open files"
 
 
 def test_an_agent_that_breaks_down_at_once():
     with pytest.raises(PreflightError) as caught:
-        started(lines(p.Over(error="MemoryError")))
+        started(lines(p.AgentGone(error="MemoryError")))
     assert str(caught.value) == "gpu-a: its agent ended at once: MemoryError."
 
 
@@ -379,7 +379,7 @@ def test_a_gap_between_events():
 def test_a_gap_that_is_told():
     link, _ = started(
         lines(EVENTS[0], first=1), lines(p.Skipped(through=40), first=2), lines(EVENTS[1], first=41),
-        lines(p.Skipped(through=42), EVENTS[2], first=42), lines(p.Over()),
+        lines(p.Skipped(through=42), EVENTS[2], first=42), lines(p.AgentGone()),
     )  # fmt: skip
     found = list(link.events())
     assert [n for n, _ in found] == [1, 40, 41, 42, 43]
@@ -411,44 +411,44 @@ def test_a_connection_that_is_cut():
 
 def test_a_file_comes_in_pieces():
     data = bytes(range(256)) * 4000
-    link, process = talking(lines(p.Data(size_bytes=len(data))) + data[:10], data[10:], lines(p.Over()))
+    link, process = talking(lines(p.Data(size_bytes=len(data))) + data[:10], data[10:], lines(p.AgentGone()))
     got: list[bytes] = []
-    fetch = p.Fetch(job="j", node_rank=0, name="rank0.result")
+    fetch = p.GetFile(job="j", node_rank=0, name="rank0.result")
     assert link.fetch(fetch, got.append, limit_bytes=len(data)) == len(data)
     assert b"".join(got) == data
     assert max(map(len, got)) <= 1 << 18
     assert process.requests == [fetch]
-    assert link._next() == (0, p.Over())
+    assert link._next() == (0, p.AgentGone())
 
 
 def test_an_empty_file():
     link, _ = talking(lines(p.Data(size_bytes=0)))
-    assert link.fetch(p.Fetch(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0) == 0
+    assert link.fetch(p.GetFile(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0) == 0
 
 
 def test_a_file_that_is_cut():
     link, _ = talking(lines(p.Data(size_bytes=100)) + b"only this")
     with pytest.raises(ConnectionLost):
-        link.fetch(p.Fetch(job="j", node_rank=0, name="x"), lambda data: None, limit_bytes=100)
+        link.fetch(p.GetFile(job="j", node_rank=0, name="x"), lambda data: None, limit_bytes=100)
 
 
 def test_a_sweep():
     final = p.Final(reason="swept", survivors=("python (pid 7, state D)",))
     link, process = talking(lines(final))
     assert link.sweep("j") == final
-    assert process.requests == [p.Sweep(job="j")]
+    assert process.requests == [p.SweepJob(job="j")]
 
 
 def test_a_roll_call_takes_only_its_own_answers():
     mine = p.Stacks(asked="a", rank=0, local_rank=0, silence="x")
     others = p.Stacks(asked="b", rank=1, local_rank=1)
-    told = (others, p.Dumped(asked="b", ranks=1), mine, p.Notice(text="x"), p.Dumped(asked="a", ranks=1))
+    told = (others, p.StacksDone(asked="b", ranks=1), mine, p.Notice(text="x"), p.StacksDone(asked="a", ranks=1))
     link, process = talking(lines(*told, p.Notice(text="y"), first=7))
     assert job_requests.stacks(link, "j", 0, "a") == [mine]
-    assert process.requests == [p.Attach(job="j", node_rank=0, live=True), p.Dump(asked="a")]
+    assert process.requests == [p.FollowJob(job="j", node_rank=0, live=True), p.DumpStacks(asked="a")]
 
 
-@pytest.mark.parametrize("answer", [p.Over(), p.Refused(what="attach", error="no such file")])
+@pytest.mark.parametrize("answer", [p.AgentGone(), p.Refused(what="attach", error="no such file")])
 def test_a_roll_call_of_an_agent_that_is_gone(answer):
     assert job_requests.stacks(talking(lines(answer))[0], "j", 0, "a") == []
 

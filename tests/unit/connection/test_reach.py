@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from distmagic.connection.link import Link
-from distmagic.connection.notebook_prompts import NotebookAsker
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Connections, Reaching
 from distmagic.errors import HostError, HostErrors, HostKeyError, PreflightError, Unreachable
 from distmagic.payload.blobs import LocalBlob

@@ -23,7 +23,7 @@ from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
 import distmagic
-from distmagic.connection.notebook_prompts import NotebookAsker, asker_of
+from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
@@ -557,7 +557,7 @@ def test_every_error_is_exported():
 _IN_A_KERNEL = """
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
-from distmagic.connection.notebook_prompts import asker_of
+from distmagic.connection.prompts import asker_of
 
 class Session:
     def reach(self, hosts, access, asker, spec=None, spare=()): return self

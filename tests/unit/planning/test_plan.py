@@ -9,8 +9,8 @@ import pytest
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import plan as planning
 from distmagic.planning.plan import Plan, Reached, choose_backend, count_ranks, make_plan
-from distmagic.remote.contact import warmth
-from distmagic.remote.wire.protocol import Facts, Route, Warm
+from distmagic.remote.contact import template_client
+from distmagic.remote.wire.protocol import Facts, Route, TemplateRequest
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 
@@ -238,7 +238,9 @@ def test_the_flags_are_torchruns_own():
 def test_what_a_host_keeps_loaded_is_told_before_the_plan():
     spec, access = JobSpec(env=(("A", "1"),)), Access(lease_s=5.0, warm_idle_s=7.0)
     warm = planning.warming(spec, access, Host(name="gpu-a", slots=2), FACTS, "ab12")
-    assert warm == Warm(owner="ab12", idle_s=7.0, lease_s=5.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
+    assert warm == TemplateRequest(
+        owner="ab12", idle_s=7.0, lease_s=5.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"}
+    )
     one = planning.warming(spec, access, Host(name="gpu-a"), FACTS, "ab12")
     assert one is not None
     assert one.defaults == {}
@@ -260,4 +262,4 @@ def test_variables_of_the_plan_are_in_the_template_or_read_only_while_a_job_runs
         (node,) = plan_of(host).nodes
         assert warm is not None
         more = {name for name, _ in (*node.env, *node.defaults)} - set(warm.env) - set(warm.defaults)
-        assert more <= warmth.AT_RUN_TIME
+        assert more <= template_client.AT_RUN_TIME

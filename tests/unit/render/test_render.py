@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from distmagic import render
 from distmagic.remote.wire.protocol import Bar, Ended, Failure
 from distmagic.render import quantities as q
-from distmagic.render import safe
+from distmagic.render import text_width
 from distmagic.render.overview import overview
-from distmagic.state.state import Line, NodeState, RunState
+from distmagic.state.model import NodeState, OutputLine, RunState
 from tests import REPOSITORY
 from tests.scenes import (
     SCENES,
@@ -90,7 +90,7 @@ def test_text_of_every_scene_is_as_it_was():
 @pytest.mark.parametrize("name", SCENES)
 def test_no_line_but_output_is_wider_than_asked(name, width):
     assert all(
-        safe.columns_of(line) <= width for line in render.text(SCENES[name](), width=width, lines=0).splitlines()
+        text_width.columns_of(line) <= width for line in render.text(SCENES[name](), width=width, lines=0).splitlines()
     )
 
 
@@ -99,7 +99,7 @@ def test_no_line_but_output_is_wider_than_asked(name, width):
 def test_status_fits_the_terminal(name, width, height):
     block = render.status(SCENES[name](), width=width, height=height)
     assert 1 <= len(block) <= height
-    assert all(safe.columns_of(line) <= width for line in block)
+    assert all(text_width.columns_of(line) <= width for line in block)
 
 
 def test_status_of_many_ranks_shows_those_in_trouble():
@@ -240,7 +240,7 @@ def test_everything_at_its_worst_is_still_bounded():
     workers = [
         worker(r, phase="failed", host="&" * 255, metrics=metrics, device="&" * 99, ended=ended) for r in range(64)
     ]
-    many = tuple(Line(rank=1, label="&" * 300, stream="stderr", text=text) for _ in range(400))
+    many = tuple(OutputLine(rank=1, label="&" * 300, stream="stderr", text=text) for _ in range(400))
     notices = tuple(f"{i} {'&' * 3000}" for i in range(100))
     state = run(
         workers, series=dict.fromkeys(range(8), points), lines=many, lines_seen=400, notices=notices, first_failure=0
@@ -265,8 +265,8 @@ def test_stderr_and_unfinished_lines_are_told_apart():
 
 # ---- hostile text
 
-TORCHRUN = Line(rank=-1, label="torchrun gpu-a", stream="stderr", text="[W socket.cpp] what torchrun says")
-RANK = Line(rank=0, label="rank 0 gpu-a", stream="stdout", text="what the rank says")
+TORCHRUN = OutputLine(rank=-1, label="torchrun gpu-a", stream="stderr", text="[W socket.cpp] what torchrun says")
+RANK = OutputLine(rank=0, label="rank 0 gpu-a", stream="stdout", text="what the rank says")
 
 
 @pytest.mark.parametrize(("more", "code", "is_shown"), [
@@ -304,7 +304,7 @@ def test_text_of_hosts_stays_text(one, two, three):
     state = run(
         workers, job=one, first_failure=1, notices=(two,), stopping=three, lost=((0, one),), unreached={0: two},
         series={0: {one: curve([(0.0, 1.0), (1.0, 2.0)])}},
-        lines=(Line(rank=0, label=one, stream=two, text=three), Line(rank=2, label=two, stream="stderr", text=one)),
+        lines=(OutputLine(rank=0, label=one, stream=two, text=three), OutputLine(rank=2, label=two, stream="stderr", text=one)),
         open_lines={(0, 0, "stdout"): two, (-1, 0, "stderr"): three},
     )  # fmt: skip
     for shown in (state, over(state, code=1)):
@@ -321,7 +321,7 @@ def test_text_of_hosts_stays_text(one, two, three):
 def test_a_terminal_gets_colours_and_nothing_else(text):
     shown = render.coloured(text)
     shown.encode()
-    rest = safe.ESCAPE.sub("", shown)
+    rest = text_width.ESCAPE.sub("", shown)
     assert "\x1b" not in rest
     assert "\n" not in rest
     assert shown.count("\x1b") == 0 or shown.endswith("\x1b[0m")
@@ -340,7 +340,7 @@ def test_a_terminal_gets_colours_and_nothing_else(text):
     ],
 )  # fmt: skip
 def test_colours_become_spans(text, html):
-    assert safe.spans(text) == html
+    assert text_width.spans(text) == html
 
 
 # ---- numbers
@@ -388,14 +388,14 @@ def test_only_what_is_whole_is_100_percent():
 
 @given(st.text(max_size=30), st.integers(1, 30))
 def test_cut_text_fits(text, columns):
-    assert safe.columns_of(safe.cut(text, columns)) <= columns
-    assert safe.columns_of(safe.cut_middle(text, columns)) <= columns
+    assert text_width.columns_of(text_width.cut(text, columns)) <= columns
+    assert text_width.columns_of(text_width.cut_middle(text, columns)) <= columns
 
 
 @given(st.text(max_size=80), st.integers(8, 30))
 def test_wrapped_text_fits_and_nothing_is_lost(text, columns):
-    found = safe.wrapped(text, columns, "  ")
-    assert all(safe.columns_of(line) <= columns for line in found)
+    found = text_width.wrapped(text, columns, "  ")
+    assert all(text_width.columns_of(line) <= columns for line in found)
     assert "".join("".join(found).split()) == "".join(text.split())
 
 

@@ -119,11 +119,11 @@ def large(tmp_path, monkeypatch) -> LocalBlob:
 
 
 def wants(*blobs: LocalBlob) -> bytes:
-    return lines(p.Want(sha256=tuple(local.blob.sha256 for local in blobs)))
+    return lines(p.MissingBlobs(sha256=tuple(local.blob.sha256 for local in blobs)))
 
 
 def need(local: LocalBlob, offset: int = 0, why: str = "") -> bytes:
-    return lines(p.Need(sha256=local.blob.sha256, offset=offset, why=why))
+    return lines(p.NeedBlob(sha256=local.blob.sha256, offset=offset, why=why))
 
 
 def asked(process: FakeProcess) -> list[p.Message]:
@@ -133,15 +133,17 @@ def asked(process: FakeProcess) -> list[p.Message]:
 
 def test_a_chain_of_two(large):
     first = link("gpu-a", wants(large), lines(p.Serving(port=4000)), need(large), wants())
-    second = link("gpu-b", wants(large), lines(p.Taken(size_bytes=2000)), wants())
+    second = link("gpu-b", wants(large), lines(p.ReceivedBytes(size_bytes=2000)), wants())
     told = Told()
     told.deliver([first, second], [large])
     check, serve, take = asked(first[1])
-    assert check == p.Check(blobs=(large.blob,))
-    assert serve == p.Serve(blobs=(large.blob,), address="10.0.0.0", secret=serve.secret)
-    assert take == p.Take(blobs=(large.blob,), secret=serve.secret)
+    assert check == p.CheckBlobs(blobs=(large.blob,))
+    assert serve == p.ServeBlobs(blobs=(large.blob,), address="10.0.0.0", secret=serve.secret)
+    assert take == p.ReceiveBlobs(blobs=(large.blob,), secret=serve.secret)
     assert first[1].written.endswith(b"x" * 5000)
-    assert asked(second[1])[1] == p.Take(blobs=(large.blob,), address="10.0.0.0", port=4000, secret=serve.secret)
+    assert asked(second[1])[1] == p.ReceiveBlobs(
+        blobs=(large.blob,), address="10.0.0.0", port=4000, secret=serve.secret
+    )
     assert b"xxx" not in second[1].written
     assert told.notes == []
     assert {(0, 0, 5000), (0, 5000, 5000), (1, 2000, 5000), (1, 5000, 5000)} <= set(told.received)
@@ -169,19 +171,19 @@ def test_little_data_and_hosts_alone_are_not_asked_first(large, tmp_path):
     small = file(tmp_path, b"small")
     pair = [link("gpu-a", wants()), link("gpu-b", wants())]
     Told().deliver(pair, [small])
-    assert [asked(process) for _, process in pair] == [[p.Offer(blobs=(small.blob,))]] * 2
+    assert [asked(process) for _, process in pair] == [[p.OfferBlobs(blobs=(small.blob,))]] * 2
     alone = link("gpu-a", wants(large), wants())
     told = Told()
     told.deliver([alone], [large])
-    assert asked(alone[1]) == [p.Offer(blobs=(large.blob,))]
+    assert asked(alone[1]) == [p.OfferBlobs(blobs=(large.blob,))]
     assert (told.received[0], told.received[-1]) == ((0, 0, 5000), (0, 5000, 5000))
 
 
 @pytest.mark.parametrize(
     "answers",
     [
-        lines(p.Need(sha256="f" * 64)),
-        lines(p.Need(sha256="../../etc/passwd")),
+        lines(p.NeedBlob(sha256="f" * 64)),
+        lines(p.NeedBlob(sha256="../../etc/passwd")),
         "beyond",
         "below",
         "again",

@@ -12,7 +12,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.runner import drive as driving
 from distmagic.runner.drive import Limits, can_detach, decide, drive, too_late
 from distmagic.state.fold import begin, fold
-from distmagic.state.state import Event, Gone, Lost, Planned, RunState, Stopping
+from distmagic.state.model import Event, Gone, Lost, Planned, RunState, Stopping
 from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, hello, raised, worker
 
 UNREACHED = at(p.Endpoint(state="unreached", detail="refused"), 1)
@@ -28,9 +28,9 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
         ([at(Lost(why="cut"), 1)], 0, None, "lost"),
         ([raised(2, 1)], 0, None, "failed"),
         ([raised(2, 1)], 1, None, ""),
-        ([raised(2, 1), at(p.Engineended(code=1), 1)], 1, None, "failed"),
-        ([at(p.Engineended(code=0), 1)], 0, None, ""),
-        ([at(p.Engineended(code=-9), 1)], 0, None, "failed"),
+        ([raised(2, 1), at(p.EngineEnded(code=1), 1)], 1, None, "failed"),
+        ([at(p.EngineEnded(code=0), 1)], 0, None, ""),
+        ([at(p.EngineEnded(code=-9), 1)], 0, None, "failed"),
         ([at(Stopping(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
         ([UNREACHED, OPEN, at(None, at_s=14.0)], 0, None, ""),
         ([UNREACHED, OPEN, at(None, at_s=15.1)], 0, None, "rendezvous"),
@@ -81,7 +81,7 @@ START = [hello(0), hello(1), *(worker(rank, rank // 2, local=rank % 2) for rank 
 
 
 def end_of(node: int, code: int = 0, reason: str = "done") -> list[Event]:
-    return [at(what, node) for what in (p.Engineended(code=code), p.Final(reason=reason), Gone())]
+    return [at(what, node) for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())]
 
 
 def driven(launch: FakeLaunch, timeout_s: float | None = None, restarts: int = 0) -> RunState:
@@ -92,7 +92,7 @@ def elastic(*events: Event) -> RunState:
     """Return the state of a job of two hosts that goes on with one; a third one has come."""
     whole = [hello(0), hello(1), worker(0, 0), worker(1, 1), OPEN]
     planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
-    return fold(begin("j", HOSTS, 3), [planned, *whole, at(p.Enlisted(asked="a1", hosts=(*HOSTS, "gpu-c"))), *events])
+    return fold(begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c"))), *events])
 
 
 def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
@@ -109,7 +109,7 @@ def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
 
 
 def test_who_comes_too_late_is_stopped():
-    added, gone = [at(p.Enlisted(asked="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
+    added, gone = [at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
     planned = at(Planned(addresses=("", ""), min_nodes=1))
     launch = FakeLaunch([planned, *START], added, [ended(r, r // 2) for r in range(4)], gone, [], end_of(2, -9))
     assert driven(launch, restarts=1).phase == "done"
@@ -213,10 +213,10 @@ def test_any_run_that_is_interrupted_ends(script, restarts):
 
 
 def test_a_job_can_be_left_alone_when_all_that_are_there_hear_each_other():
-    joined = at(p.Member(node_rank=1, state="joined"))
+    joined = at(p.PeerState(node_rank=1, state="joined"))
     assert not can_detach(elastic())
     assert not can_detach(elastic(joined))
-    third = [at(p.Hello(protocol=1, job="j", node_rank=2, hostname="c", pid=3), 2), worker(2, 2)]
+    third = [at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=2, hostname="c", pid=3), 2), worker(2, 2)]
     assert not can_detach(elastic(joined, *third))
-    assert can_detach(elastic(joined, *third, at(p.Member(node_rank=2, state="joined"))))
+    assert can_detach(elastic(joined, *third, at(p.PeerState(node_rank=2, state="joined"))))
     assert can_detach(elastic(joined, at(Lost(why="switched off"), 2)))

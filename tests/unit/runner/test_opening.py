@@ -14,7 +14,7 @@ from distmagic.runner import interrupts
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.opening import Opening
 from distmagic.state.fold import begin
-from distmagic.state.state import Event, Planned, RunState, Sending, Warned
+from distmagic.state.model import Event, Planned, RunState, Sending, Warned
 
 
 class Screen:

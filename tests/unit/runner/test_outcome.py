@@ -15,7 +15,7 @@ from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.outcome import Run
 from distmagic.state.fold import begin, fold
-from distmagic.state.state import Event
+from distmagic.state.model import Event
 
 LOST = "its result is lost: it takes 7 bytes, and /x has 0 bytes free (No space left on device)"
 
@@ -48,7 +48,7 @@ class FakeHost:
         """Return a new connection."""
         return cast(Link, self)
 
-    def fetch(self, request: p.Fetch, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
+    def fetch(self, request: p.GetFile, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
         """Send what is asked for, as far as it goes."""
         self.asked.append(request.offset)
         assert limit_bytes > 0
@@ -132,7 +132,7 @@ def test_a_lost_result_is_told_while_the_run_is_shown():
 
 
 def test_a_metric_with_the_name_of_a_column_keeps_its_own():
-    row = p.Row(at_s=1.0, step=2.0, metrics={"rank": 7.0, "at_s": -1.0, "loss": 0.5})
+    row = p.MetricRow(at_s=1.0, step=2.0, metrics={"rank": 7.0, "at_s": -1.0, "loss": 0.5})
     events = [
         p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1),
         p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,)),

@@ -16,7 +16,7 @@ from nbconvert import HTMLExporter
 
 from distmagic import render
 from distmagic.screens import screen
-from distmagic.state.state import Line, RunState
+from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
 from tests.scenes import done, failed, ranks_1024, running, starting
 
@@ -26,7 +26,7 @@ ROOT = REPOSITORY
 def grown(state: RunState, total: int, *, kept: int = 400, at_s: float = 30.0, text: str = "line {}") -> RunState:
     """Return `state` after `total` lines of output."""
     made = [
-        Line(rank=i % 4, label=f"rank {i % 4} gpu-a", stream="stdout", text=text.format(i))
+        OutputLine(rank=i % 4, label=f"rank {i % 4} gpu-a", stream="stdout", text=text.format(i))
         for i in range(max(0, total - kept), total)
     ]
     return replace(state, lines=tuple(made), lines_seen=total, at_s=at_s)

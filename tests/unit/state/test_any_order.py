@@ -16,7 +16,7 @@ from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, DistmagicError, ProtocolError
 from distmagic.remote.wire import protocol as p
 from distmagic.state.fold import begin, fold
-from distmagic.state.state import Event, Gone, RunState
+from distmagic.state.model import Event, Gone, RunState
 from distmagic.state.verdict import verdict
 from tests.unit.connection.test_link import HOST, FakeProcess
 from tests.unit.state.test_fold import HOSTS, hold
@@ -28,13 +28,13 @@ def stream(node: int, dice: random.Random, *, fails: bool) -> list[p.Message]:
     """Return what the agent of a node with two ranks tells from its first event to its last."""
     ranks = (2 * node, 2 * node + 1)
     told: list[p.Message] = [
-        p.Hello(protocol=1, job="j", node_rank=node, hostname=f"h{node}", pid=1),
+        p.Hello(protocol=p.PROTOCOL, job="j", node_rank=node, hostname=f"h{node}", pid=1),
         p.Endpoint(state="open" if node == 0 else "reached"),
         *(p.Worker(rank=rank, local_rank=rank % 2, world_size=WORLD, restart=0, pid=10 + rank) for rank in ranks),
     ]
     for step in range(dice.randrange(1, 6)):
         for rank in ranks:
-            row = p.Row(at_s=float(step), step=float(step), metrics={"loss": dice.random(), f"m{rank}": 1.0})
+            row = p.MetricRow(at_s=float(step), step=float(step), metrics={"loss": dice.random(), f"m{rank}": 1.0})
             bar = p.Bar(id=1, n=float(step), total=5.0, desc="épo")
             told.append(
                 p.Progress(
@@ -49,7 +49,7 @@ def stream(node: int, dice: random.Random, *, fails: bool) -> list[p.Message]:
         failure = p.Failure(type="ValueError", message="no", traceback="T") if fails and rank == ranks[1] else None
         told.append(p.Ended(rank=rank, restart=0, outcome="raised" if failure else "returned", code=int(bool(failure)),
                             failure=failure, result_bytes=None if failure else 3))  # fmt: skip
-    return [*told, p.Engineended(code=int(fails)), p.Final(reason="done")]
+    return [*told, p.EngineEnded(code=int(fails)), p.Final(reason="done")]
 
 
 def events(node: int, told: list[p.Message]) -> deque[Event]:
@@ -117,7 +117,7 @@ def heard(
         pieces.append(text[at : at + size])
         at += size
     link = Link(HOST, FakeProcess(*pieces, text[at:]))
-    link.attach(p.Attach(job="j", node_rank=0, after=after))
+    link.attach(p.FollowJob(job="j", node_rank=0, after=after))
     found: list[tuple[int, p.Message]] = []
     try:
         found.extend(link.events())
@@ -137,7 +137,7 @@ def test_cut_at_any_byte_and_gone_on_from_there():
         first, error = heard(TEXT[:cut])
         assert isinstance(error, ConnectionLost)
         last = first[-1][0] if first else 0
-        rest, error = heard(TEXT[ends[last] :] + p.encode(p.Over()), after=last)
+        rest, error = heard(TEXT[ends[last] :] + p.encode(p.AgentGone()), after=last)
         assert error is None
         assert [*first, *rest] == list(enumerate(TOLD, 1))
 
@@ -145,7 +145,7 @@ def test_cut_at_any_byte_and_gone_on_from_there():
 @given(st.integers(1, len(TOLD) - 1), st.integers(0, len(TOLD)))
 def test_a_host_that_goes_on_elsewhere_is_refused(last, first):
     """As one does that has lost its journal, or sends again what was heard already."""
-    text = b"".join(p.encode(what, n) for n, what in enumerate(TOLD, 1) if n >= first) + p.encode(p.Over())
+    text = b"".join(p.encode(what, n) for n, what in enumerate(TOLD, 1) if n >= first) + p.encode(p.AgentGone())
     found, error = heard(text, after=last)
     if max(first, 1) == last + 1:
         assert (len(found), error) == (len(TOLD) - last, None)
@@ -157,7 +157,7 @@ def test_a_host_that_goes_on_elsewhere_is_refused(last, first):
 
 @given(st.lists(st.integers(1, 200), max_size=50))
 def test_any_cutting_into_pieces(sizes):
-    found, error = heard(TEXT + p.encode(p.Over()), sizes=tuple(sizes))
+    found, error = heard(TEXT + p.encode(p.AgentGone()), sizes=tuple(sizes))
     assert (found, error) == (list(enumerate(TOLD, 1)), None)
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
 from distmagic.state import fold_ranks as ranks_fold
-from distmagic.state.draft import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
+from distmagic.state.builder import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
 from distmagic.state.fold import begin, fold
 from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
-from distmagic.state.state import (
+from distmagic.state.model import (
     NODE_PHASES,
     Abandoned,
     Connected,
@@ -41,7 +41,7 @@ def at(what: object, node: int = 0, at_s: float = 1.0) -> Event:
 
 
 def hello(node: int) -> Event:
-    return at(p.Hello(protocol=1, job="j", node_rank=node, hostname=f"host{node}", pid=9), node)
+    return at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=node, hostname=f"host{node}", pid=9), node)
 
 
 def worker(rank: int, node: int = 0, restart: int = 0, world: int = 4, local: int = 0) -> Event:
@@ -96,7 +96,7 @@ def test_a_run_that_goes_well():
     assert (state.phase, state.world_size, state.workers[3].label) == ("running", 4, "rank 3 (gpu-b, local_rank 1)")
     state = fold(state, [ended(0, 0), ended(3, 1)])
     assert phases(state) == ["done", "done"]
-    over = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=0), p.Final(reason="done"))]
+    over = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=0), p.Final(reason="done"))]
     state = fold(state, over)
     assert ([n.phase for n in state.nodes], state.is_over) == (["clear", "clear"], False)
     state = fold(state, [at(Gone(), 0), at(Gone(), 1)])
@@ -143,9 +143,13 @@ def test_events_of_nodes_that_are_not_there_are_left_out():
 
 
 def test_a_state_that_somebody_holds_does_not_change():
-    first = begun(progress(0, rows=(p.Row(at_s=1.0, metrics={"loss": 1.0}),)), output("a"))
+    first = begun(progress(0, rows=(p.MetricRow(at_s=1.0, metrics={"loss": 1.0}),)), output("a"))
     kept = (dict(first.workers), dict(first.series), first.lines, dict(first.open_lines), list(first.series[0]["loss"]))
-    more = [progress(0, at_s=2.0, rows=(p.Row(at_s=2.0, metrics={"loss": 2.0, "acc": 1.0}),)), output("b\n"), raised(1)]
+    more = [
+        progress(0, at_s=2.0, rows=(p.MetricRow(at_s=2.0, metrics={"loss": 2.0, "acc": 1.0}),)),
+        output("b\n"),
+        raised(1),
+    ]
     second = fold(first, more)
     third = fold(first, more)
     now = (dict(first.workers), dict(first.series), first.lines, dict(first.open_lines), list(first.series[0]["loss"]))
@@ -156,7 +160,7 @@ def test_a_state_that_somebody_holds_does_not_change():
 
 def test_one_event_at_a_time_or_all_at_once():
     events = [
-        *(progress(r, r // 2, at_s=k / 2, step=float(k), rows=(p.Row(at_s=k / 2, metrics={"x": k}),)) for k in range(9) for r in range(4)),
+        *(progress(r, r // 2, at_s=k / 2, step=float(k), rows=(p.MetricRow(at_s=k / 2, metrics={"x": k}),)) for k in range(9) for r in range(4)),
         output("one\ntw"), output("o\n"), raised(1), at(Stopping(reason="failed")), killed(0, number=15),
     ]  # fmt: skip
     whole, single = begun(*events), begun()
@@ -184,7 +188,7 @@ def test_progress_of_report():
 
 def test_the_rate_counts_from_the_first_step_that_was_told():
     """Training that goes on from a snapshot has not made 900 steps in its first second."""
-    rows = tuple(p.Row(at_s=9.0 + i / 2, step=900.0 + i, metrics={"loss": 1.0}) for i in range(3))
+    rows = tuple(p.MetricRow(at_s=9.0 + i / 2, step=900.0 + i, metrics={"loss": 1.0}) for i in range(3))
     state = begun(progress(0, at_s=10.0, step=902.0, total=1000.0, rows=rows))
     assert (state.workers[0].rate, state.workers[0].eta_s) == (2.0, 49.0)
 
@@ -218,7 +222,10 @@ def test_bars_that_close_together_leave_the_outermost():
 
 
 def test_metrics_and_series():
-    rows = (p.Row(at_s=0.5, step=1.0, metrics={"loss": 2.0}), p.Row(at_s=1.0, metrics={"loss": 1.0, "lr": 0.1}))
+    rows = (
+        p.MetricRow(at_s=0.5, step=1.0, metrics={"loss": 2.0}),
+        p.MetricRow(at_s=1.0, metrics={"loss": 1.0, "lr": 0.1}),
+    )
     state = begun(progress(2, 1, rows=rows))
     assert dict(state.workers[2].metrics) == {"loss": 1.0, "lr": 0.1}
     assert [(x.at_s, x.step, x.value) for x in state.series[2]["loss"]] == [(0.5, 1.0, 2.0), (1.0, None, 1.0)]
@@ -373,14 +380,14 @@ def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
 
 
 def test_the_node_whose_torchrun_failed_first():
-    state = begun(at(p.Engineended(code=1), 1), at(Stopping(reason="failed")), at(p.Engineended(code=-15), 0))
+    state = begun(at(p.EngineEnded(code=1), 1), at(Stopping(reason="failed")), at(p.EngineEnded(code=-15), 0))
     assert (state.failed_node, [n.code for n in state.nodes]) == (1, [-15, 1])
-    assert begun(at(Stopping(reason="interrupted")), at(p.Engineended(code=-15), 0)).failed_node is None
+    assert begun(at(Stopping(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
 
 
 def test_exits_that_torchrun_saw():
     seen = p.Exit(rank=0, local_rank=0, pid=100, code=-9)
-    state = begun(at(p.Engineended(code=1, exits=(seen, p.Exit(rank=2, local_rank=0, pid=1, code=1)))))
+    state = begun(at(p.EngineEnded(code=1, exits=(seen, p.Exit(rank=2, local_rank=0, pid=1, code=1)))))
     assert (state.workers[0].exit, state.workers[2].exit) == (seen, None)
 
 
@@ -406,7 +413,7 @@ def test_a_node_that_is_lost():
 def test_phases_of_a_run():
     stopping = begun(at(Stopping(reason="interrupted")))
     assert stopping.phase == "stopping"
-    gone = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=-15), p.Final(reason="x"), Gone())]
+    gone = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="x"), Gone())]
     assert fold(stopping, gone).phase == "stopped"
     assert fold(begun(raised(0)), gone).phase == "failed"
     assert fold(begun(), gone).phase == "failed"
@@ -443,11 +450,11 @@ def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
 
 
 def test_metrics_are_bounded():
-    rows = tuple(p.Row(at_s=float(i), metrics={"loss": float(i)}) for i in range(3 * KEPT_POINTS))
+    rows = tuple(p.MetricRow(at_s=float(i), metrics={"loss": float(i)}) for i in range(3 * KEPT_POINTS))
     loss = begun(progress(0, rows=rows)).series[0]["loss"]
     assert len(loss) <= KEPT_POINTS
     assert loss[-1].value == 3 * KEPT_POINTS - 1
-    many = p.Row(at_s=1.0, metrics={f"m{i}": 1.0 for i in range(1000)})
+    many = p.MetricRow(at_s=1.0, metrics={f"m{i}": 1.0 for i in range(1000)})
     state = begun(progress(0, rows=(many,)))
     assert len(state.series[0]) == len(state.workers[0].metrics) == KEPT_METRICS
     bars = tuple(p.Bar(id=i) for i in range(1000))
@@ -459,7 +466,7 @@ FLOATS = st.floats(width=32)
 WORD = st.sampled_from(
     ["", "returned", "raised", "exited", "signalled", "open", "reached", "unreached", "stdout", "stderr", ECHO]
 )
-ROW = st.builds(p.Row, at_s=FLOATS, step=st.none() | FLOATS, metrics=st.dictionaries(WORD, FLOATS, max_size=3))
+ROW = st.builds(p.MetricRow, at_s=FLOATS, step=st.none() | FLOATS, metrics=st.dictionaries(WORD, FLOATS, max_size=3))
 BAR = st.builds(p.Bar, id=SMALL, n=FLOATS, total=st.none() | FLOATS, rate=st.none() | FLOATS, closed=st.booleans())
 FAILURE = st.builds(p.Failure, type=WORD, message=WORD, traceback=WORD)
 EXIT = st.builds(p.Exit, rank=SMALL, local_rank=SMALL, pid=SMALL, code=SMALL)
@@ -477,7 +484,7 @@ ANYTHING = st.one_of(
     ),
     st.builds(p.Output, rank=SMALL, stream=WORD, offset=SMALL, text=st.text("a\r\n"), skipped_bytes=SMALL),
     st.builds(p.Ended, rank=SMALL, restart=SMALL, outcome=WORD, code=st.integers(-20, 3), failure=st.none() | FAILURE),
-    st.builds(p.Engineended, code=st.integers(-20, 3), exits=some(EXIT)),
+    st.builds(p.EngineEnded, code=st.integers(-20, 3), exits=some(EXIT)),
     st.builds(p.Endpoint, state=WORD, detail=WORD),
     st.builds(p.Notice, text=WORD),
     st.builds(p.Final, reason=WORD, survivors=some(WORD)),
@@ -535,10 +542,10 @@ def test_a_whole_run_shuffled_doubled_and_cut():
     """However mixed up, a run whose nodes are gone is over."""
     whole = [
         *(event for rank in range(4) for event in (
-            worker(rank, rank // 2), progress(rank, rank // 2, step=1.0, rows=(p.Row(at_s=1.0, metrics={"x": 1.0}),)),
+            worker(rank, rank // 2), progress(rank, rank // 2, step=1.0, rows=(p.MetricRow(at_s=1.0, metrics={"x": 1.0}),)),
             output("a\rb\nc", rank, rank // 2), raised(rank, rank // 2),
         )),
-        *(at(what, node) for node in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="done"), Gone())),
+        *(at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=1), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
     for seed in range(50):
         dice = random.Random(seed)

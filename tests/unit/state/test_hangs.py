@@ -16,9 +16,9 @@ from distmagic.runner import drive as driving
 from distmagic.runner.drive import Limits, drive
 from distmagic.state import hangs
 from distmagic.state.fold import begin, fold
+from distmagic.state.hang_response import PATIENCE_S, WORTH_ASKING_S, HangResponse
 from distmagic.state.hangs import Explanation, explain, is_hung
-from distmagic.state.inquiry import PATIENCE_S, WORTH_ASKING_S, Inquiry
-from distmagic.state.state import Broken, Event, Lost, Mended, RunState, Stopping
+from distmagic.state.model import Broken, Event, Lost, Mended, RunState, Stopping
 from distmagic.state.verdict import verdict
 from tests.unit.runner.test_drive import START, FakeLaunch, FakeScreen, end_of
 from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, raised, worker
@@ -188,7 +188,7 @@ BAR = p.Bar(id=1, n=3.0, total=9.0)
     (progress(0, at_s=1.0, step=2.0), True),
     (progress(0, at_s=1.0, step=1.0), False),  # where it is already
     (progress(0, at_s=1.0, device="cuda:0"), False),
-    (progress(0, at_s=1.0, rows=(p.Row(at_s=1.0, metrics={"loss": 1.0}),)), True),
+    (progress(0, at_s=1.0, rows=(p.MetricRow(at_s=1.0, metrics={"loss": 1.0}),)), True),
     (progress(0, at_s=1.0, bars=(BAR,)), True),
     (progress(2, 1, at_s=1.0, restart=1, step=5.0), False),  # of a rank that is no more
     (ended(1), True),
@@ -233,10 +233,10 @@ def test_hosts_that_only_start_do_not_hang():
 
 @given(st.lists(EVENTS, max_size=8))
 def test_roll_calls_are_bounded_whatever_comes(events):
-    calls = [at(p.Dumped(asked=f"x{i}", ranks=0), i % 2) for i in range(20)]
+    calls = [at(p.StacksDone(asked=f"x{i}", ranks=0), i % 2) for i in range(20)]
     state = fold(begun(*chain.from_iterable(events)), [*calls, *(at(stack(rank, *LOADS), 0) for rank in range(-1, 40))])
-    assert len(state.rolls) <= 4
-    assert all(rank in state.workers for roll in state.rolls for rank in roll.stacks)
+    assert len(state.stack_dumps) <= 4
+    assert all(rank in state.workers for roll in state.stack_dumps for rank in roll.stacks)
     verdict(state)
 
 
@@ -249,7 +249,7 @@ def answers(*nodes: int, asked: str = "ask1") -> list[Event]:
         for rank in range(4)
         if rank // 2 in nodes
     ]
-    return [*found, *(at(p.Dumped(asked=asked, ranks=2), node) for node in nodes)]
+    return [*found, *(at(p.StacksDone(asked=asked, ranks=2), node) for node in nodes)]
 
 
 def driven(launch: FakeLaunch, hang_timeout_s: float | None) -> RunState:
@@ -334,7 +334,7 @@ def test_a_second_interrupt_does_not_wait_for_the_answers():
 def test_answers_from_before_the_last_advance_explain_nothing():
     old = [Event(node_rank=e.node_rank, at_s=5.0, what=e.what) for e in answers(0, 1)]
     state = begun(*old, Event(node_rank=0, at_s=9.0, what=progress(0, step=1.0).what))
-    assert len(state.rolls) == 1
+    assert len(state.stack_dumps) == 1
     assert hangs.explain_last(state) is None
 
 
@@ -343,11 +343,11 @@ ANSWERS = st.integers(0, 5).map(lambda rank: [at(stack(rank, *LOADS), rank // 2)
 
 @given(st.lists(EVENTS | ANSWERS, max_size=10))
 def test_an_inquiry_ends_whatever_comes(events):
-    inquiry = Inquiry(lambda: "ask1", 1.0)
+    hang_response = HangResponse(lambda: "ask1", 1.0)
     state = begun(*chain.from_iterable(events))
     for second in range(101, 140):
         state = fold(state, [at(None, at_s=float(second))])
-        if inquiry.poll(state):
+        if hang_response.poll(state):
             return
     assert not is_hung(state, 1.0)
 

@@ -18,19 +18,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmagic import harmless, render
+from distmagic import render, sanitize
 from distmagic.connection import limits
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, ProtocolError, WorkerFailed
 from distmagic.notebook import job_magic as job_lists
 from distmagic.payload.blobs import LocalBlob
-from distmagic.planning.found import found_jobs
+from distmagic.planning.jobs import found_jobs
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.state import fold_ranks as ranks_fold
 from distmagic.state.fold import begin, fold
-from distmagic.state.state import Event, Gone, RunState
+from distmagic.state.model import Event, Gone, RunState
 from distmagic.state.verdict import verdict
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess
@@ -41,10 +41,10 @@ MB = 1 << 20
 BANNER = boot.MARK + json.dumps(
     {"python": list(sys.version_info[:3]), "home": "/h", "have": True, "error": "", "executable": "/p", "system": "linux"}
 ).encode()  # fmt: skip
-START = p.Start(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="",
+START = p.StartNode(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="",
                 hosts=("a",), lead=True, lease_s=60.0)  # fmt: skip
-HELLO = p.Hello(protocol=1, job="j", node_rank=0, hostname="a", pid=7)
-FETCH = p.Fetch(job="j", node_rank=0, name="rank0.result")
+HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
+FETCH = p.GetFile(job="j", node_rank=0, name="rank0.result")
 MARKUP = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'><a href='javascript:alert(3)'>"
 TERMINAL = "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202etxt\x00\x7f\x85\x1bP1$r\x1b\\"
 NASTY = MARKUP + TERMINAL
@@ -180,7 +180,7 @@ def test_a_refusal_full_of_escapes(hosts):
 
 
 def test_jobs_with_names_that_write_on_the_terminal(hosts):
-    one = p.Listed(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, lease_s=1.0, max_restarts=0, began_s=float("nan"),
+    one = p.JobListing(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, lease_s=1.0, max_restarts=0, began_s=float("nan"),
                    is_running=False, reason=TERMINAL, size_bytes=2**63)  # fmt: skip
     listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300))).jobs()
     assert len(listed) == 300
@@ -194,7 +194,8 @@ def test_jobs_with_names_that_write_on_the_terminal(hosts):
 @pytest.mark.parametrize("numbers", [(1, 3), (1, 1), (1, 2, 2), (1, 2, 1), (5,)])
 def test_events_out_of_their_order(hosts, numbers):
     link = hosts(
-        p.encode(HELLO, numbers[0]) + b"".join(p.encode(p.Member(node_rank=1, state="joined"), n) for n in numbers[1:])
+        p.encode(HELLO, numbers[0])
+        + b"".join(p.encode(p.PeerState(node_rank=1, state="joined"), n) for n in numbers[1:])
     )
     if numbers == (5,):
         link.start(START)  # who begins in the middle has to go on there
@@ -288,7 +289,7 @@ def test_a_world_beyond_all_bounds_is_not_believed():
 def test_long_messages_are_cut_and_others_left_alone():
     short = p.Notice(text="x" * 2000)
     assert limits.limited(short) is short
-    long_row = p.Row(at_s=1.0, metrics={f"{i}{'n' * 300}": 1.0 for i in range(2000)})
+    long_row = p.MetricRow(at_s=1.0, metrics={f"{i}{'n' * 300}": 1.0 for i in range(2000)})
     cut = limits.limited(
         p.Progress(rank=0, restart=0, at_s=1.0, device="d" * 9999, rows=(long_row,) * 2000, bars=(p.Bar(id=1, desc="b" * 9999),))
     )  # fmt: skip
@@ -351,14 +352,14 @@ def assert_harmless(state: RunState) -> None:
 def nasty_state() -> RunState:
     failure = p.Failure(type=NASTY, message=NASTY, traceback=NASTY)
     bar = p.Bar(id=1, desc=NASTY, unit=NASTY, postfix=NASTY, n=float("nan"), total=float("inf"), rate=float("inf"))
-    row = p.Row(at_s=float("nan"), step=float("inf"), metrics={NASTY: float("nan"), "x": float("-inf")})
+    row = p.MetricRow(at_s=float("nan"), step=float("inf"), metrics={NASTY: float("nan"), "x": float("-inf")})
     return begun(
-        at(p.Hello(protocol=1, job=NASTY, node_rank=0, hostname=NASTY, pid=1)),
+        at(p.Hello(protocol=p.PROTOCOL, job=NASTY, node_rank=0, hostname=NASTY, pid=1)),
         progress(0, device=NASTY, step=float("nan"), total=float("-inf"), rows=(row, row)),
         progress(1, bars=(bar,), at_s=float("inf")), output(NASTY), output(f"{NASTY}\n", stream="stderr"),
         at(p.Notice(text=NASTY)), at(p.Endpoint(state="unreached", detail=NASTY), 1),
         ended(2, 1, outcome="raised", code=1, failure=failure), ended(3, 1, outcome=NASTY, code=2**62, meaning=NASTY),
-        at(p.Engineended(code=-(2**62))), at(p.Final(reason=NASTY, survivors=(NASTY,) * 5), 1),
+        at(p.EngineEnded(code=-(2**62))), at(p.Final(reason=NASTY, survivors=(NASTY,) * 5), 1),
     )  # fmt: skip
 
 
@@ -389,13 +390,13 @@ def test_names_of_metrics_have_no_half_characters():
 
 def test_a_log_keeps_its_colours_and_its_bars():
     text = "\x1b[32mok\x1b[0m\r 50%\r100%\n\ttab\x1b[2J\x1b]52;c;ZQ==\x07\x1b[8;5m\x00end\x9b1m"
-    assert harmless.log(text) == "\x1b[32mok\x1b[0m\r 50%\r100%\n\ttab\x1b[8;5mend1m"
-    assert harmless.lines(text) == "ok 50%100%\n\ttabend1m"
+    assert sanitize.log(text) == "\x1b[32mok\x1b[0m\r 50%\r100%\n\ttab\x1b[8;5mend1m"
+    assert sanitize.lines(text) == "ok 50%100%\n\ttabend1m"
 
 
 @given(st.text(alphabet=st.sampled_from("ab\n\r\t\x1b[]0;m\x07\x9b\x00\u202e\ud800"), max_size=60))
 def test_any_log_is_harmless(text):
-    shown = harmless.log(text)
+    shown = sanitize.log(text)
     shown.encode()
     rest = "".join(part for i, part in enumerate(shown.split("\x1b")) if i == 0 or part.partition("m")[1])
     assert all(char.isprintable() or char in "\n\r\t" for char in rest)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
-from distmagic.remote.agent import ranks
-from distmagic.remote.system import exits, memory
+from distmagic.remote.agent import rank_process
+from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.drive import OWN_WORD_S, unheard
 from distmagic.state.fold import begin, fold
-from distmagic.state.state import Broken, Event, Gone, Lost, RunState, Stopping, Swept
+from distmagic.state.model import Broken, Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.state.verdict import verdict
 from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
 
@@ -23,7 +23,7 @@ LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j.
 
 def over(*events: Event, code: int = 0, reason: str = "done", restarts: int = 0) -> RunState:
     """Return a run in which these events happened before both nodes ended."""
-    ends = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=code), p.Final(reason=reason), Gone())]
+    ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())]
     return begun(*events, *ends, restarts=restarts)
 
 
@@ -67,7 +67,10 @@ def test_a_rank_that_raised():
 )
 def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
     end = ended(
-        0, outcome=exits.outcome_of(code), code=code, meaning=exits.meaning_of(code, out_of_memory=out_of_memory)
+        0,
+        outcome=exit_codes.outcome_of(code),
+        code=code,
+        meaning=exit_codes.meaning_of(code, out_of_memory=out_of_memory),
     )
     words = output("all is\r\n\nlost\n", stream="stderr")
     other = output("not this\n", 1, stream="stderr")
@@ -79,8 +82,8 @@ def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
 def test_a_rank_whose_process_fails_after_its_return():
     stopped = p.Exit(rank=0, local_rank=0, pid=1, code=-15)
     crashed = p.Exit(rank=1, local_rank=1, pid=2, code=-6)
-    engine = at(p.Engineended(code=1, exits=(stopped, crashed)))
-    how = f"was ended by signal 6 ({exits.meaning_of(-6)})"
+    engine = at(p.EngineEnded(code=1, exits=(stopped, crashed)))
+    how = f"was ended by signal 6 ({exit_codes.meaning_of(-6)})"
     assert said(over(ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine)) == (
         WorkerFailed,
         f"rank 1 (gpu-a, local_rank 1) returned, but its process {how} while it shut down.",
@@ -93,10 +96,10 @@ def test_a_child_that_was_killed():
         type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed.", traceback="T"
     )
     word = p.Ended(rank=0, restart=0, outcome="raised", code=1, failure=failure)
-    assert ranks.explained(word, lambda: "") == word
+    assert rank_process.explained(word, lambda: "") == word
     other = replace(word, failure=replace(failure, message="no"))
-    assert ranks.explained(other, lambda: pytest.fail("nobody asked")) is other
-    end = ranks.explained(word, lambda: memory.HOST_WIDE)
+    assert rank_process.explained(other, lambda: pytest.fail("nobody asked")) is other
+    end = rank_process.explained(word, lambda: memory.HOST_WIDE)
     hint = said(over(at(end), code=1))[2]
     assert hint == (
         "A process of it was killed: the host ran out of memory and its kernel ended the process.\n"
@@ -154,7 +157,7 @@ def lost(*more: Event) -> RunState:
     return begun(at(Lost(why="the connection ended."), 1), at(Stopping(reason="lost")), *more)
 
 
-GONE = [at(what, 0) for what in (p.Engineended(code=-15), p.Final(reason="lost"), Gone())]
+GONE = [at(what, 0) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
 
 
 def test_a_host_that_was_lost():
@@ -172,8 +175,8 @@ def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts():
     assert said(state)[1] == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
 
 
-UNHEARD = [at(what, 0) for what in (p.Member(node_rank=1, state="lost"), p.Stopping(reason="lost", culprit=1))]
-UNHEARING = [at(what, 1) for what in (p.Member(node_rank=0, state="lost"), p.Stopping(reason="lost", culprit=0))]
+UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.Stopping(reason="lost", culprit=1))]
+UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.Stopping(reason="lost", culprit=0))]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ UNHEARING = [at(what, 1) for what in (p.Member(node_rank=0, state="lost"), p.Sto
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     state = begun(*words)
     assert (state.lost, unheard(state)) == ((), ())
-    ends = [at(what, node) for node in (0, 1) for what in (p.Engineended(code=-15), p.Final(reason="lost"), Gone())]
+    ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
     kind, message, _ = said(begun(*words, *ends))
     assert kind is NodeLost
     assert message == (
@@ -192,9 +195,9 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
 
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
     events = [
-        *(at(what, 1) for what in (p.Stopping(reason="lost"), p.Engineended(code=-15), p.Final(reason="lost"), Gone())),
-        at(p.Enlisted(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
-        *(at(what, 0) for what in (p.Engineended(code=0), p.Final(reason="done"), Gone())),
+        *(at(what, 1) for what in (p.Stopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
+        at(p.NodeAdded(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
+        *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
     state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), events)
     assert (state.phase, verdict(state)) == ("done", None)
@@ -202,7 +205,7 @@ def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
 
 def test_an_elastic_job_whose_ranks_only_lost_each_other():
     events = [at(p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)), raised(0, message="Broken pipe")]
-    ends = [at(what, n) for n in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="failed"), Gone())]
+    ends = [at(what, n) for n in (0, 1) for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())]
     state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), [*events, *ends])
     assert said(state)[:2] == (WorkerFailed, "rank 0 (gpu-a, local_rank 0) raised RuntimeError: Broken pipe")
 
@@ -241,11 +244,11 @@ def test_a_port_that_is_taken(word):
 
 
 def test_torchrun_that_ended_first_speaks():
-    failed = at(p.Engineended(code=2), 1)
+    failed = at(p.EngineEnded(code=2), 1)
     words = output("usage: torchrun\nbad flag\n", -1, 1, "stderr")
     stop = at(Stopping(reason="failed"))
     ends = [
-        at(p.Engineended(code=-15), 0),
+        at(p.EngineEnded(code=-15), 0),
         *(at(what, n) for n in (0, 1) for what in (p.Final(reason="failed"), Gone())),
     ]
     assert said(begun(words, failed, stop, *ends)) == (
@@ -257,7 +260,7 @@ def test_torchrun_that_ended_first_speaks():
 
 
 def test_the_lease():
-    failed = at(p.Engineended(code=-15), 1)
+    failed = at(p.EngineEnded(code=-15), 1)
     state = begun(failed, at(p.Final(reason="lease"), 1), at(Gone(), 1), *GONE)
     assert said(state)[:2] == (
         RunError,
@@ -275,7 +278,7 @@ def test_a_job_that_was_stopped_from_elsewhere():
 
 
 def test_an_elastic_job_that_has_no_restart_left_says_what_used_them_up():
-    ends = [at(what, n) for n in (0, 1) for what in (p.Engineended(code=1), p.Final(reason="failed"), Gone())]
+    ends = [at(what, n) for n in (0, 1) for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())]
     three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 1, min_nodes=2)
     kind, message, hint = said(fold(three, [at(Lost(why="switched off"), 2), *ends]))
     assert (kind, message) == (RunError, "torchrun on gpu-a ended with exit code 1 before any rank told why.")

@@ -64,22 +64,22 @@ def agent(link: Link) -> Iterator[PlayedAgent]:
 
 
 def test_what_an_agent_says_after_it_has_stopped_listening_is_told(link: Link, agent: PlayedAgent) -> None:
-    link.attach(p.Attach(job=agent.job, node_rank=0))
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
     conn.sendall(p.encode(HELLO, 1))
     events = link.events()
     assert next(events) == (1, HELLO)
     conn.recv(65536)
     conn.shutdown(socket.SHUT_RD)  # what is sent to it from now on fails, as when it is about to exit
-    link.send(p.Stop(grace_s=0.0))
-    link.send(p.Renew())
+    link.send(p.StopNode(grace_s=0.0))
+    link.send(p.RenewLease())
     conn.sendall(p.encode(FINAL, 2))
     conn.close()
     assert list(events) == [(2, FINAL)]
 
 
 def test_an_agent_that_leaves_before_it_has_let_anybody_in(link: Link, agent: PlayedAgent) -> None:
-    link.attach(p.Attach(job=agent.job, node_rank=0))
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
     assert select.select([agent.listener], [], [], 20.0)[0]  # the kernel has taken the connection; nobody accepts it
     agent.leave()
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]

@@ -30,7 +30,7 @@ class Agent:
         return [protocol.decode(packet)[1] for packet in self.packets]
 
     @property
-    def rows(self) -> list[protocol.Row]:
+    def rows(self) -> list[protocol.MetricRow]:
         return [row for message in self.messages for row in message.rows]
 
     @property
@@ -75,7 +75,7 @@ def test_one_call_is_one_packet_that_the_protocol_reads(agent, clock):
     assert agent.messages == [
         protocol.Progress(
             rank=3, restart=1, at_s=1.5, step=3.0, total=10.0,
-            rows=(protocol.Row(at_s=1.5, step=3.0, metrics={"loss": 0.25, "acc": 1.0}),),
+            rows=(protocol.MetricRow(at_s=1.5, step=3.0, metrics={"loss": 0.25, "acc": 1.0}),),
         )
     ]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_what_is_no_number_is_left_out_with_one_line(agent, capfd):
     bad = {"text": "abc", "list": [1], "vector": torch.zeros(3), "huge": 10**400, "complex": 1j, "none": None}
     report.report(step="here", **bad, loss=1.0)
     report.report(step=object(), meta=torch.zeros((), device="meta"))
-    assert agent.rows == [protocol.Row(at_s=0.0, metrics={"loss": 1.0})]
+    assert agent.rows == [protocol.MetricRow(at_s=0.0, metrics={"loss": 1.0})]
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     assert "distmagic.report: 'text' is a str that is not one number" in err

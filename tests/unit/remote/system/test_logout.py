@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.system import logout
-from distmagic.remote.system.logout import Session, decide
+from distmagic.remote.system.logout import LogInSession, decide
 
 SCOPE = "0::/user.slice/user-1000.slice/session-5.scope\n"
 PREFIX = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "OOMPolicy=continue", "--")
@@ -23,11 +23,11 @@ KILLS = "b true\nas 0\nas 0"
 @pytest.mark.parametrize(
     ("session", "prefix"),
     [
-        (Session(cgroup=""), ()),
-        (Session(cgroup="0::/system.slice/ssh.service\n", kills=True), ()),
-        (Session(cgroup=SCOPE), ()),
-        (Session(cgroup=SCOPE, kills=True, lingers=True, scope=PREFIX), PREFIX),
-        (Session(cgroup="0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope\n", kills=True), ()),
+        (LogInSession(cgroup=""), ()),
+        (LogInSession(cgroup="0::/system.slice/ssh.service\n", kills=True), ()),
+        (LogInSession(cgroup=SCOPE), ()),
+        (LogInSession(cgroup=SCOPE, kills=True, lingers=True, scope=PREFIX), PREFIX),
+        (LogInSession(cgroup="0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope\n", kills=True), ()),
     ],
 )
 def test_what_is_put_in_front(session, prefix):
@@ -44,7 +44,7 @@ def test_what_is_put_in_front(session, prefix):
 )
 def test_systemd_that_kills_is_named_with_its_cure(more, cure):
     with pytest.raises(PermissionError) as caught:
-        decide(Session(cgroup=SCOPE, user="ann", kills=True, **more))
+        decide(LogInSession(cgroup=SCOPE, user="ann", kills=True, **more))
     assert str(caught.value) == (
         "systemd ends here what a user leaves running at log-out (KillUserProcesses and KillOnlyUsers in logind.conf), "
         f"so no job can be left alone. Run it without --detach; what would allow it: {cure}"
@@ -53,7 +53,7 @@ def test_systemd_that_kills_is_named_with_its_cure(more, cure):
 
 def test_a_session_that_slurm_has_adopted_is_named():
     with pytest.raises(PermissionError) as caught:
-        decide(Session(cgroup="0::/system.slice/slurmstepd.scope/job_123/step_extern/user/task_0\n"))
+        decide(LogInSession(cgroup="0::/system.slice/slurmstepd.scope/job_123/step_extern/user/task_0\n"))
     assert str(caught.value) == (
         "what is started here ends with Slurm job 123 (pam_slurm_adopt), so no job can be left alone. "
         "Run it without --detach, or submit it to Slurm"
@@ -105,7 +105,9 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_whom_systemd_kills(says, manager, kills):
     says(manager)
     assert logout._look() == (
-        Session(cgroup=SCOPE, user="ann", kills=True, lingers=True, scope=PREFIX) if kills else Session(cgroup=SCOPE)
+        LogInSession(cgroup=SCOPE, user="ann", kills=True, lingers=True, scope=PREFIX)
+        if kills
+        else LogInSession(cgroup=SCOPE)
     )
 
 

@@ -36,8 +36,8 @@ RED_HAT = "Killed process 44 (python), UID 1001, total-vm:300000kB, anon-rss:250
 KERN_LOG = f"Nov 21 12:00:01 gpu-a kernel: [ 1234.567890] {HOST.splitlines()[3]}\n"
 
 
-def a_process(pid: int, name: str = "python") -> processes.Process:
-    return processes.Process(pid=pid, parent=1, started=1, state="Z", name=name, exit_status=9)
+def a_process(pid: int, name: str = "python") -> processes.ProcessInfo:
+    return processes.ProcessInfo(pid=pid, parent=1, started=1, state="Z", name=name, exit_status=9)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.remote.agent import ending
-from distmagic.remote.agent.ending import Ending
-from distmagic.remote.system import exits, memory, processes
-from distmagic.remote.system.processes import Process
+from distmagic.remote.agent import termination
+from distmagic.remote.agent.termination import Termination
+from distmagic.remote.system import exit_codes, memory, processes
+from distmagic.remote.system.processes import ProcessInfo
 from tests import REPOSITORY
 
 ROOT = REPOSITORY
@@ -42,7 +42,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         child.communicate()
 
 
-def up(child: subprocess.Popen[str]) -> Process:
+def up(child: subprocess.Popen[str]) -> ProcessInfo:
     """Wait until a child that runs WAIT is there; return it."""
     assert child.stdout is not None
     assert child.stdout.readline() == "up\n"
@@ -92,13 +92,13 @@ def test_a_zombie_tells_how_it_ended(start, how, code):
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     found = processes.read(child.pid)
     assert found is not None
-    assert (found.state, exits.code_of(found.exit_status)) == ("Z", code)
+    assert (found.state, exit_codes.code_of(found.exit_status)) == ("Z", code)
     assert child.pid not in [p.pid for p in processes.descendants(os.getpid())]
     assert child.wait() == code
 
 
-def process(pid: int, parent: int, state: str = "S") -> Process:
-    return Process(pid=pid, parent=parent, started=pid, state=state, name=f"p{pid}", exit_status=0)
+def process(pid: int, parent: int, state: str = "S") -> ProcessInfo:
+    return ProcessInfo(pid=pid, parent=parent, started=pid, state=state, name=f"p{pid}", exit_status=0)
 
 
 def test_descendants_of_a_table():
@@ -172,9 +172,9 @@ def test_orphans_are_adopted_and_ended_though_they_ignore_sigterm(start):
     child = start(
         ORPHAN
         + """
-from distmagic.remote.agent.ending import Ending
+from distmagic.remote.agent.termination import Termination
 tree = [p.pid for p in processes.descendants(os.getpid())]
-end = Ending()
+end = Termination()
 before = end.has_begun
 end.begin(10.0, 3.0)
 end.step(12.9)
@@ -221,20 +221,20 @@ class Tree:
         self.alive = {pid: process(pid, 1) for pid in pids}
         self.signals: list[tuple[int, int]] = []
 
-    def send(self, one: Process, number: int) -> None:
+    def send(self, one: ProcessInfo, number: int) -> None:
         self.signals.append((one.pid, number))
 
 
 @pytest.fixture
 def tree(monkeypatch) -> Tree:
     made = Tree(11, 12)
-    monkeypatch.setattr(ending.processes, "descendants", lambda root: tuple(made.alive.values()))
-    monkeypatch.setattr(ending.processes, "send", made.send)
+    monkeypatch.setattr(termination.processes, "descendants", lambda root: tuple(made.alive.values()))
+    monkeypatch.setattr(termination.processes, "send", made.send)
     return made
 
 
 def test_each_is_asked_once_and_killed_later(tree):
-    end = Ending()
+    end = Termination()
     end.step(0.0)
     assert tree.signals == []
     end.begin(1.0, 3.0)
@@ -252,7 +252,7 @@ def test_each_is_asked_once_and_killed_later(tree):
 
 
 def test_a_second_call_can_only_shorten(tree):
-    end = Ending()
+    end = Termination()
     end.begin(0.0, 3.0)
     end.begin(1.0, 30.0)
     end.step(2.9)
@@ -263,7 +263,7 @@ def test_a_second_call_can_only_shorten(tree):
 
 def test_what_can_not_be_ended_is_named(tree):
     tree.alive = {11: process(11, 1, "D")}
-    end = Ending()
+    end = Termination()
     end.begin(0.0, 0.0)
     end.step(9.9)
     assert not end.is_done
@@ -299,11 +299,11 @@ def test_what_can_not_be_ended_is_named(tree):
     ],
 )
 def test_meanings(code, meaning):
-    assert exits.meaning_of(code, out_of_memory="") == meaning
-    assert exits.outcome_of(code) == ("signalled" if code < 0 else "exited")
+    assert exit_codes.meaning_of(code, out_of_memory="") == meaning
+    assert exit_codes.outcome_of(code) == ("signalled" if code < 0 else "exited")
 
 
 @pytest.mark.parametrize(("code", "is_oom"), [(-9, True), (137, True), (-15, False), (1, False)])
 def test_out_of_memory(code, is_oom):
     text = "SIGKILL: the host ran out of memory and its kernel ended the process"
-    assert (exits.meaning_of(code, out_of_memory=memory.HOST_WIDE) == text) is is_oom
+    assert (exit_codes.meaning_of(code, out_of_memory=memory.HOST_WIDE) == text) is is_oom

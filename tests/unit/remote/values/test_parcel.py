@@ -298,11 +298,11 @@ def test_code_and_modules_are_noted(tmp_path):
 
 def test_submodules_that_stay_behind_are_not_asked_for(tmp_path):
     import distmagic
-    import distmagic.state.state
+    import distmagic.state.model
 
     names = cell("def train(x):\n    return distmagic.report, x.state", distmagic=distmagic)
     parcel.dump(names["train"], tmp_path / "value")
-    assert b"distmagic.state.state" not in (tmp_path / "value").read_bytes()
+    assert b"distmagic.state.model" not in (tmp_path / "value").read_bytes()
     assert distmagic.state
 
 

@@ -12,26 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
-from distmagic.remote.wire import wire
 from tests import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "wire.jsonl"
 SHA = "ab" * 32
 BLOB = p.Blob(sha256=SHA, size_bytes=7)
 SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
-LISTED = p.Listed(
+LISTED = p.JobListing(
     job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
     reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2, max_nodes=4,
     awaited=("gpu-c",), hang_timeout_s=60.0, age_s=90.0,
 )  # fmt: skip
-WARM = p.Warm(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
-START = p.Start(
+WARM = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
+START = p.StartNode(
     job="j-1", node_rank=1, torchrun=("--nnodes=2",), env={}, defaults={}, cwd="/", call=SHA, code=SHA, endpoint="",
     hosts=("gpu-a",), lead=True, lease_s=60.0,
 )  # fmt: skip
 MESSAGES = (
-    (1, p.Hello(protocol=1, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
+    (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),
     (3, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73, round=2)),
     (
@@ -42,7 +42,10 @@ MESSAGES = (
             at_s=1.5,
             step=10.0,
             total=100.0,
-            rows=(p.Row(at_s=1.25, step=10.0, metrics={"loss": 0.5, "bad": math.inf}), p.Row(at_s=1.5, metrics={})),
+            rows=(
+                p.MetricRow(at_s=1.25, step=10.0, metrics={"loss": 0.5, "bad": math.inf}),
+                p.MetricRow(at_s=1.5, metrics={}),
+            ),
             bars=(p.Bar(id=1, desc="épo", n=2.0, total=3.0, unit="b", rate=4.0, postfix="x", closed=True), p.Bar(id=2)),
             device="cuda:1",
         ),
@@ -60,7 +63,7 @@ MESSAGES = (
             meaning="m",
         ),
     ),
-    (7, p.Engineended(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
+    (7, p.EngineEnded(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
     (8, p.Notice(text="the disk is full")),
     (9, p.Skipped(through=9)),
     (
@@ -73,7 +76,7 @@ MESSAGES = (
             threads=(p.Thread(frames=(p.Frame(file="Cell In[3]", line=9, function="f", mine=True, text="g()"),)),),
         ),
     ),
-    (12, p.Dumped(asked="a1", ranks=2)),
+    (12, p.StacksDone(asked="a1", ranks=2)),
     (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
     (
         0,
@@ -92,21 +95,21 @@ MESSAGES = (
         ),
     ),
     (0, p.Route(address="10.0.0.2", interface="eth0")),
-    (0, p.Want(sha256=(SHA,))),
+    (0, p.MissingBlobs(sha256=(SHA,))),
     (0, p.Serving(port=40002, why="no")),
-    (0, p.Need(sha256=SHA, offset=5, why="Connection refused")),
-    (0, p.Taken(size_bytes=7)),
+    (0, p.NeedBlob(sha256=SHA, offset=5, why="Connection refused")),
+    (0, p.ReceivedBytes(size_bytes=7)),
     (0, p.Data(size_bytes=7)),
-    (0, p.Over(error="MemoryError")),
+    (0, p.AgentGone(error="MemoryError")),
     (0, p.Refused(what="start", error="no such directory")),
-    (0, p.Ask(peer="10.0.0.1")),
-    (0, p.Offer(blobs=(BLOB,))),
-    (0, p.Check(blobs=(BLOB,))),
-    (0, p.Serve(blobs=(BLOB,), has_them=True, address="10.0.0.2", secret=SECRET)),
-    (0, p.Take(blobs=(BLOB,), address="10.0.0.2", port=40002, secret=SECRET)),
+    (0, p.GetRoute(peer="10.0.0.1")),
+    (0, p.OfferBlobs(blobs=(BLOB,))),
+    (0, p.CheckBlobs(blobs=(BLOB,))),
+    (0, p.ServeBlobs(blobs=(BLOB,), has_them=True, address="10.0.0.2", secret=SECRET)),
+    (0, p.ReceiveBlobs(blobs=(BLOB,), address="10.0.0.2", port=40002, secret=SECRET)),
     (
         0,
-        p.Start(
+        p.StartNode(
             job="j-1",
             node_rank=1,
             torchrun=("--nnodes=2",),
@@ -136,37 +139,37 @@ MESSAGES = (
             hang_timeout_s=60.0,
             stays=True,
             warm=WARM,
-            volumes=(SHA,),
-            recipe=p.Recipe(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", awaited=("gpu-c",)),
+            side_files=(SHA,),
+            recipe=p.JoinTemplate(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", awaited=("gpu-c",)),
         ),
     ),
-    (0, p.Attach(job="j-1", node_rank=1, after=7, live=True)),
-    (0, p.Renew()),
-    (0, p.Dump(asked="a1")),
-    (0, p.Stop(grace_s=3.0, reason="failed")),
-    (0, p.Fetch(job="j-1", node_rank=1, name="rank3.result", offset=5)),
-    (0, p.Sweep(job="j-1")),
-    (0, p.List()),
+    (0, p.FollowJob(job="j-1", node_rank=1, after=7, live=True)),
+    (0, p.RenewLease()),
+    (0, p.DumpStacks(asked="a1")),
+    (0, p.StopNode(grace_s=3.0, reason="failed")),
+    (0, p.GetFile(job="j-1", node_rank=1, name="rank3.result", offset=5)),
+    (0, p.SweepJob(job="j-1")),
+    (0, p.ListJobs()),
     (0, p.Jobs(jobs=(LISTED,))),
-    (0, p.Remove(job="j-1")),
+    (0, p.RemoveJob(job="j-1")),
     (0, p.Removed(size_bytes=7)),
-    (0, p.Clear(removes=True)),
-    (11, p.Member(node_rank=1, state="joined")),
+    (0, p.PruneBlobs(removes=True)),
+    (11, p.PeerState(node_rank=1, state="joined")),
     (12, p.Stopping(reason="lost", culprit=1)),
     (13, p.Detached(why="asked")),
-    (0, p.Detach()),
+    (0, p.DetachJob()),
     (0, WARM),
-    (0, p.Describe()),
-    (0, p.Look(owner="ab12")),
-    (0, p.Cool(owner="ab12")),
+    (0, p.GetFacts()),
+    (0, p.ListTemplates(owner="ab12")),
+    (0, p.EndTemplates(owner="ab12")),
     (0, p.Templates(templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),))),
-    (0, p.Fork(start=START, env={"A": "1"})),
-    (0, p.Forked(pid=71)),
-    (14, p.Enlisted(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-c"))),
-    (0, p.Enlist(host="gpu-c", asked="a1")),
-    (0, p.Recall()),
-    (0, p.Recalled(start=START)),
-    (0, p.Give(sha256=SHA)),
+    (0, p.ForkAgent(start=START, env={"A": "1"})),
+    (0, p.AgentForked(pid=71)),
+    (14, p.NodeAdded(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-c"))),
+    (0, p.AddNode(host="gpu-c", asked="a1")),
+    (0, p.GetStart()),
+    (0, p.LeadStart(start=START)),
+    (0, p.GetBlob(sha256=SHA)),
 )
 
 
@@ -175,8 +178,8 @@ def golden() -> list[bytes]:
 
 
 def test_the_golden_file_has_one_line_a_type():
-    assert [json.loads(line)["t"] for line in golden()] == [type(m).__name__.lower() for _, m in MESSAGES]
-    assert {type(message) for _, message in MESSAGES} == set(wire._NAMES)
+    assert [json.loads(line)["t"] for line in golden()] == [codec._NAMES[type(m)] for _, m in MESSAGES]
+    assert {type(message) for _, message in MESSAGES} == set(codec._NAMES)
 
 
 @pytest.mark.parametrize("index", range(len(MESSAGES)), ids=[type(m).__name__ for _, m in MESSAGES])
@@ -219,11 +222,11 @@ def test_a_line_is_one_line_of_ascii():
 
 
 def test_a_private_key_is_not_shown():
-    assert "PRIVATE" not in repr(p.Serve(blobs=(BLOB,), address="10.0.0.2", secret=SECRET))
+    assert "PRIVATE" not in repr(p.ServeBlobs(blobs=(BLOB,), address="10.0.0.2", secret=SECRET))
 
 
 def test_numbers_that_are_no_numbers_travel():
-    row = p.Row(at_s=1.0, metrics={"a": math.nan, "b": -math.inf})
+    row = p.MetricRow(at_s=1.0, metrics={"a": math.nan, "b": -math.inf})
     _, event = p.decode(p.encode(p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,))))
     assert math.isnan(event.rows[0].metrics["a"])
     assert event.rows[0].metrics["b"] == -math.inf
@@ -239,14 +242,14 @@ def test_numbers_that_are_no_numbers_travel():
         (b"\xff\xfe", r"not JSON: b'\xff\xfe'"),
         (b"[1]", "not a message: b'[1]'"),
         (b'{"t":1,"n":0}', 'not a message: b\'{"t":1,"n":0}\''),
-        (b'{"t":"over"}', 'not a message: b\'{"t":"over"}\''),
-        (b'{"t":"over","n":true}', 'not a message: b\'{"t":"over","n":true}\''),
-        (b'{"t":"over","n":1.0}', 'not a message: b\'{"t":"over","n":1.0}\''),
+        (b'{"t":"agent_gone"}', 'not a message: b\'{"t":"agent_gone"}\''),
+        (b'{"t":"agent_gone","n":true}', 'not a message: b\'{"t":"agent_gone","n":true}\''),
+        (b'{"t":"agent_gone","n":1.0}', 'not a message: b\'{"t":"agent_gone","n":1.0}\''),
         (b'{"t":"data","n":0}', "data: size_bytes is missing"),
         (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: bool in place of int"),
-        (b'{"t":"want","n":0,"sha256":"x"}', "want.sha256: no list"),
-        (b'{"t":"offer","n":0,"blobs":[1]}', "offer.blobs: no object"),
-        (b'{"t":"offer","n":0,"blobs":[{"sha256":"x"}]}', "offer.blobs: size_bytes is missing"),
+        (b'{"t":"missing_blobs","n":0,"sha256":"x"}', "missing_blobs.sha256: no list"),
+        (b'{"t":"offer_blobs","n":0,"blobs":[1]}', "offer_blobs.blobs: no object"),
+        (b'{"t":"offer_blobs","n":0,"blobs":[{"sha256":"x"}]}', "offer_blobs.blobs: size_bytes is missing"),
         (b'{"t":"ended","n":0,"rank":0,"restart":0,"outcome":"raised","failure":1}', "ended.failure: no object"),
         (
             b" " * (p.MAX_LINE_BYTES + 1),
@@ -286,7 +289,7 @@ SCALARS = {
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
 }
-ANY_MESSAGE = st.one_of([a(kind) for kind in wire._NAMES])
+ANY_MESSAGE = st.one_of([a(kind) for kind in codec._NAMES])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
@@ -352,4 +355,4 @@ def decode_or_wire_error(line: bytes) -> None:
     except p.BadLine:
         return
     assert type(n) is int
-    assert message is None or type(message) in wire._NAMES
+    assert message is None or type(message) in codec._NAMES

@@ -1,0 +1,90 @@
+"""Conversations that are kept open between runs: they renew what hosts keep loaded, and begin the next run at once."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Hashable
+from contextlib import suppress
+
+from distmagic.connection.link import Link
+from distmagic.errors import DistmagicError
+from distmagic.remote.wire import protocol
+
+
+class IdleLinks:
+    """At most one conversation for each host, way and interpreter. Safe to use from threads.
+
+    As long as one rests here a thread renews, four times a lease, what its host keeps loaded.
+    """
+
+    def __init__(self) -> None:
+        self._links: dict[Hashable, Link] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self, key: Hashable) -> Link | None:
+        """Return the conversation that rests under this key, which nobody else gets then; None if there is none."""
+        with self._lock:
+            return self._links.pop(key, None)
+
+    def give(self, key: Hashable, link: Link) -> None:
+        """Let a conversation rest, of which nothing more is to come; one too many, or whose host keeps nothing, is ended."""
+        with self._lock:
+            is_kept = link.kept is not None and key not in self._links
+            if is_kept:
+                self._links[key] = link
+                self._renew_from_now_on()
+        if not is_kept:
+            link.finish()
+
+    def _renew_from_now_on(self) -> None:
+        if self._thread is None:
+            atexit.unregister(self.close)
+            atexit.register(self.close)  # only now: before paramiko's own, which closes all connections
+            self._wake.clear()
+            self._thread = threading.Thread(target=self._keep_renewing, name="distmagic-warm", daemon=True)
+            self._thread.start()
+
+    def _keep_renewing(self) -> None:
+        while not self._wake.wait(self._pause_s()):
+            with self._lock:
+                links = list(self._links.items())
+                if not links:
+                    self._thread = None
+                    return
+            for key, link in links:
+                self._renew(key, link)
+
+    def _renew(self, key: Hashable, link: Link) -> None:
+        with self._lock:  # whoever takes it for a run may send a file over it, and nothing must come between
+            if self._links.get(key) is not link:
+                return
+            try:
+                link.send(protocol.RenewLease())
+            except DistmagicError:
+                del self._links[key]
+            else:
+                return
+        link.close()
+
+    def _pause_s(self) -> float:
+        with self._lock:
+            return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
+
+    def close(self) -> set[str]:
+        """End what the hosts keep loaded, and the conversations; return the hosts that were told."""
+        with self._lock:
+            links, self._links = list(self._links.values()), {}
+            self._thread = None
+            self._wake.set()
+            self._wake = threading.Event()
+        told = set()
+        for link in links:  # no threads: this is also called when Python ends
+            with suppress(DistmagicError):  # out of reach: the lease ends it
+                link.send(protocol.EndTemplates(owner=link.kept.owner if link.kept else ""))
+                told.add(link.host.name)
+        for link in links:
+            link.finish()
+        return told

@@ -1,0 +1,138 @@
+"""Jobs as they are found on hosts: what each host lists, put together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distmagic.errors import SpecError
+
+if TYPE_CHECKING:  # the wire's messages take a third of the time that %load_ext may take
+    from distmagic.remote.wire.protocol import JobListing
+    from distmagic.request.hosts import Host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, running or ended, as far as the hosts that were asked know of it.
+
+    `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `places` says for each
+    node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run, `began_s`
+    seconds since 1970 by its hosts' clocks, `reason` how it ended, `owner` the notebook that
+    began it. An elastic job goes on with `min_nodes` nodes and takes in hosts up to `max_nodes`, which is 0 for any other;
+    `awaited` were not there when it began. `is_detached`: it needs no notebook. `hang_timeout_s` is None where nobody
+    asked for that, `age_s` how long it has run, or ran.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    places: tuple[int, ...]
+    running: tuple[int, ...]
+    began_s: float
+    lease_s: float
+    max_restarts: int
+    reason: str
+    size_bytes: int
+    owner: str
+    is_detached: bool
+    min_nodes: int
+    max_nodes: int
+    awaited: tuple[str, ...]
+    hang_timeout_s: float | None
+    age_s: float
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any of its nodes runs."""
+        return bool(self.running)
+
+    @property
+    def grows(self) -> bool:
+        """Whether hosts may come (back) to it."""
+        return self.is_running and self.max_nodes > 0
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The node ranks that a host has told of."""
+        return tuple(node for node, place in enumerate(self.places) if place >= 0)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The hosts of the other nodes."""
+        return tuple(name for name, place in zip(self.hosts, self.places, strict=True) if place < 0)
+
+    @property
+    def phase(self) -> str:
+        """running, detached, or how it ended: done, stopped, failed, interrupted, lease, ... or died."""
+        if self.running:
+            return "detached" if self.is_detached else "running"
+        return self.reason or "died"
+
+
+def found_jobs(answers: Iterable[Sequence[JobListing]]) -> tuple[Job, ...]:
+    """Return the jobs that hosts list, the oldest first. `answers` is what each of the asked hosts lists, in order."""
+    nodes: dict[str, dict[int, tuple[int, JobListing]]] = {}
+    for index, listed in enumerate(answers):
+        for one in listed:
+            nodes.setdefault(one.job, {}).setdefault(one.node_rank, (index, one))
+    jobs = [_job(name, table) for name, table in nodes.items()]
+    return tuple(sorted(jobs, key=lambda job: (job.began_s, job.name)))
+
+
+def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
+    nodes = {node_rank: one for node_rank, (_, one) in found.items()}
+    first = nodes[min(nodes)]
+    hosts = max((one.hosts for one in nodes.values()), key=len)  # a node that came back later knows of one more
+    reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
+    places = tuple(found[rank][0] if rank in found else -1 for rank in range(len(hosts)))
+    return Job(
+        name=name, hosts=hosts, places=places, began_s=first.began_s, lease_s=first.lease_s,
+        running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running)),
+        max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
+        size_bytes=sum(one.size_bytes for one in nodes.values()), owner=first.owner,
+        is_detached=any(one.is_detached for one in nodes.values()), min_nodes=first.min_nodes, max_nodes=nodes[0].max_nodes if 0 in nodes else 0,
+        awaited=nodes[0].awaited if 0 in nodes else (),
+        hang_timeout_s=first.hang_timeout_s, age_s=max(one.age_s for one in nodes.values()),
+    )  # fmt: skip
+
+
+def check_orphans(jobs: Iterable[Job], owner: str) -> None:
+    """Raise `SpecError` if a job of this very notebook still runs there and waits for it: it holds the devices."""
+    for job in jobs:
+        if owner and job.owner == owner and job.is_running and not job.is_detached:
+            raise SpecError(
+                f"Job {job.name}, which this notebook began, still runs on {', '.join(job.hosts)}.",
+                f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
+                f"Without either it ends by itself within {job.lease_s:g} s.",
+            )
+
+
+def choose(jobs: Sequence[Job], name: str) -> Job:
+    """Return the job of this name, or the only one whose name begins so. Raises `SpecError`."""
+    fits = [job for job in jobs if job.name == name] or [job for job in jobs if name and job.name.startswith(name)]
+    if len(fits) == 1:
+        return fits[0]
+    known = ", ".join(job.name for job in (fits or jobs)[-5:]) or "none"
+    what = f"{name!r} fits several jobs" if fits else f"There is no job {name!r} on these hosts"
+    raise SpecError(f"{what}.", f"%distributed jobs lists them all; the latest: {known}.")
+
+
+def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `SpecError`.
+
+    A host that has not told of it, being down, is found by its name.
+    """
+    asked = {host.name: host for host in hosts}
+    if unknown := [name for name in dict.fromkeys(job.missing) if name not in asked]:
+        raise SpecError(
+            f"Job {job.name} also ran on {', '.join(unknown)}, which is not among the hosts of this notebook.",
+            "Name all of its hosts with %distributed hosts.",
+        )
+    pairs = zip(job.places, job.hosts, strict=True)
+    return tuple(hosts[place] if place >= 0 else asked[name] for place, name in pairs)
+
+
+def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return those hosts of a job that have told of it, in the order of `job.known`, out of `hosts`, which were asked."""
+    return tuple(hosts[job.places[node]] for node in job.known)

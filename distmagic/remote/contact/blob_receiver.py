@@ -1,0 +1,267 @@
+"""What comes in: blobs, from the notebook or from another host, each checked before it gets its name."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from distmagic.remote.records import places
+from distmagic.remote.wire import protocol
+
+if TYPE_CHECKING:
+    from distmagic.remote.contact.blob_server import BlobServer, Growing, Source
+
+_CHUNK = 1 << 20
+_TELL_S = 0.25  # between two words about how far it has come
+
+
+class Notebook(Protocol):
+    """The conversation with the notebook, as far as it is needed here."""
+
+    def say(self, message: protocol.Message) -> None:
+        """Tell it something."""
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """Yield the next `size` bytes that it sends."""
+
+    def wait(self, sock: socket.socket, events: int, timeout_s: float) -> None:
+        """Wait for `events` (as of select.poll) of a socket. Raises TimeoutError, and SystemExit when the notebook is gone."""
+
+
+class BlobReceiver:
+    """Takes blobs for one contact, and serves them to one other host meanwhile."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._server: BlobServer | None = None
+        self._files: Growing | None = None
+
+    def check(self, request: protocol.CheckBlobs) -> None:
+        """Say which blobs are lacking."""
+        lacking = [blob for blob in request.blobs if not is_whole(blob)]
+        for blob in request.blobs:
+            if blob not in lacking:
+                os.utime(places.blob(blob.sha256))  # young again
+        self._notebook.say(protocol.MissingBlobs(sha256=tuple(blob.sha256 for blob in lacking)))
+
+    def offer(self, request: protocol.OfferBlobs) -> None:
+        """Say which blobs are lacking, and take them from the notebook."""
+        wanted = [blob for blob in request.blobs if not is_whole(blob)]
+        self._notebook.say(protocol.MissingBlobs(sha256=tuple(blob.sha256 for blob in wanted)))
+        failed = [error for blob in wanted if (error := self._receive(blob)) is not None]
+        if failed:
+            raise failed[0]
+        for blob in request.blobs:
+            os.utime(places.blob(blob.sha256))
+        if wanted:
+            self._notebook.say(protocol.MissingBlobs())
+
+    def _receive(self, blob: protocol.Blob) -> OSError | None:
+        """Take a blob from the notebook; return why it can't be kept. All of it is read: the conversation stays whole."""
+        pieces = self._notebook.pieces(blob.size_bytes)
+        try:
+            with _arriving(blob) as arrival:
+                for data in pieces:
+                    arrival.write(data)
+                arrival.keep()
+        except OSError as error:
+            for _ in pieces:
+                continue
+            return error
+        return None
+
+    # ---- from host to host
+
+    def serve(self, request: protocol.ServeBlobs) -> None:
+        """Begin to serve blobs to one other host: at once, or while they are taken."""
+        self.close()
+        try:
+            from distmagic.remote.contact import blob_server
+
+            files = blob_server.Growing(len(request.blobs))
+            for number, blob in enumerate(request.blobs if request.has_them else ()):
+                with places.blob(blob.sha256).open("rb") as file:
+                    files.add(number, file.fileno(), blob.size_bytes)
+            sizes = [blob.size_bytes for blob in request.blobs]
+            self._server = blob_server.BlobServer(request.address, request.secret, files, sizes)
+        except (ImportError, OSError) as error:
+            self._notebook.say(protocol.Serving(port=0, why=str(error)))
+            return
+        self._files = files
+        self._notebook.say(protocol.Serving(port=self._server.port))
+
+    def close(self) -> None:
+        """Serve no longer."""
+        if self._server is not None:
+            self._server.close()
+        self._server = self._files = None
+
+    def take(self, request: protocol.ReceiveBlobs) -> None:
+        """Take blobs from another host; from the notebook what does not come from there."""
+        taking = _Taking(self._notebook, self._files, request)
+        try:
+            for number, blob in enumerate(request.blobs):
+                taking.take(number, blob)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            taking.close()
+        self._notebook.say(protocol.MissingBlobs())
+
+
+class _Taking:
+    """Blobs on their way here: from `_source` while there is one, from the notebook otherwise, and on to `_files`."""
+
+    def __init__(self, notebook: Notebook, files: Growing | None, request: protocol.ReceiveBlobs) -> None:
+        self._notebook, self._files = notebook, files
+        self._source: Source | None = None
+        self._why = ""  # there is no source (any more)
+        self._done_bytes = 0
+        self._told_at = time.monotonic()
+        if request.port:
+            self._dial(request)
+
+    def _dial(self, request: protocol.ReceiveBlobs) -> None:
+        try:
+            from distmagic.remote.contact import blob_server
+
+            self._source = blob_server.Source(request.address, request.port, request.secret, self._notebook.wait)
+        except (ImportError, OSError) as error:
+            self._why = _words(error)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._source is not None:
+            self._source.close()
+        self._source = None
+
+    def take(self, number: int, blob: protocol.Blob) -> None:
+        """Take one blob. Raises OSError if it can't be kept."""
+        with _arriving(blob) as arrival:
+            if self._files is not None:
+                self._files.add(number, arrival.file.fileno())
+            self._take_from_host(number, arrival)
+            came_from_host = arrival.size_bytes > 0
+            if arrival.left_bytes:
+                self._take_from_notebook(number, arrival)
+            if came_from_host and not arrival.is_good:
+                self._why = "what came from there was damaged"
+                self.close()
+                if self._files is not None:
+                    self._files.close()  # the next host has had damaged bytes too, and sees it by the end of file
+                arrival.begin_again()
+                self._take_from_notebook(number, arrival)
+            arrival.keep()
+        self._done_bytes += blob.size_bytes
+
+    def _take_from_host(self, number: int, arrival: _Arrival) -> None:
+        pieces = self._source.pieces(arrival.left_bytes) if self._source is not None else iter(())
+        while True:
+            try:
+                data = next(pieces, None)
+            except (OSError, EOFError) as error:
+                self._why = _words(error)
+                self.close()
+                return
+            if data is None:
+                return
+            self._add(number, arrival, data)
+
+    def _take_from_notebook(self, number: int, arrival: _Arrival) -> None:
+        self._notebook.say(protocol.NeedBlob(sha256=arrival.blob.sha256, offset=arrival.size_bytes, why=self._why))
+        pieces = self._notebook.pieces(arrival.left_bytes)
+        try:
+            for data in pieces:
+                self._add(number, arrival, data)
+        except OSError:
+            for _ in pieces:
+                continue  # all of it is read in any case: the conversation must stay whole
+            raise
+
+    def _add(self, number: int, arrival: _Arrival, data: bytes | memoryview) -> None:
+        arrival.write(data)
+        if self._files is not None:
+            self._files.grow(number, arrival.size_bytes)
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_S:
+            self._told_at = now
+            self._notebook.say(protocol.ReceivedBytes(size_bytes=self._done_bytes + arrival.size_bytes))
+
+
+class _Arrival:
+    """A blob that comes into a file aside: another host may share this home, and take the same blob."""
+
+    def __init__(self, blob: protocol.Blob, file: io.FileIO, aside: Path) -> None:
+        self.blob, self.file, self._aside = blob, file, aside
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Throw away what has come."""
+        self.file.seek(0)
+        self.file.truncate()
+        self.size_bytes = 0
+        self._digest = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Add to it. Raises OSError when the disk is full."""
+        self._digest.update(data)
+        view = memoryview(data)
+        self.size_bytes += len(view)
+        while view:
+            view = view[self.file.write(view) :]
+
+    @property
+    def left_bytes(self) -> int:
+        """How much is still to come."""
+        return self.blob.size_bytes - self.size_bytes
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is what it should be."""
+        return self._digest.hexdigest() == self.blob.sha256
+
+    def keep(self) -> None:
+        """Give it its name. Raises OSError if it isn't what it should be."""
+        if not self.is_good:
+            raise OSError("a file arrived damaged")
+        self._aside.rename(places.blob(self.blob.sha256))
+
+
+@contextlib.contextmanager
+def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
+    """Give a blob a file to come into, which is gone if it was not kept."""
+    path = places.blob(blob.sha256)
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
+    try:
+        with io.FileIO(aside, "w+") as file:
+            yield _Arrival(blob, file, aside)
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def _words(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def is_whole(blob: protocol.Blob) -> bool:
+    """Whether a file is here, and not cut short or empty as the loss of power leaves them."""
+    try:
+        with places.blob(blob.sha256).open("rb") as file:
+            if not places.is_private(os.fstat(file.fileno())):
+                return False  # somebody else could change it later
+            digest = hashlib.sha256()
+            while data := file.read(_CHUNK):
+                digest.update(data)
+    except OSError:
+        return False
+    return digest.hexdigest() == blob.sha256

@@ -1,0 +1,311 @@
+"""Blobs from host to host: who has them, or is just getting them, serves them to one other host.
+
+Both ends are told the same certificate and key over SSH, made for this one delivery. They speak TLS 1.3, and each end
+goes on only if the other shows that very certificate, before any byte of a blob. Then the server alone speaks:
+
+    4 bytes, big-endian: how many bytes follow; none: nothing new yet, but still here
+
+The blobs follow one another in an order that both know. Whoever takes them checks their SHA-256, and turns to the
+notebook when anything is wrong: nothing here has to be tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import socket
+import ssl
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from distmagic.remote.wire.protocol import Secret
+
+CONNECT_S = 2.0
+HANDSHAKE_S = 5.0
+ALONE_S = 30.0  # a server to which nobody comes gives up
+STALL_S = 5.0  # a server that says nothing at all for so long is given up
+_SLOW_S = 30.0  # for a taker to take something
+_ALIVE_S = 1.0  # between two signs of life
+_AT_THE_DOOR = 32  # connections that have not shown their certificate; one more, and the oldest has to go
+_BACKLOG = 128
+_TICK_S = 0.1
+FRAME_BYTES = 1 << 18
+_HEAD = struct.Struct(">I")
+
+Wait = Callable[[socket.socket, int, float], None]  # (socket, events as of select.poll, seconds); raises TimeoutError
+
+
+class Growing:
+    """Files, in order, that one thread reads while another is still writing them."""
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        self._files: list[int | None] = [None] * count
+        self._ready = [0] * count
+        self._is_over = False
+
+    def add(self, number: int, descriptor: int, ready_bytes: int = 0) -> None:
+        """Make a file known, of which so many bytes are there. The descriptor stays the caller's."""
+        with self._changed:
+            if not self._is_over and self._files[number] is None:
+                self._files[number] = os.dup(descriptor)
+                self._ready[number] = ready_bytes
+                self._changed.notify_all()
+
+    def grow(self, number: int, ready_bytes: int) -> None:
+        """Say that so many bytes of a file are there."""
+        with self._changed:
+            self._ready[number] = max(ready_bytes, self._ready[number])
+            self._changed.notify_all()
+
+    def read(self, number: int, offset: int, timeout_s: float) -> bytes:
+        """Return some bytes from `offset` on, b"" if there are none for so long. Raises EOFError if none will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._ready[number] > offset, timeout_s)
+            file, ready = self._files[number], self._ready[number]
+            if self._is_over:
+                raise EOFError
+            if file is None or ready <= offset:
+                return b""
+            data = os.pread(file, min(ready - offset, FRAME_BYTES), offset)
+        if not data:
+            raise EOFError  # somebody has cut the file
+        return data
+
+    def close(self) -> None:
+        """Let go of the files: whoever waits for more gives up."""
+        with self._changed:
+            self._is_over = True
+            for file in self._files:
+                if file is not None:
+                    os.close(file)
+            self._files = [None] * len(self._files)
+            self._changed.notify_all()
+
+
+def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
+    """Return how an end of a connection proves itself and what it accepts: the secret's certificate, nothing else."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname = False
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_verify_locations(cadata=secret.certificate)
+    with tempfile.TemporaryFile() as file:  # without a name: nobody else can open it, and it can't be left behind
+        file.write((secret.certificate + secret.key).encode())
+        file.flush()
+        made.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    if is_server:
+        made.num_tickets = 0
+    return made
+
+
+def _check(tls: ssl.SSLSocket, secret: Secret) -> None:
+    """Raise SSLError unless the other end has shown exactly the secret's certificate."""
+    if tls.getpeercert(binary_form=True) != ssl.PEM_cert_to_DER_cert(secret.certificate):
+        raise ssl.SSLError("another certificate")
+
+
+class BlobServer:
+    """Serves files that grow to the first who proves to have the secret; in a thread of its own, until `close`.
+
+    It listens on `address` alone, and no longer than until that one has come. `sizes` are the files' bytes.
+    """
+
+    def __init__(self, address: str, secret: Secret, files: Growing, sizes: Sequence[int]) -> None:
+        self._secret, self._files, self._sizes = secret, files, sizes
+        self._context = context(secret, is_server=True)
+        self._is_over = threading.Event()
+        self._plug: socket.socket | None = None  # the same connection, for `close`: a TLS socket is its own thread's
+        self._listener = socket.create_server((address, 0), family=family_of(address), backlog=_BACKLOG)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run, name="distmagic-spread", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, whatever it is doing, and return when nothing listens and no connection is open."""
+        self._is_over.set()
+        self._files.close()
+        if self._plug is not None:
+            with contextlib.suppress(OSError):
+                self._plug.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with self._listener:
+                taker = self._meet()
+            if taker is not None:
+                with taker, self._plug or contextlib.nullcontext():
+                    self._send_all(taker)
+        except (OSError, EOFError):
+            return  # the taker is gone, or there is nothing to serve any more: it turns to the notebook
+        finally:
+            self._files.close()
+
+    def _meet(self) -> ssl.SSLSocket | None:
+        """Return the connection of the one who has the secret; None if nobody came."""
+        door = _Door(self._listener, self._context, self._secret)
+        try:
+            give_up = time.monotonic() + ALONE_S
+            while not self._is_over.is_set() and time.monotonic() < give_up:
+                if (found := door.look(_TICK_S)) is not None:
+                    self._plug = socket.socket(fileno=os.dup(found.fileno()))
+                    return found
+            return None
+        finally:
+            door.close()
+
+    def _send_all(self, taker: ssl.SSLSocket) -> None:
+        taker.settimeout(_SLOW_S)
+        for number, size in enumerate(self._sizes):
+            offset = 0
+            while offset < size:
+                data = self._files.read(number, offset, _ALIVE_S)
+                taker.sendall(_HEAD.pack(len(data)) + data)
+                offset += len(data)
+        taker.recv(1)  # it hangs up when it has all: closing sooner could throw away what is on its way
+
+
+class _Door:
+    """Connections that have not proved anything yet: few, each for a short time, and none can hold up another."""
+
+    def __init__(self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret) -> None:
+        self._listener, self._context, self._secret = listener, tls, secret
+        self._waiting: dict[ssl.SSLSocket, float] = {}  # until when, the oldest first
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def look(self, timeout_s: float) -> ssl.SSLSocket | None:
+        """Let everybody at the door go one step; return the one who has got through."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._let_in()
+            elif key.fileobj in self._waiting and self._has_proved(key.fileobj):
+                return self._taken(key.fileobj)
+        now = time.monotonic()
+        for late in [tls for tls, until in self._waiting.items() if until < now]:
+            self._turn_away(late)
+        return None
+
+    def _let_in(self) -> None:
+        try:
+            plain, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone again
+        if len(self._waiting) >= _AT_THE_DOOR:
+            self._turn_away(next(iter(self._waiting)))
+        try:
+            plain.setblocking(False)
+            tls = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            plain.close()
+            return
+        self._waiting[tls] = time.monotonic() + HANDSHAKE_S
+        self._selector.register(tls, selectors.EVENT_READ)
+
+    def _has_proved(self, tls: ssl.SSLSocket) -> bool:
+        try:
+            tls.do_handshake()
+            _check(tls, self._secret)
+        except ssl.SSLWantReadError:
+            self._selector.modify(tls, selectors.EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._selector.modify(tls, selectors.EVENT_WRITE)
+        except (OSError, ValueError):
+            self._turn_away(tls)
+        else:
+            return True
+        return False
+
+    def _taken(self, tls: ssl.SSLSocket) -> ssl.SSLSocket:
+        self._selector.unregister(tls)
+        del self._waiting[tls]
+        return tls
+
+    def _turn_away(self, tls: ssl.SSLSocket) -> None:
+        self._taken(tls).close()
+
+    def close(self) -> None:
+        """Turn everybody away."""
+        for tls in list(self._waiting):
+            self._turn_away(tls)
+        self._selector.close()
+
+
+class Source:
+    """The taker's end of a connection to a `BlobServer`. `wait` waits for a socket, and ends all when the notebook does."""
+
+    def __init__(self, address: str, port: int, secret: Secret, wait: Wait) -> None:
+        """Connect. Raises OSError; SSLError for one who has not the secret."""
+        self._wait = wait
+        plain = socket.socket(family_of(address))
+        try:
+            plain.setblocking(False)
+            self._connect(plain, address, port)
+            self._tls = context(secret, is_server=False).wrap_socket(plain, do_handshake_on_connect=False)
+        except BaseException:
+            plain.close()
+            raise
+        try:
+            until = time.monotonic() + HANDSHAKE_S
+            self._retry(self._tls.do_handshake, lambda: until - time.monotonic())
+            _check(self._tls, secret)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, plain: socket.socket, address: str, port: int) -> None:
+        where = socket.getaddrinfo(address, port, plain.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)[0][4]
+        with contextlib.suppress(BlockingIOError):
+            plain.connect(where)
+        self._wait(plain, select.POLLOUT, CONNECT_S)
+        if error := plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error))
+
+    def _retry(self, step: Callable[[], int | None], left_s: Callable[[], float]) -> int | None:
+        """Return what `step` returns once the connection is ready for it. Raises TimeoutError."""
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                self._wait(self._tls, select.POLLIN, left_s())
+            except ssl.SSLWantWriteError:
+                self._wait(self._tls, select.POLLOUT, left_s())
+
+    def pieces(self, size: int) -> Iterator[memoryview]:
+        """Yield the next `size` bytes; each piece is good until the next is asked for.
+
+        Raises OSError, or EOFError, as soon as the server does not keep to what is expected of it.
+        """
+        head, data = memoryview(bytearray(_HEAD.size)), memoryview(bytearray(FRAME_BYTES))
+        while size:
+            self._fill(head)
+            (length,) = _HEAD.unpack(head)
+            if length > min(size, FRAME_BYTES):
+                raise OSError("more came than was expected")
+            self._fill(data[:length])
+            size -= length
+            if length:
+                yield data[:length]
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            got = self._retry(lambda view=view: self._tls.recv_into(view), lambda: STALL_S)  # type: ignore[misc]
+            if not got:
+                raise EOFError("it hung up")
+            view = view[got:]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._tls.close()
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return what kind of address this is."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,257 @@
+"""The contact's side of templates: finds the one that fits, starts one, asks it for an agent, ends it.
+
+A template fits if nothing differs that a process can have from its start: interpreter, bundle, variables (but for
+those that are only read while a job runs), limits, and the directories that Python imports from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.remote.engine import process_title
+from distmagic.remote.records import places
+from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.wire import protocol
+
+PATIENCE_S = 20.0  # for a template that is still importing torch; then the job starts without it
+SETTINGS = "DISTMAGIC_TEMPLATE"
+_MOST = 2  # templates of one notebook; another variable in each run must not fill the host's memory
+_SOON_S = 2.0
+_AT_ONCE_S = 0.1
+_PID = "pid"
+_WRITTEN_BY_PIP = (".dist-info", ".egg-info", ".pth", ".egg-link")
+
+AT_RUN_TIME = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PWD", "OLDPWD",
+    "SHLVL", "_", "TERM", "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME",
+}  # fmt: skip
+AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
+
+
+def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
+    """Return the variables of a template: those of its ranks, but for what is read only while a job runs."""
+    env = {**warm.defaults, **os.environ, **warm.env}
+    return {k: v for k, v in env.items() if k not in AT_RUN_TIME and not k.startswith(AT_RUN_TIME_TOO)}
+
+
+def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
+    """Return a name for all that ranks take over from a template."""
+    folders = {path: _installed(path) for path in sys.path[1:] if os.path.isdir(path)}
+    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
+    who = [os.getuid(), os.geteuid(), os.getegid(), sorted(os.getgroups()), os.getpriority(os.PRIO_PROCESS, 0)]
+    ignored = sorted(n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN)
+    told = [sys.executable, sys.version, sys.path[0], sorted(env.items()), os.getcwd(), folders, limits, who, ignored,
+            umask, sorted(os.sched_getaffinity(0)), prefix]  # fmt: skip
+    return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+
+
+def _installed(folder: str) -> list[tuple[str, int]]:
+    """Return what changes when something is installed in a folder: names, and when pip wrote of a package last.
+
+    Not when byte code is written there at the first import.
+    """
+    with os.scandir(folder) as entries:
+        return sorted(
+            (entry.name, entry.stat().st_mtime_ns if entry.name.endswith(_WRITTEN_BY_PIP) else 0)
+            for entry in entries
+            if entry.name != "__pycache__"
+        )
+
+
+def _can_be_warm(env: dict[str, str]) -> bool:
+    """Whether a template can stand for a fresh process: a relative PYTHONPATH means the job's own directory."""
+    parts = env.get("PYTHONPATH", "").split(os.pathsep)
+    return sys.platform.startswith("linux") and all(os.path.isabs(part) for part in parts if part)
+
+
+def _mine(owner: str) -> str:
+    """Return a notebook's name on this host: several may share one machine's /tmp, each with a home of its own."""
+    return owner + hashlib.sha256(str(places.home()).encode()).hexdigest()[:6]
+
+
+# ---- finding and starting
+
+
+def ensure(warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] = ()) -> Path | None:
+    """Return the socket of a template that fits, which may still be importing torch; None where there can be none.
+
+    A new one is started by a command that begins with `prefix`.
+    """
+    env = variables(warm)
+    if not _can_be_warm(env):
+        return None
+    key = _key(env, umask, prefix)
+    for folder in places.warm_dirs(_mine(warm.owner), key):
+        if _is_there(folder):
+            return folder / places.TEMPLATE
+    _make_room(warm.owner)
+    return _start(warm, env, key, umask, prefix)
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        places.check_run_dir(folder)
+        with socket.socket(socket.AF_UNIX) as conn:
+            conn.connect(str(folder / places.TEMPLATE))
+    except OSError:
+        return False
+    process = _process(folder)
+    if process is not None and process.state == "T":  # somebody has stopped it: nobody is to wait for it
+        _end(folder / places.TEMPLATE)
+        return False
+    return True
+
+
+def _process(folder: Path) -> processes.ProcessInfo | None:
+    """Return the template that a folder belongs to; None if it is gone, or only about to begin."""
+    try:
+        pid, started = map(int, (folder / _PID).read_text().split())
+    except (OSError, ValueError):
+        return None
+    process = processes.read(pid)
+    return process if process is not None and process.started == started else None
+
+
+def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask: int, prefix: tuple[str, ...]) -> Path:
+    folder = places.make_warm_dir(_mine(warm.owner), key)
+    path = folder / places.TEMPLATE
+    settings = {
+        SETTINGS: json.dumps({"idle_s": warm.idle_s, "lease_s": warm.lease_s}),
+        processes.MARK: process_title.ROOM,
+    }
+    try:
+        with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("wb") as log:
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(16)
+            child = subprocess.Popen(
+                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE], stdin=listener.fileno(), stdout=log, stderr=log,
+                env={**env, **settings}, start_new_session=True, umask=umask,
+            )  # fmt: skip
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    process = processes.read(child.pid)
+    (folder / _PID).write_text(f"{child.pid} {process.started if process else 0}")
+    child.returncode = 0  # it is ended by its number and start time, whoever started it
+    return path
+
+
+def _make_room(owner: str) -> None:
+    """End the templates that have not been used for the longest, if there are many."""
+    found = sorted(_described(owner), key=lambda pair: pair[1].idle_s)
+    for path, _ in found[_MOST - 1 :]:
+        _end(path)
+
+
+# ---- speaking with one
+
+
+@contextmanager
+def _conversation(path: Path, timeout_s: float) -> Iterator[tuple[socket.socket, protocol.Template]]:
+    """Connect; a template speaks first, when it has time for us. Raises OSError, `BadLine` (a ValueError)."""
+    with socket.socket(socket.AF_UNIX) as conn:
+        conn.settimeout(timeout_s)
+        conn.connect(str(path))
+        socket_peer.check(conn)
+        hello = _answer(conn)
+        if not isinstance(hello, protocol.Templates) or not hello.templates:
+            raise ConnectionError(f"no template answers at {path}")
+        yield conn, hello.templates[0]
+
+
+def _answer(conn: socket.socket) -> protocol.Message | None:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = conn.recv(1 << 16)
+        if not data:
+            return None
+        line += data
+    return protocol.decode(bytes(line))[1]
+
+
+def _tell(conn: socket.socket, request: protocol.Message, fds: list[int]) -> None:
+    socket.send_fds(conn, [b"\n"], fds)
+    conn.sendall(protocol.encode(request))
+    conn.shutdown(socket.SHUT_WR)
+
+
+def fork_agent(
+    request: protocol.StartNode, listener: socket.socket, log: int, umask: int, prefix: tuple[str, ...]
+) -> processes.ProcessInfo | None:
+    """Have a template fork the job's agent and return it; None where the agent has to be started by exec."""
+    if request.warm is None:
+        return None
+    log_bytes = str(places.log_limit_bytes(request.env))
+    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
+    try:
+        path = ensure(request.warm, umask, prefix)
+        if path is None:
+            return None
+        with _conversation(path, PATIENCE_S) as (conn, _):
+            _tell(conn, protocol.ForkAgent(start=replace(request, warm=None), env=env), [listener.fileno(), log])
+            answer = _answer(conn)
+    except (OSError, ValueError):
+        return None  # it ended, or takes too long: a job starts without it as well
+    return processes.read(answer.pid) if isinstance(answer, protocol.AgentForked) else None
+
+
+def renew(owner: str) -> None:
+    """Renew the lease of this notebook's templates; one that still imports has not begun to count."""
+    for folder in places.warm_dirs(_mine(owner)):
+        with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _AT_ONCE_S) as (conn, _):
+            _tell(conn, protocol.RenewLease(), [])
+
+
+def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
+    found = []
+    for folder in places.warm_dirs(_mine(owner)):
+        with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _SOON_S) as (_, hello):
+            found.append((folder / places.TEMPLATE, hello))
+    return found
+
+
+def templates(owner: str) -> tuple[protocol.Template, ...]:
+    """Return this notebook's templates, with the memory that each has for itself and its share of the rest."""
+    return tuple(replace(hello, size_bytes=_memory_bytes(hello.pid)) for _, hello in _described(owner))
+
+
+def _memory_bytes(pid: int) -> int:
+    for file, name in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):  # containers may hide the first
+        try:
+            with open(f"/proc/{pid}/{file}") as lines:
+                return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+        except (OSError, StopIteration):
+            continue
+    return 0
+
+
+def end_all(owner: str) -> None:
+    """End this notebook's templates, and return when they are gone. Jobs that they started go on."""
+    for folder in places.warm_dirs(_mine(owner)):
+        _end(folder / places.TEMPLATE)
+
+
+def _end(path: Path) -> None:
+    """Kill a template, which may be busy importing and has nothing to put in order; return when it is gone."""
+    with contextlib.suppress(OSError):
+        places.check_run_dir(path.parent)
+        process = _process(path.parent)
+        if process is not None:
+            processes.send(process, signal.SIGKILL)
+            processes.wait_gone(process, _SOON_S)
+    shutil.rmtree(path.parent, ignore_errors=True)

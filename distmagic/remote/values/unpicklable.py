@@ -1,0 +1,242 @@
+"""Which part of a value can't be pickled: found by trying its parts one by one, and told in words.
+
+The parts of a function are the variables that it captures, those of anything else what pickle itself would look at.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import functools
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+MAX_TRIALS = 5_000  # parts that are tried before the part found so far is called the culprit
+_ATOMS = (int, float, complex, str, bytes, bool, type(None), types.CodeType, types.ModuleType)
+
+WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a value: an expression that leads to it, and the function that uses it ("" outside of any)."""
+
+    owner: str
+    path: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpicklablePart:
+    """The smallest part that can't be pickled, what it is in words, and what pickle said."""
+
+    part: Part
+    what: str
+    error: Exception
+
+    @property
+    def sentence(self) -> str:
+        """`train uses `lock`, a lock, which can't be pickled` (without the full stop)."""
+        subject = f"{self.part.owner} uses `{self.part.path}`," if self.part.owner else f"{self.part.path} is"
+        return f"{subject} {self.what}, which can't be pickled{self.detail}"
+
+    @property
+    def detail(self) -> str:
+        """What pickle said, in parentheses; "" for a kind of which we know more than pickle does."""
+        return "" if is_known(self.part.value) else f" ({type(self.error).__name__}: {self.error!s:.200})"
+
+
+def find(value: object, name: str, error: Exception, why_not: WhyNot) -> UnpicklablePart:
+    """Return the culprit in `value`, which failed with `error`; `name` is what to call the value itself."""
+    part, visited, trials = Part(owner="", path=name, value=value), {id(value)}, 0
+    kept = [value]  # so that no id is used twice
+    while not is_known(part.value):
+        for child in parts(part):
+            if isinstance(child.value, _ATOMS) or id(child.value) in visited:
+                continue
+            visited.add(id(child.value))
+            kept.append(child.value)
+            trials += 1
+            child_error = why_not(child.value)
+            if child_error is not None:
+                part, error = child, child_error
+                break
+            if trials > MAX_TRIALS:
+                return UnpicklablePart(part=part, what=describe(part.value), error=error)
+        else:
+            break
+    return UnpicklablePart(part=part, what=describe(part.value), error=error)
+
+
+def parts(part: Part) -> Iterator[Part]:
+    """Yield what a value is made of."""
+    value = part.value
+    if isinstance(value, types.FunctionType):
+        yield from (Part(owner=_name(value), path=name, value=v) for name, v in captured(value))
+    elif isinstance(value, type):
+        yield from _class_parts(part, value)
+    elif isinstance(value, types.MethodType):
+        yield Part(owner=part.owner, path=part.path, value=value.__func__)
+        yield Part(owner=part.owner, path=f"{part.path}.__self__", value=value.__self__)
+    elif isinstance(value, functools.partial):
+        yield Part(owner=part.owner, path=part.path, value=value.func)
+        owner = _name(value.func)
+        yield from (Part(owner=owner, path=f"args[{i}]", value=v) for i, v in enumerate(value.args))
+        yield from (Part(owner=owner, path=name, value=v) for name, v in value.keywords.items())
+    elif isinstance(value, dict):
+        yield from (_below(part, f"[{key!r:.60}]", v) for key, v in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from (_below(part, f"[{i}]", v) for i, v in enumerate(value))
+    else:
+        yield from _reduced_parts(part)
+
+
+def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield name and value of the variables of elsewhere that a function uses, and of its defaults."""
+    yield from zip(function.__code__.co_freevars, _cells(function), strict=True)
+    for name in dict.fromkeys(_global_names(function.__code__)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    yield from zip(code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False)
+    yield from (function.__kwdefaults__ or {}).items()
+    yield from vars(function).items()  # what decorators put there: __wrapped__
+
+
+def _cells(function: types.FunctionType) -> Iterator[object]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a variable that was never assigned
+            yield None
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield step.argval
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _global_names(const)
+
+
+def travels_by_value(value: object) -> bool:
+    """Whether a function or class goes into the pickle itself, because no module holds it under its name."""
+    if not isinstance(value, (types.FunctionType, type)) or value.__module__ == "__main__":
+        return isinstance(value, (types.FunctionType, type))
+    found: object = sys.modules.get(value.__module__ or "")
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is not value
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
+
+
+def _class_parts(part: Part, cls: type) -> Iterator[Part]:
+    if not travels_by_value(cls):
+        return
+    for name, value in vars(cls).items():
+        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        if name not in ("__dict__", "__weakref__"):
+            yield Part(owner=cls.__qualname__, path=name, value=inner)
+    for base in cls.__bases__:
+        yield Part(owner=part.owner, path=base.__qualname__, value=base)
+
+
+def _reduced_parts(part: Part) -> Iterator[Part]:
+    """Yield the parts of an object that its own reduction names; nothing where that fails."""
+    try:
+        reduced = part.value.__reduce_ex__(4)
+    except Exception:  # noqa: BLE001 - whatever it raises, the object itself is the culprit
+        return
+    if not isinstance(reduced, tuple):
+        return
+    function, args, state, items, pairs = (*reduced, None, None, None)[:5]
+    plain = function in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
+    yield from (_below(part, "", arg) for arg in args[1 if plain else 0 :])
+    if plain and travels_by_value(args[0]):
+        yield Part(owner=part.owner, path=args[0].__qualname__, value=args[0])
+    for table in state if isinstance(state, tuple) else (state,):
+        if isinstance(table, dict):
+            yield from (_below(part, f".{key}", v) for key, v in table.items())
+        else:
+            yield _below(part, "", table)
+    yield from (_below(part, f"[{i}]", v) for i, v in enumerate(items or ()))
+    yield from (_below(part, f"[{key!r:.60}]", v) for key, v in pairs or ())
+
+
+_MODULE_TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+
+
+def _below(part: Part, step: str, value: object) -> Part:
+    """Return the part one step down; `model._modules['fc']` reads `model.fc`."""
+    return Part(owner=part.owner, path=_MODULE_TABLES.sub(r".\1", part.path + step), value=value)
+
+
+# What a part is, in words. Known kinds are not taken apart any further: their insides mean nothing to their user.
+
+_KINDS = {
+    "_thread.lock": "a lock",
+    "_thread.RLock": "a lock",
+    "threading.": "a threading.{name}",
+    "_io.": "an open file",
+    "tempfile._TemporaryFileWrapper": "an open file",
+    "builtins.generator": "a generator",
+    "builtins.coroutine": "a coroutine",
+    "socket.socket": "a socket",
+    "torch.jit.ScriptFunction": "a torch.jit.script function",
+    "torch.jit._script.ScriptModule": "a torch.jit.script module",
+    "torch.cuda.": "a torch.cuda.{name}",
+    "torch.distributed.distributed_c10d.ProcessGroup": "a process group",
+    "torch._C._distributed_c10d.ProcessGroup": "a process group",
+    "distmagic.runner.outcome.Run": "a Run of distmagic",
+    "IPython.": "IPython itself",
+    "ipykernel.": "IPython itself",
+    "ipywidgets.": "a widget",
+    "tqdm.": "a progress bar",
+    "subprocess.Popen": "a process",
+    "multiprocessing.process.BaseProcess": "a process",
+    "concurrent.futures._base.Executor": "an executor",
+    "sqlite3.Connection": "a database connection",
+}
+
+
+def is_known(value: object) -> bool:
+    """Whether a value is of a kind that has a name of its own in `describe`."""
+    return _kind(value) is not None
+
+
+def describe(value: object) -> str:
+    """Say what a value is, with its article: `a lock`, `a torch.compile function`, `a my.module.Class`."""
+    known = _kind(value)
+    if known is not None:
+        return known
+    kind = type(value)
+    if kind in (types.FunctionType, type):
+        return f"the {'class' if kind is type else 'function'} {value.__qualname__}"  # type: ignore[attr-defined]
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    article = "an" if (module or kind.__qualname__)[0].lower() in "aeiou" else "a"
+    return f"{article} {module}{kind.__qualname__}"
+
+
+def _kind(value: object) -> str | None:
+    if isinstance(value, types.FunctionType):
+        if value.__module__ == "IPython.core.getipython":
+            return "IPython itself"
+        return "a torch.compile function" if "_torchdynamo_orig_callable" in vars(value) else None
+    if isinstance(value, types.MethodType):
+        return _kind(value.__self__)
+    if isinstance(value, type):
+        return None
+    for cls in type(value).__mro__:
+        full = f"{cls.__module__}.{cls.__qualname__.removeprefix(cls.__module__ + '.')}"
+        for name, words in _KINDS.items():
+            if full == name or (name.endswith(".") and full.startswith(name)):
+                return words.format(name=cls.__qualname__)
+    return None

@@ -1,0 +1,176 @@
+"""Lines of JSON, and the frozen dataclasses that they carry: how protocol.py's messages are written and read.
+
+Reading checks everything: whatever a host sends, `decode` gives a message whose fields have their types, or raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+
+MAX_LINE_BYTES = 1 << 20
+_LARGEST = 1 << 63
+
+Message = typing.Any  # one of the classes that are entered by `message`
+
+
+class BadLine(ValueError):
+    """A line that is not of this protocol; the text says what is wrong with it."""
+
+
+_TYPES: dict[str, type] = {}
+_NAMES: dict[type, str] = {}
+
+_M = typing.TypeVar("_M")
+
+
+def message(cls: type[_M]) -> type[_M]:
+    """Enter a class among the types of the wire, under its name in snake case: `GetRoute` is `get_route`."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+    _TYPES[name], _NAMES[cls] = cls, name
+    return cls
+
+
+def encode(message: Message, n: int = 0) -> bytes:
+    """Return the line of `message`, newline included."""
+    line = {"t": _NAMES[type(message)], "n": n, **_plain(message)}
+    return json.dumps(line, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+
+
+def _plain(value: typing.Any) -> typing.Any:
+    if is_dataclass(value):
+        pairs = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: _plain(v) for f, v in pairs if f.default is MISSING or v != f.default}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def decode(line: bytes) -> tuple[int, Message | None]:
+    """Return sequence number and message of a line; None for a type that this half does not know.
+
+    Raises `BadLine` for anything that is not of the protocol: no JSON, a missing field, a wrong type.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise BadLine(f"a line of {len(line)} bytes (at most {MAX_LINE_BYTES} are allowed)")
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"not JSON: {line[:80]!r}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("t"), str) or type(raw.get("n")) is not int:
+        raise BadLine(f"not a message: {line[:80]!r}")
+    if not 0 <= raw["n"] <= _LARGEST:
+        raise BadLine(f"not a message: {line[:80]!r}")
+    kind = _TYPES.get(raw["t"])
+    try:
+        return raw["n"], None if kind is None else _reader(kind)(raw)
+    except _Wrong as wrong:
+        raise BadLine(f"{raw['t']}{wrong.path}: {wrong.what}") from None
+
+
+class _Wrong(Exception):
+    """A value that is not what its field wants; `path` leads to the field, and grows on the way out."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.path = what, ""
+
+
+_Reader = Callable[[typing.Any], typing.Any]
+_READERS: dict[typing.Any, _Reader] = {}
+
+
+def _reader(kind: typing.Any) -> _Reader:
+    """Return a function that checks a plain value and makes a `kind` of it."""
+    if kind not in _READERS:
+        _READERS[kind] = _make_reader(kind)
+    return _READERS[kind]
+
+
+def _make_reader(kind: typing.Any) -> _Reader:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind):
+        return _dataclass_reader(typing.cast(type, kind))
+    if origin is tuple:
+        return _list_reader(_reader(args[0]))
+    if origin is dict:
+        return _dict_reader(_reader(args[1]))
+    if origin in (types.UnionType, typing.Union):
+        inner = _reader(args[0])
+        return lambda value: None if value is None else inner(value)
+    return {str: _text, int: _whole, float: _number, bool: _yes_or_no}[kind]
+
+
+def _text(value: typing.Any) -> str:
+    if type(value) is not str:
+        raise _Wrong(f"{type(value).__name__} in place of str")
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()  # no lone surrogates
+
+
+def _whole(value: typing.Any) -> int:
+    if type(value) is not int:
+        raise _Wrong(f"{type(value).__name__} in place of int")
+    if not -_LARGEST <= value <= _LARGEST:
+        raise _Wrong("too large a number")
+    return value
+
+
+def _number(value: typing.Any) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is not int:
+        raise _Wrong(f"{type(value).__name__} in place of float")
+    try:
+        return float(value)
+    except OverflowError:
+        raise _Wrong("too large a number") from None
+
+
+def _yes_or_no(value: typing.Any) -> bool:
+    if type(value) is not bool:
+        raise _Wrong(f"{type(value).__name__} in place of bool")
+    return value
+
+
+def _list_reader(item: _Reader) -> _Reader:
+    def read(value: typing.Any) -> typing.Any:
+        if not isinstance(value, list):
+            raise _Wrong("no list")
+        return tuple(map(item, value))
+
+    return read
+
+
+def _dict_reader(item: _Reader) -> _Reader:
+    def read(value: typing.Any) -> typing.Any:
+        if not isinstance(value, dict):
+            raise _Wrong("no object")
+        return {_text(k): item(v) for k, v in value.items()}
+
+    return read
+
+
+def _dataclass_reader(kind: type) -> _Reader:
+    hints = typing.get_type_hints(kind)
+    readers = [(f.name, _reader(hints[f.name]), f.default is MISSING) for f in fields(kind)]
+
+    def read(value: typing.Any) -> typing.Any:
+        if not isinstance(value, dict):
+            raise _Wrong("no object")
+        found = {}
+        for name, reader, required in readers:
+            if name in value:
+                try:
+                    found[name] = reader(value[name])
+                except _Wrong as wrong:
+                    wrong.path = f".{name}{wrong.path}"
+                    raise
+            elif required:
+                raise _Wrong(f"{name} is missing")
+        return kind(**found)
+
+    return read

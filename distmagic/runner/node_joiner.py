@@ -1,0 +1,94 @@
+"""One host comes (back) to an elastic job that runs: it gets the payload, the lead counts it, and its agent can start.
+
+    the lead's own orders, the host's facts  --orders.newcomer-->  Start
+
+Works for the notebook that began the job, which has orders and payload itself, and for any other one, which asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from distmagic.connection import job_requests
+from distmagic.connection.link import Link
+from distmagic.errors import ProtocolError, SpecError
+from distmagic.payload import blobs
+from distmagic.payload.blobs import LocalBlob
+from distmagic.planning import preflight, start_messages
+from distmagic.planning.plan import Reached
+from distmagic.remote.contact import blob_receiver
+from distmagic.remote.system import facts
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import Blob, StartNode
+
+_MOST_BYTES = 2 << 30  # of a payload from elsewhere: as much as the blobs of this machine may take up
+
+
+class NodeJoiner:
+    """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time.
+
+    `begun` and `payload` are known to the notebook that began it; any other one takes 2 GiB at most from the first host.
+    """
+
+    def __init__(
+        self, job: str, open_lead: Callable[[], Link], begun: StartNode | None = None, payload: Sequence[LocalBlob] = ()
+    ) -> None:
+        self.job, self._open_lead = job, open_lead
+        self._begun, self._payload = begun, {local.blob.sha256: local for local in payload}
+
+    def admit(self, link: Link, asked: str) -> StartNode:
+        """Bring a host all that it needs, have the lead count it, and return what it is to be told.
+
+        `asked` is the name under which the lead tells all who follow the job. Raises `SpecError` if the job takes in
+        no host, or not this one now, and `HostError` if the host doesn't fit.
+        """
+        if any(one.job == self.job for one in link.facts.running):
+            raise SpecError(f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs.")
+        preflight.check(link.host.name, link.facts, facts.torch_version())
+        with closing(self._open_lead()) as lead:
+            preflight.check_among((lead.host.name, link.host.name), (lead.facts, link.facts))
+            self._begun = self._begun or job_requests.recall(lead, self.job)
+        link.deliver(self._lacking(link, self._begun))
+        assert self._begun.membership is not None
+        route = link.ask(self._begun.membership.lead_address)
+        with closing(self._open_lead()) as lead:
+            hosts = job_requests.enlist(lead, self.job, link.host.name, asked)
+        link.sweep(self.job)  # what an agent has left that was killed
+        reached = Reached(host=link.host, facts=link.facts, route=route)
+        return start_messages.newcomer(self._begun, hosts, reached, local_cwd=str(Path.cwd()))
+
+    def _lacking(self, link: Link, begun: StartNode) -> tuple[LocalBlob, ...]:
+        """Return the part of the payload that a host lacks, here on this machine."""
+        assert begun.recipe is not None
+        names = (begun.call, begun.code, *begun.side_files)
+        payload = [Blob(sha256=name, size_bytes=size) for name, size in zip(names, begun.recipe.sizes, strict=True)]
+        unknown_bytes = sum(blob.size_bytes for blob in payload if blob.sha256 not in self._payload)
+        if unknown_bytes > _MOST_BYTES:
+            raise SpecError(
+                f"The payload of job {self.job} is {unknown_bytes:,} bytes long; at most {_MOST_BYTES:,} are taken "
+                "from its first host.",
+                "The notebook that began the job has it, and can take a host in as long as it follows the job.",
+            )
+        link.send(protocol.CheckBlobs(blobs=tuple(payload)))
+        lacking = link.answer(protocol.MissingBlobs).sha256
+        return tuple(self._here(blob) for blob in payload if blob.sha256 in lacking)
+
+    def _here(self, blob: Blob) -> LocalBlob:
+        """Return a blob on this machine, from the lead's host if it is not here yet."""
+        known = self._payload.get(blob.sha256)
+        if known is None:
+            known = LocalBlob(blob=blob, path=blobs.folder() / blob.sha256)
+            if not blob_receiver.is_whole(blob):
+                self._fetch(known)
+            self._payload[blob.sha256] = known
+        return known
+
+    def _fetch(self, local: LocalBlob) -> None:
+        with closing(self._open_lead()) as lead:
+            try:
+                blobs.receive(local, lambda write: lead.give(local.blob, write))
+            except OSError as error:
+                name = lead.host.name
+                raise ProtocolError(f"{name}: what the job needs could not be taken from there: {error}.") from None

@@ -1,0 +1,130 @@
+"""Connection errors of gloo, NCCL and torch's store in words: which host could not reach which, and what to do. Pure.
+
+The texts are those of the libraries themselves; none of them names a host as its user does, most only an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+_REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
+_LATE = "no connection in time"  # torch's store goes on trying, whatever the answer was
+_ABORTED = "the connection was aborted"  # NCCL says so after it was refused again and again
+_NAMELESS, _LOST = "its name can't be resolved there", "lost"
+_NO_INTERFACE = "no interface"
+_CAUSES = (  # the first that fits counts: more than one may be told, the particular before the general
+    (_NO_INTERFACE, r"no socket interface found|unable to find interface|no interface found"),
+    (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname"),
+    (_REFUSED, r"connection refused"),
+    (_NO_WAY, r"no route to host|(?:network|host) is unreachable"),
+    (_ABORTED, r"software caused connection abort"),
+    (_LOST, r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exited"),
+    (_LATE, r"timed out after \d+ ?ms while trying to connect"),
+    (_SILENT, r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect"),
+    (_SILENT, r"connectfullmesh failed"),
+)
+_LIBRARIES = re.compile(r"gloo|nccl|tcpstore|client socket|c10d|dist(?:network|store|backend)error", re.IGNORECASE)
+_PLACES = (
+    re.compile(r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"),  # gloo, torch: [10.0.0.2]:40000
+    re.compile(r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)"),  # torch: (gpu-a, 29500)
+    re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
+    re.compile(r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b"),  # NCCL at times
+)
+_OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts."
+_HINTS = {
+    _REFUSED: _OPEN,
+    _SILENT: _OPEN,
+    _LATE: "Does anything listen there, and is that port open between the hosts?",
+    _ABORTED: _OPEN,
+    _NO_WAY: "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
+             "--env GLOO_SOCKET_IFNAME=eth0",
+    _NAMELESS: "Let the hosts know each other's names, or give --master-addr's host by its address.",
+    _NO_INTERFACE: "Name one that the hosts have: --env NCCL_SOCKET_IFNAME=eth0 --env GLOO_SOCKET_IFNAME=eth0",
+}  # fmt: skip
+_LOOPBACK = (
+    "That is an address of each host itself: name the interface of the common network, "
+    "--env NCCL_SOCKET_IFNAME=eth0 --env GLOO_SOCKET_IFNAME=eth0"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkTrouble:
+    """What an error says of a connection: why, and with whom ("" and None where it doesn't say)."""
+
+    why: str
+    address: str = ""
+    port: int | None = None
+
+
+def trouble(text: str) -> NetworkTrouble | None:
+    """Return what a library's error text says of a connection, None if it is of something else."""
+    text = text[:20_000]
+    if not _LIBRARIES.search(text):
+        return None  # the user's own sockets
+    for why, pattern in _CAUSES:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            place = _place(text, found.start())
+            return (
+                NetworkTrouble(why=why) if place is None else NetworkTrouble(why=why, address=place[0], port=place[1])
+            )
+    return None
+
+
+def _place(text: str, near: int) -> tuple[str, int] | None:
+    """Return the address and port that are written closest to a place in the text, on its own line at best."""
+    start, end = text.rfind("\n", 0, near) + 1, text.find("\n", near)
+    line = text[start : end if end >= 0 else len(text)]
+    for part, offset in ((line, near - start), (text, near)):
+        found = [match for pattern in _PLACES for match in pattern.finditer(part) if 0 < int(match["port"]) < 65536]
+        if found:
+            best = min(found, key=lambda match: min(abs(match.start() - offset), abs(match.end() - offset)))
+            return best["name"], int(best["port"])
+    return None
+
+
+def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]) -> str:
+    """Return what an error of a rank on `host` says of a connection and what to do about it, "" for nothing.
+
+    `text` is the exception's, `said` are lines of stderr, where the libraries tell what they leave out of exceptions.
+    `names` are {address or name of its own: the host as the user named it}.
+    """
+    found = _sharpened(trouble(text), said)
+    if found is None:
+        return ""
+    if found.why == _NO_INTERFACE:
+        return f"{host} has no network interface as NCCL or gloo wants it. {_HINTS[_NO_INTERFACE]}"
+    peer = _peer(found, host, names)
+    if found.why == _LOST:
+        return f"{host} lost the connection to {peer}: whoever was there ended, or the network failed."
+    is_own = found.address.startswith("127.") or found.address in ("::1", "localhost")
+    return f"{host} could not reach {peer}: {found.why}. {_LOOPBACK if is_own else _HINTS[found.why]}"
+
+
+def _sharpened(found: NetworkTrouble | None, said: Sequence[str]) -> NetworkTrouble | None:
+    """Return what is known with the help of stderr: torch's store tells only there why nobody answered, NCCL whom."""
+    if found is None or not found.address:
+        told = [trouble for line in said if "NCCL WARN" in line and (trouble := _with_place(line))]
+        return told[0] if told else found
+    if found.why == _LATE:
+        told = [trouble for line in said if "[c10d]" in line and (trouble := _with_place(line))]
+        same = [one for one in told if one.port == found.port and one.why != _LATE]
+        return replace(found, why=same[0].why) if same else found
+    return found
+
+
+def _with_place(line: str) -> NetworkTrouble | None:
+    found = trouble(line)
+    return found if found is not None and (found.address or found.why == _NO_INTERFACE) else None
+
+
+def _peer(found: NetworkTrouble, host: str, names: Mapping[str, str]) -> str:
+    others = set(names.values()) - {host}
+    if not found.address:
+        return others.pop() if len(others) == 1 else "another rank"
+    name = names.get(found.address.partition("%")[0], "")
+    where = f"{found.address} port {found.port}"
+    if name == host:
+        return f"itself ({where})"
+    return where if name in ("", found.address) else f"{name} ({where})"

@@ -1,0 +1,77 @@
+"""Jobs that several hosts list, put together and chosen by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.errors import SpecError
+from distmagic.notebook.job_magic import table
+from distmagic.planning.jobs import choose, found_jobs, known_whereabouts, whereabouts
+from distmagic.remote.wire.protocol import JobListing
+from distmagic.request.hosts import parse_hosts
+
+
+def listed(
+    job: str, node_rank: int = 0, *, hosts: str = "a b", running: bool = False, reason: str = "done"
+) -> JobListing:
+    return JobListing(
+        job=job, node_rank=node_rank, hosts=tuple(hosts.split()), lease_s=60.0, max_restarts=0,
+        began_s=float(len(job)), is_running=running, reason="" if running else reason, size_bytes=500_000,
+    )  # fmt: skip
+
+
+JOBS = found_jobs([
+    [listed("x1", 1), listed("xyz", 1, running=True)],
+    [listed("x1", 0, reason="failed"), listed("xyz", 0, running=True), listed("yyyy", 2, hosts="a b c", reason="")],
+])  # fmt: skip
+
+
+def test_nodes_of_one_job_are_put_together_whatever_the_order_of_the_hosts():
+    assert [job.name for job in JOBS] == ["x1", "xyz", "yyyy"]
+    assert [job.places for job in JOBS] == [(1, 0), (1, 0), (-1, -1, 1)]
+    assert [job.phase for job in JOBS] == ["failed", "running", "died"]
+    assert [job.size_bytes for job in JOBS] == [1_000_000, 1_000_000, 500_000]
+
+
+def test_a_job_is_chosen_by_the_beginning_of_its_name():
+    assert choose(JOBS, "x1").name == "x1"
+    assert choose(JOBS, "xy").name == "xyz"
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("x", "'x' fits several jobs."),
+    ("q", "There is no job 'q' on these hosts."),
+    ("", "There is no job '' on these hosts."),
+])  # fmt: skip
+def test_a_name_that_fits_none_or_several(name, message):
+    with pytest.raises(SpecError) as caught:
+        choose(JOBS, name)
+    assert caught.value.message == message
+
+
+def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
+    assert [host.name for host in whereabouts(JOBS[0], parse_hosts("one,two"))] == ["two", "one"]
+
+
+def test_a_job_of_which_a_host_is_missing():
+    with pytest.raises(SpecError) as caught:
+        whereabouts(JOBS[2], parse_hosts("one,two"))
+    assert caught.value.message == "Job yyyy also ran on a, b, which is not among the hosts of this notebook."
+    assert [host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))] == ["two"]
+    assert (JOBS[2].known, JOBS[2].missing) == ((2,), ("a", "b"))
+
+
+def test_a_host_that_did_not_answer_is_found_by_its_name():
+    assert [host.name for host in whereabouts(JOBS[2], parse_hosts("b,two,a"))] == ["a", "b", "two"]
+    with pytest.raises(SpecError, match="also ran on b, which is not"):
+        whereabouts(JOBS[2], parse_hosts("a,two"))
+
+
+def test_the_table():
+    assert table([], 0.0) == "no jobs on these hosts"
+    assert table(list(JOBS), 7300.0).splitlines() == [
+        "job   state    hosts    began    on disk",
+        "x1    failed   a, b     2 h ago  1.0 MB",
+        "xyz   running  a, b     2 h ago  1.0 MB",
+        "yyyy  died     a, b, c  2 h ago  0.5 MB",
+    ]

@@ -1,0 +1,57 @@
+"""How often the progress of ranks is told, and which of them have ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from distmagic.remote.agent.rank_process import RankProcess
+from distmagic.remote.agent.rank_table import RankTable, pace_s
+from distmagic.remote.records.journal import Journal
+from distmagic.remote.wire import protocol as p
+
+
+@pytest.mark.parametrize(("world_size", "seconds"), [(1, 0.1), (8, 0.1), (200, 0.1), (1000, 0.5), (4000, 2.0)])
+def test_progress_of_very_many_ranks_is_told_less_often(world_size, seconds):
+    assert pace_s(world_size) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("world_size", [500, 1024, 10_000])
+def test_a_notebook_never_has_more_than_2000_lines_a_second_to_read(world_size):
+    assert world_size / pace_s(world_size) <= 2000.001
+
+
+def a_rank(roster: RankTable, pid: int, *, rank: int, local_rank: int = 0) -> None:
+    """Have a rank say hello that is this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pipes = [os.pipe() for _ in ("stdout", "stderr")]
+    for _, writing in pipes:
+        os.close(writing)
+    hello = p.Worker(rank=rank, local_rank=local_rank, world_size=2, restart=0, pid=pid)
+    roster._add_rank(RankProcess(ours, hello, [reading for reading, _ in pipes], roster.folder, 0.0))
+    theirs.close()
+
+
+def test_a_rank_in_whose_place_another_one_starts_has_ended_before(tmp_path):
+    """Torchrun has ended and reaped it, so that nobody can tell how; told later, its end would be taken for the new one's."""
+    told: list[p.Message] = []
+    selector = selectors.DefaultSelector()
+    roster = RankTable(tmp_path, Journal(tmp_path), selector, lambda: 0.0)
+    roster.journal.add = told.append  # type: ignore[method-assign, assignment]
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    a_rank(roster, child.pid, rank=1)
+    a_rank(roster, os.getpid(), rank=0, local_rank=1)
+    child.kill()
+    child.communicate()
+    a_rank(roster, os.getpid(), rank=1)
+    roster.end_untold(0)
+    for rank in roster.ranks:
+        rank.close()
+    selector.close()
+    assert [type(one).__name__ for one in told] == ["Worker", "Worker", "Ended", "Worker"]
+    assert told[2] == p.Ended(rank=1, restart=0, outcome="replaced", code=-15)

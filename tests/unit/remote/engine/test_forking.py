@@ -1,0 +1,136 @@
+"""What a forked process is like: unwound, with its own session, streams, variables and end. No torch in here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote.contact import template_client
+from distmagic.remote.wire.protocol import TemplateRequest
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="hosts run Linux")
+
+
+def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Have a program fork a child in the middle of things, which settles and does `act`; return what came of it."""
+    program = textwrap.dedent("""
+        import os, signal, sys, threading
+        from distmagic.remote.engine import forking
+
+        class Holder:
+            def __init__(self):
+                self.me, self.fd = self, open("/dev/null")
+        def act():
+            {act}
+        def child():
+            streams = (os.open("/dev/null", os.O_RDONLY), os.dup(1), os.dup(2))
+            forking.settle({{"PATH": "/bin", "COLOUR": "red"}}, streams, cwd="/")
+            forking.leave(act)
+        def middle():
+            holder = Holder()
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1])
+            {before}
+            pid = forking.fork(child)
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs the tests may ignore it
+        forking.remember(dict(os.environ), ())
+        forking.run(middle)
+    """).format(act=textwrap.indent(textwrap.dedent(act).strip(), " " * 4).strip(), before=before)
+    return subprocess.run(
+        [sys.executable, "-u", "-c", program], capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+def test_nothing_of_the_parent_is_left_in_it() -> None:
+    done = forked("""
+        import json, traceback
+        print(json.dumps({
+            "stack": [frame.name for frame in traceback.extract_stack()],
+            "environ": dict(os.environ), "cwd": os.getcwd(), "leads": os.getsid(0) == os.getpid(),
+            "fds": sorted(os.listdir("/proc/self/fd"), key=int)[:3], "count": len(os.listdir("/proc/self/fd")),
+            "term": str(signal.getsignal(signal.SIGTERM)), "int": signal.getsignal(signal.SIGINT).__name__,
+            "wakeup": signal.set_wakeup_fd(-1), "mask": list(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            "stdout": [type(sys.stdout.buffer).__name__, sys.stdout.write_through, sys.stdout.name, sys.stdout.mode],
+            "stdin": [type(sys.stdin.buffer).__name__, sys.stdin.read(), sys.stdin.name, sys.stdin.mode],
+        }))
+    """)
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == {
+        "stack": ["<module>", "run", "child", "leave", "act"],
+        "environ": {"PATH": "/bin", "COLOUR": "red"},
+        "cwd": "/",
+        "leads": True,
+        "fds": ["0", "1", "2"],
+        "count": 4,  # and the listing's own
+        "term": "0",
+        "int": "default_int_handler",
+        "wakeup": -1,
+        "mask": [],
+        "stdout": ["FileIO", True, "<stdout>", "w"],
+        "stdin": ["BufferedReader", "", "<stdin>", "r"],
+    }
+
+
+def test_it_ends_as_python_does(tmp_path: Path) -> None:
+    done = forked(f"""
+        import atexit, time
+        atexit.register(print, "at exit")
+        sys.modules["__main__"].kept = open({str(tmp_path / "kept")!r}, "w")
+        sys.modules["__main__"].kept.write("flushed")
+        threading.Thread(target=lambda: (time.sleep(0.05), print("a thread"))).start()
+        sys.exit(3)
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "a thread\nat exit\n", "")
+    assert (tmp_path / "kept").read_text() == "flushed"
+
+
+@pytest.mark.parametrize(("act", "code", "words"), [
+    ("pass", 0, ""),
+    ("sys.exit('no data')", 1, "no data\n"),
+    ("sys.exit(None)", 0, ""),
+    ("sys.exit(256 + 7)", 7, ""),
+    ("os._exit(9)", 9, ""),
+])  # fmt: skip
+def test_its_exit_code_is_that_of_any_program(act: str, code: int, words: str) -> None:
+    done = forked(act)
+    assert (done.returncode, done.stderr) == (code, words)
+
+
+def test_an_exception_is_shown_as_ever() -> None:
+    done = forked("1 / 0")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_what_a_template_is_named_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def key(**env: str) -> str:
+        warm = TemplateRequest(owner="ab", idle_s=1.0, lease_s=1.0, env=env, defaults={"OMP_NUM_THREADS": "1"})
+        return template_client._key(template_client.variables(warm), 0o022, ())
+
+    first = key()
+    assert key(RANK="3", MASTER_ADDR="10.0.0.1", GLOO_SOCKET_IFNAME="eth0", TORCHELASTIC_RUN_ID="x") == first
+    assert key(COLOUR="red") != first
+    assert key(OMP_NUM_THREADS="4") != first
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    before = key()
+    assert before != first
+    (tmp_path / "__pycache__").mkdir()  # the first import of something
+    assert key() == before
+    (tmp_path / "package").mkdir()  # pip install
+    (tmp_path / "package-1.0.dist-info").mkdir()
+    installed = key()
+    assert installed != before
+    os.utime(tmp_path / "package-1.0.dist-info", (0, 0))  # the same version once more
+    assert key() != installed
+
+
+def test_a_relative_pythonpath_is_the_jobs_own() -> None:
+    assert template_client._can_be_warm({"PYTHONPATH": "/opt/a:/opt/b:"})
+    assert not template_client._can_be_warm({"PYTHONPATH": "/opt/a:src"})

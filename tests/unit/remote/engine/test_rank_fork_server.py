@@ -1,0 +1,116 @@
+"""Ranks that are forked: children of the engine that asked for them, fresh, and seen by others as what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote.engine import forking, process_title, rank_fork_server
+from distmagic.remote.system import processes
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="hosts run Linux")
+
+_ENGINE = """
+import json, os, signal, sys, threading, time
+from distmagic.remote.engine import forking, rank_fork_server; from distmagic.remote.system import processes; from distmagic.remote.rank import worker
+
+def rank(argv):
+    with open("/proc/self/cmdline") as cmdline, open("/proc/self/environ") as environ:
+        shown = cmdline.read().rstrip("\\0").split("\\0")[-1], "DISTMAGIC_JOB=job-7\\0" in environ.read()
+    fds = [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+    print(json.dumps({
+        "parent": os.getppid(), "pid": os.getpid(), "shown": shown, "number": os.environ["NUMBER"], "argv": sys.argv[1:],
+        "leads": os.getsid(0) == os.getpid(), "fds": len(fds), "threads": threading.active_count(),
+    }))
+    number = int(os.environ["NUMBER"])
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 3:
+        time.sleep(1000)
+    sys.exit(number)
+
+worker.main = rank
+
+def engine():
+    ranks = rank_fork_server.RankForkServer()
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # torchrun has some
+    told = []
+    for number in range(4):
+        child = rank_fork_server.ForkedProcess((), ranks.fork_rank({**os.environ, "NUMBER": str(number)}, 1, 2))
+        if number == 3:
+            child.send_signal(signal.SIGTERM)
+        told.append((child.pid, child.wait(20)))
+    print(json.dumps({"engine": os.getpid(), "told": told}))
+
+def start():
+    forking.remember(dict(os.environ), ())
+    forking.run(lambda: forking.leave(engine))
+
+start()
+"""
+
+
+def test_ranks_are_children_of_the_engine(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "code", "w") as archive:
+        archive.writestr("modules/mine.py", "")
+    env = {
+        **os.environ, processes.MARK: process_title.ROOM, "DISTMAGIC_WORKER": json.dumps({"code": str(tmp_path / "code")}),
+    }  # fmt: skip
+    program = _ENGINE.replace("def start():\n", f'def start():\n    os.environ["{processes.MARK}"] = "job-7"\n')
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", program, process_title.ROLE],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    *ranks, engine = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [code for _, code in engine["told"]] == [0, 1, -signal.SIGKILL, -signal.SIGTERM]
+    assert len({pid for pid, _ in engine["told"]}) == 4
+    for number, rank in enumerate(ranks):
+        assert rank == {
+            "parent": engine["engine"], "pid": engine["told"][number][0], "shown": ["worker", True],
+            "number": str(number), "argv": ["worker"], "leads": True, "fds": 3, "threads": 1,
+        }  # fmt: skip
+
+
+def test_a_child_is_waited_for_as_popen_does() -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = rank_fork_server.ForkedProcess(("python",), sleeper.pid)
+    assert child.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.01)
+    child.terminate()
+    assert child.wait(10) == child.poll() == -15
+    child.kill()  # it has ended: nobody is hit
+    sleeper.returncode = -15
+
+
+def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_loaded", {"torch", "torch.nn", "filelock"})
+
+    def needs_exec(*names: str) -> bool:
+        path = tmp_path / "code"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, "")
+        return rank_fork_server._needs_exec({"DISTMAGIC_WORKER": json.dumps({"code": str(path)})})
+
+    assert not needs_exec("sources.json", "modules/mine.py", "modules/lab/filelock.py")
+    assert needs_exec("modules/filelock.py")
+    assert needs_exec("modules/torch/__init__.py")
+
+
+def test_there_must_be_room_for_what_is_shown() -> None:
+    with pytest.raises(ValueError):
+        process_title.show("a role with a long name", "job")
+    assert not process_title.can_show()

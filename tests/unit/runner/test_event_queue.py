@@ -1,0 +1,65 @@
+"""Where events wait for the main thread: in order, bounded for each node, and nobody waits for room for ever."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from distmagic.runner import event_queue
+from distmagic.runner.event_queue import EventQueue
+from distmagic.state.model import Event, Gone, Mended
+
+
+def make(nodes: int = 2) -> EventQueue:
+    clock = itertools.count()
+    return EventQueue(nodes, lambda: float(next(clock)))
+
+
+def test_events_come_in_order_with_their_time():
+    box = make()
+    box.put(1, Mended())
+    box.put(0, Gone())
+    assert box.batch(0.0) == [
+        Event(node_rank=1, at_s=0.0, what=Mended()),
+        Event(node_rank=0, at_s=1.0, what=Gone()),
+    ]
+    assert box.batch(0.0) == []
+
+
+def test_a_node_that_says_much_waits_and_the_others_do_not(monkeypatch):
+    monkeypatch.setattr(event_queue, "_AHEAD", 2)
+    box, has_put = make(), threading.Event()
+
+    def say_much() -> None:
+        for _ in range(3):
+            box.put(0, Mended())
+        has_put.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(say_much)
+        while len(first := box.batch(10.0)) == 0:
+            continue
+        box.put(1, Gone())
+        found = [*first]
+        while len(found) < 4:
+            found += box.batch(10.0)
+        told.result()
+    assert has_put.is_set()
+    assert sorted(event.node_rank for event in found) == [0, 0, 0, 1]
+
+
+def test_there_is_room_for_a_node_that_joins():
+    box = make(1)
+    box.add_node()
+    box.put(1, Gone())
+    assert [event.node_rank for event in box.batch(0.0)] == [1]
+
+
+def test_nobody_waits_when_it_is_closed(monkeypatch):
+    monkeypatch.setattr(event_queue, "_AHEAD", 1)
+    box = make(1)
+    box.put(0, Mended())
+    box.close()
+    box.put(0, Gone())  # gives up: nobody reads any more
+    assert [event.what for event in box.batch(0.0)] == [Mended()]

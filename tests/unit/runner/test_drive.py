@@ -13,7 +13,9 @@ from distmagic.runner import drive as driving
 from distmagic.runner.drive import Limits, can_detach, decide, drive, too_late
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import Event, Gone, Lost, Planned, RunState, Stopping
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, hello, raised, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, hello, raised, worker
+from tests.builders.launches import START, FakeLaunch, FakeScreen, end_of
 
 UNREACHED = at(p.Endpoint(state="unreached", detail="refused"), 1)
 OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
@@ -43,45 +45,6 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
 )
 def test_when_a_run_is_stopped(events, restarts, timeout_s, reason):
     assert decide(begun(*events, restarts=restarts), timeout_s) == reason
-
-
-class FakeLaunch:
-    """A launch that plays a script: each step is a list of events, or an interrupt, and takes `step_s`."""
-
-    def __init__(self, *script: list[Event] | type[KeyboardInterrupt], step_s: float = 0.5) -> None:
-        self.script, self.step_s = list(script), step_s
-        self.elapsed_s = 0.0
-        self.asks = 0
-        self.stops: list[tuple[list[int], float, str]] = []
-
-    def batch(self, timeout_s: float) -> list[Event]:
-        self.elapsed_s += self.step_s
-        step = self.script.pop(0) if self.script else []
-        if step is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        return step
-
-    def ask_stacks(self) -> str:
-        self.asks += 1
-        return f"ask{self.asks}"
-
-    def stop(self, node_ranks: list[int], grace_s: float, reason: str) -> None:
-        self.stops.append((list(node_ranks), grace_s, reason))
-
-
-class FakeScreen:
-    def __init__(self) -> None:
-        self.shown: list[RunState] = []
-
-    def show(self, state: RunState) -> None:
-        self.shown.append(state)
-
-
-START = [hello(0), hello(1), *(worker(rank, rank // 2, local=rank % 2) for rank in range(4))]
-
-
-def end_of(node: int, code: int = 0, reason: str = "done") -> list[Event]:
-    return [at(what, node) for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())]
 
 
 def driven(launch: FakeLaunch, timeout_s: float | None = None, restarts: int = 0) -> RunState:

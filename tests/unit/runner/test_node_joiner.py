@@ -21,7 +21,7 @@ from distmagic.request.spec import JobSpec
 from distmagic.runner import elastic_join as growing
 from distmagic.runner.elastic_join import Ground, Growth
 from distmagic.runner.node_joiner import NodeJoiner
-from tests.unit.planning.test_plan import A, B, reached
+from tests.builders.plans import A, B, reached
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
 ORDERS = StartMessages(job="j-1", secret="00ff", lease_s=60.0, owner="nb")  # of no gang

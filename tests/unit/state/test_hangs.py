@@ -20,8 +20,9 @@ from distmagic.state.hang_response import PATIENCE_S, WORTH_ASKING_S, HangRespon
 from distmagic.state.hangs import Explanation, explain, is_hung
 from distmagic.state.model import Broken, Event, Lost, Mended, RunState, Stopping
 from distmagic.state.verdict import verdict
-from tests.unit.runner.test_drive import START, FakeLaunch, FakeScreen, end_of
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, raised, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, output, progress, raised, worker
+from tests.builders.launches import START, FakeLaunch, FakeScreen, end_of
 
 CELL = "Cell In[3]"
 C10D = "torch/distributed/distributed_c10d.py"

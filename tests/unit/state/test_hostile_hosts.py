@@ -34,8 +34,9 @@ from distmagic.state.model import Event, Gone, RunState
 from distmagic.state.verdict import verdict
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess
-from tests.unit.planning.test_plan import FACTS
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, output, progress, worker
+from tests.builders.plans import FACTS
 
 MB = 1 << 20
 BANNER = boot.MARK + json.dumps(

@@ -16,7 +16,8 @@ from distmagic.runner.drive import OWN_WORD_S, unheard
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import Broken, Event, Gone, Lost, RunState, Stopping, Swept
 from distmagic.state.verdict import verdict
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, killed, output, raised
 
 LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j."
 

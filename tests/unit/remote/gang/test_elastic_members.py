@@ -9,7 +9,7 @@ import pytest
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol as p
-from tests.unit.remote.wire.test_protocol import START
+from tests.builders.messages import START
 
 MEMBERSHIP = p.Membership(
     secret="00ff", address="", lead_address="", port=1, nodes=3, min_nodes=1, lost_after_s=4.0, max_nodes=3

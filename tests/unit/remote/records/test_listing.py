@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from distmagic.remote.records import listing
-from tests.unit.remote.wire.test_protocol import START
+from tests.builders.messages import START
 
 
 def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
@@ -19,5 +19,6 @@ def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
 
 def test_what_can_not_be_noted_makes_no_job_fail(tmp_path):
     listing.enlisted(tmp_path / "gone", ("a",))
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / listing.FILE).write_text("torn")
     listing.enlisted(tmp_path, ("a",))

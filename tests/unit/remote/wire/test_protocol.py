@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
 from tests import REPOSITORY
+from tests.builders.messages import SHA, START
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "wire.jsonl"
-SHA = "ab" * 32
 BLOB = p.Blob(sha256=SHA, size_bytes=7)
 SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
 LISTED = p.JobListing(
@@ -26,10 +26,6 @@ LISTED = p.JobListing(
     awaited=("gpu-c",), hang_timeout_s=60.0, age_s=90.0,
 )  # fmt: skip
 WARM = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
-START = p.StartNode(
-    job="j-1", node_rank=1, torchrun=("--nnodes=2",), env={}, defaults={}, cwd="/", call=SHA, code=SHA, endpoint="",
-    hosts=("gpu-a",), lead=True, lease_s=60.0,
-)  # fmt: skip
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),

@@ -43,7 +43,7 @@ class RunStateBuilder:
         self.endpoint_open_at_s = state.endpoint_open_at_s
         self.culprit, self.detached_by, self.min_nodes = state.culprit, state.detached_by, state.min_nodes
         self.advanced_at_s = state.advanced_at_s
-        self.stack_dumps = {roll.asked: roll for roll in state.stack_dumps}
+        self.stack_dumps = {roll.request_id: roll for roll in state.stack_dumps}
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
@@ -73,17 +73,17 @@ class RunStateBuilder:
         """Keep where a rank is, as answer to one roll call."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
-            roll = self._roll(what.asked)
-            self.stack_dumps[what.asked] = replace(roll, stacks={**roll.stacks, what.rank: what})
+            roll = self._roll(what.request_id)
+            self.stack_dumps[what.request_id] = replace(roll, stacks={**roll.stacks, what.rank: what})
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Note that a node has told of all its ranks."""
-        roll = self._roll(what.asked)
+        roll = self._roll(what.request_id)
         if node_rank not in roll.nodes:
-            self.stack_dumps[what.asked] = replace(roll, nodes=(*roll.nodes, node_rank))
+            self.stack_dumps[what.request_id] = replace(roll, nodes=(*roll.nodes, node_rank))
 
-    def _roll(self, asked: str) -> StackDump:
-        return self.stack_dumps.get(asked) or StackDump(asked=asked, at_s=self.at_s)
+    def _roll(self, request_id: str) -> StackDump:
+        return self.stack_dumps.get(request_id) or StackDump(request_id=request_id, at_s=self.at_s)
 
     # ---- what several events have in common
 

@@ -159,7 +159,7 @@ class Abandoned:
 class StackDump:
     """Where the ranks said they are when they were asked, by rank; since `at_s`. `nodes` have told of all their ranks."""
 
-    asked: str
+    request_id: str
     at_s: float
     stacks: Mapping[int, protocol.Stacks] = field(default_factory=dict)
     nodes: tuple[int, ...] = ()

@@ -66,7 +66,7 @@ class Agent:
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
         self.muster = ElasticMembers(start, self._stands, clock())
-        self.lease = Lease(clock(), start.lease_s, keep=start.keep)
+        self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = clock()
         self.umask = os.umask(0o077)  # the user's own, for the ranks; what this process makes is nobody else's business
         listener.setblocking(False)
@@ -94,13 +94,14 @@ class Agent:
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
 
     def _join_gang(self) -> None:
-        if self.start.membership is None:
+        membership, min_nodes = self.start.membership, self.start.terms.min_nodes
+        if membership is None:
             return
         try:
-            self.channel = GangChannel(self.start.node_rank, self.start.membership, self.journal, self.clock())
+            self.channel = GangChannel(self.start.node_rank, membership, min_nodes, self.journal, self.clock())
             self.channel.watch(self.selector)
         except OSError as error:
-            text = f"no channel to the other hosts at {self.start.membership.address}: {error}"
+            text = f"no channel to the other hosts at {membership.address}: {error}"
             self.journal.add(protocol.Notice(text=text))
 
     def _stands(self, node_rank: int) -> bool | None:
@@ -153,7 +154,7 @@ class Agent:
                 self.stop(now, _GRACE_S, cause)
             self._form_anew_if_asked(now, self.channel.formations)
         failed_at = self.roster.failed_at
-        if failed_at is not None and not self.start.max_restarts and now - failed_at > _TORCHRUN_TELLS_S:
+        if failed_at is not None and not self.start.terms.max_restarts and now - failed_at > _TORCHRUN_TELLS_S:
             self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
         if self.start.lead or self.channel is None or not self.channel.has_formed:  # else the lead has the lease
             self._look_at_lease(now)
@@ -166,7 +167,7 @@ class Agent:
             self.roster.end_older(now - self.start.membership.lost_after_s)
 
     def _look_at_lease(self, now: float) -> None:
-        timeout_s = self.start.timeout_s
+        timeout_s = self.start.terms.timeout_s
         if self.start.lead and timeout_s is not None and now - self.began > timeout_s + _NOTEBOOK_FIRST_S:
             self.stop(now, _GRACE_S, Cause("timeout"))
         if self.lease.ends_job(now):
@@ -197,9 +198,11 @@ class Agent:
 
     def _leave_if_killed(self, now: float, code: int) -> None:
         """End this node alone where somebody has killed its torchrun: the others of an elastic job go on as after a loss."""
-        membership = self.start.membership
-        is_elastic = membership is not None and membership.max_nodes > 0
-        if is_elastic and exit_codes.is_signal(code) and not (self.start.lead or self.ending.has_begun):
+        if (
+            self.start.terms.is_elastic
+            and exit_codes.is_signal(code)
+            and not (self.start.lead or self.ending.has_begun)
+        ):
             text = f"its torchrun was ended ({exit_codes.meaning_of(code)}); the others go on without this node"
             self.journal.add(protocol.Notice(text=text))
             self.stop(now, _LEFTOVER_GRACE_S, Cause("lost", self.start.node_rank))
@@ -230,7 +233,7 @@ class Agent:
             elif isinstance(request, protocol.DetachJob):
                 self._detach("asked")
             elif isinstance(request, protocol.DumpStacks):
-                self.roll_call.ask(request.asked)
+                self.roll_call.ask(request.request_id)
             elif isinstance(request, protocol.GetStart | protocol.AddNode):
                 self._admit(reader, request, now)
         if not reader.is_open:
@@ -246,7 +249,7 @@ class Agent:
             listing.enlisted(self.folder, enlisted.hosts)
             self.journal.add(enlisted)
         except ValueError as error:
-            reader.tell(protocol.Refused(what="join", error=str(error)))
+            reader.tell(protocol.Refused(what="add_node", error=str(error)))
 
     def _drop_reader(self, reader: Reader) -> None:
         if reader in self.readers:

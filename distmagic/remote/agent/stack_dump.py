@@ -44,25 +44,25 @@ class StackDumper:
         self._sources: Sources | None = None
         self._queue: list[str] = []
         self._waiting: list[_Asked] = []
-        self._asked = ""
+        self._request_id = ""
         self._began = 0.0
         self._count = 0
 
-    def ask(self, asked: str) -> None:
+    def ask(self, request_id: str) -> None:
         """Call the roll as soon as the calls before are through; a request that comes twice is answered once."""
-        if asked != self._asked and asked not in self._queue:
-            self._queue.append(asked)
+        if request_id != self._request_id and request_id not in self._queue:
+            self._queue.append(request_id)
 
     def step(self, now: float, ranks: Sequence[RankProcess]) -> None:
         """Begin the next call, or take the answers that have come."""
-        if not self._asked and self._queue:
+        if not self._request_id and self._queue:
             self._begin(now, [rank for rank in ranks if not rank.is_over and rank.is_running])
-        elif self._asked:
+        elif self._request_id:
             self._waiting = [one for one in self._waiting if not self._take(one, now)]
             self._end_if_all()
 
     def _begin(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        self._asked, self._began, self._count = self._queue.pop(0), now, len(ranks)
+        self._request_id, self._began, self._count = self._queue.pop(0), now, len(ranks)
         for rank in ranks:
             why = self._send(rank)
             if why:
@@ -115,14 +115,18 @@ class StackDumper:
         hello = rank.hello
         self._journal.add(
             protocol.Stacks(
-                asked=self._asked, rank=hello.rank, local_rank=hello.local_rank, threads=threads, silence=silence
+                request_id=self._request_id,
+                rank=hello.rank,
+                local_rank=hello.local_rank,
+                threads=threads,
+                silence=silence,
             )
         )
 
     def _end_if_all(self) -> None:
         if not self._waiting:
-            self._journal.add(protocol.StacksDone(asked=self._asked, ranks=self._count))
-            self._asked = ""
+            self._journal.add(protocol.StacksDone(request_id=self._request_id, ranks=self._count))
+            self._request_id = ""
 
 
 def _state(rank: RankProcess) -> tuple[str, str]:

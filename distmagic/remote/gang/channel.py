@@ -25,8 +25,10 @@ class Cause:
 class GangChannel:
     """Open while the agent lives. `poll` is called all the time."""
 
-    def __init__(self, node_rank: int, membership: protocol.Membership, journal: Journal, now: float) -> None:
-        self._membership, self._journal = membership, journal
+    def __init__(
+        self, node_rank: int, membership: protocol.Membership, min_nodes: int, journal: Journal, now: float
+    ) -> None:
+        self._min_nodes, self._journal = min_nodes, journal
         self._is_lead = node_rank == 0
         self._lost: set[int] = set()  # nodes that were lost, whether or not they came back
         self._asked = 0  # how often that was
@@ -94,7 +96,7 @@ class GangChannel:
 
     def _can_go_on(self) -> bool:
         """Whether an elastic job is large enough without the lost ones. Without the lead there is no job."""
-        return self._is_lead and self._gang.alive >= self._membership.min_nodes
+        return self._is_lead and self._gang.alive >= self._min_nodes
 
     def close(self) -> None:
         """Stop listening."""

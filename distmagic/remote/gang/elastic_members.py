@@ -12,7 +12,7 @@ class ElasticMembers:
     """The nodes of an elastic job by host, those that were lost included; `stands` says which the lead hears."""
 
     def __init__(self, start: protocol.StartNode, stands: Callable[[int], bool | None], now: float) -> None:
-        self._most = start.membership.max_nodes if start.membership and start.lead else 0
+        self._most = start.terms.max_nodes if start.membership and start.lead else 0
         self._stands = stands
         self._hosts = list(start.hosts)
         self._since = [now for _ in start.hosts]
@@ -30,7 +30,7 @@ class ElasticMembers:
             raise ValueError(f"it has {len(there)} nodes, and --nnodes allows no more")
         self._hosts.append(request.host)
         self._since.append(now)
-        return protocol.NodeAdded(asked=request.asked, hosts=tuple(self._hosts))
+        return protocol.NodeAdded(request_id=request.request_id, hosts=tuple(self._hosts))
 
     def _is_there(self, node: int, now: float) -> bool:
         """Whether a node may still take part: the lead itself, one that is heard, one that is about to begin."""

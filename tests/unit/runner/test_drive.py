@@ -55,7 +55,9 @@ def elastic(*events: Event) -> RunState:
     """Return the state of a job of two hosts that goes on with one; a third one has come."""
     whole = [hello(0), hello(1), worker(0, 0), worker(1, 1), OPEN]
     planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
-    return fold(begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c"))), *events])
+    return fold(
+        begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c"))), *events]
+    )
 
 
 def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
@@ -72,7 +74,7 @@ def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
 
 
 def test_who_comes_too_late_is_stopped():
-    added, gone = [at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
+    added, gone = [at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
     planned = at(Planned(addresses=("", ""), min_nodes=1))
     launch = FakeLaunch([planned, *START], added, [ended(r, r // 2) for r in range(4)], gone, [], end_of(2, -9))
     assert driven(launch, restarts=1).phase == "done"

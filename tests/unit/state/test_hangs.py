@@ -38,9 +38,9 @@ REDUCES = (MAIN, frame(CELL, 14, "train", mine=True), frame("torch/distributed/c
            frame(C10D, 2810, "all_reduce"))  # fmt: skip
 
 
-def stack(rank: int, *frames: p.Frame, silence: str = "", asked: str = "ask1") -> p.Stacks:
+def stack(rank: int, *frames: p.Frame, silence: str = "", request_id: str = "ask1") -> p.Stacks:
     threads = (p.Thread(frames=frames),) if frames else ()
-    return p.Stacks(asked=asked, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
+    return p.Stacks(request_id=request_id, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
 
 
 def explained(*stacks: p.Stacks, unheard: tuple[str, ...] = ()) -> Explanation:
@@ -113,7 +113,7 @@ def test_a_host_that_does_not_answer():
      "is in import_module at importlib/__init__.py, line 3"),
 ])  # fmt: skip
 def test_what_one_rank_does(frames, words):
-    one = p.Stacks(asked="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
+    one = p.Stacks(request_id="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
     assert explained(one).sentence == f"rank 0 (gpu-a, local_rank 0) {words}"
 
 
@@ -234,7 +234,7 @@ def test_hosts_that_only_start_do_not_hang():
 
 @given(st.lists(EVENTS, max_size=8))
 def test_roll_calls_are_bounded_whatever_comes(events):
-    calls = [at(p.StacksDone(asked=f"x{i}", ranks=0), i % 2) for i in range(20)]
+    calls = [at(p.StacksDone(request_id=f"x{i}", ranks=0), i % 2) for i in range(20)]
     state = fold(begun(*chain.from_iterable(events)), [*calls, *(at(stack(rank, *LOADS), 0) for rank in range(-1, 40))])
     assert len(state.stack_dumps) <= 4
     assert all(rank in state.workers for roll in state.stack_dumps for rank in roll.stacks)
@@ -244,13 +244,13 @@ def test_roll_calls_are_bounded_whatever_comes(events):
 # ---- asking
 
 
-def answers(*nodes: int, asked: str = "ask1") -> list[Event]:
+def answers(*nodes: int, request_id: str = "ask1") -> list[Event]:
     found = [
-        at(stack(rank, *(LOADS if rank == 2 else REDUCES), asked=asked), rank // 2)
+        at(stack(rank, *(LOADS if rank == 2 else REDUCES), request_id=request_id), rank // 2)
         for rank in range(4)
         if rank // 2 in nodes
     ]
-    return [*found, *(at(p.StacksDone(asked=asked, ranks=2), node) for node in nodes)]
+    return [*found, *(at(p.StacksDone(request_id=request_id, ranks=2), node) for node in nodes)]
 
 
 def driven(launch: FakeLaunch, hang_timeout_s: float | None) -> RunState:

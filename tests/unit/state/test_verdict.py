@@ -197,7 +197,7 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
     events = [
         *(at(what, 1) for what in (p.Stopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
-        at(p.NodeAdded(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
+        at(p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
         *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
     state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), events)

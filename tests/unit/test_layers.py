@@ -48,7 +48,7 @@ PACKAGES = (
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic notebook.magic notebook.line_magic notebook.job_magic connection.prompts "
+    "IPython": "distmagic notebook.magic notebook.backend notebook.settings connection.prompts "
     "runner.outcome screens.screen",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",

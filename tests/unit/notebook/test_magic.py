@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import getpass
+import inspect
 import linecache
 import re
 import subprocess
@@ -24,10 +25,13 @@ from traitlets.config import Config
 
 import distmagic
 from distmagic.connection.prompts import NotebookAsker, asker_of
+from distmagic.connection.reach import Reaching
 from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
+from distmagic.playground.playground import Playground
 from distmagic.request.hosts import parse_hosts
+from distmagic.session.session import Session
 
 WAIT_S = 10
 
@@ -74,6 +78,16 @@ class FakeSession:
 
     def close(self) -> None:
         self.log.append("close")
+
+
+def public_methods(kind: type) -> dict[str, list[tuple]]:
+    """Return the parameters of each public method: (name, kind, default)."""
+    found = {}
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = inspect.signature(method).parameters.values()
+            found[name] = [(one.name, one.kind, one.default) for one in parameters]
+    return found
 
 
 @dataclass
@@ -141,6 +155,14 @@ def shell(monkeypatch, tmp_path):
 @pytest.fixture
 def lab(shell):
     return Lab(shell)
+
+
+@pytest.mark.parametrize(
+    ("fake", "real"), [(FakeSession, Session), (FakeReaching, Reaching), (FakePlayground, Playground)]
+)
+def test_the_fakes_have_the_signatures_of_what_they_stand_for(fake, real):
+    of_fake, of_real = public_methods(fake), public_methods(real)
+    assert of_fake == {name: of_real.get(name) for name in of_fake}
 
 
 # ---- a cell that runs

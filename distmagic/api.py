@@ -11,11 +11,11 @@ from typing import Any
 
 from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
+from distmagic.render.screen import Screen
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options
-from distmagic.runner.drive import Screen
 from distmagic.runner.outcome import Detached, Run
-from distmagic.screens.screen import screen_for
+from distmagic.screens.choose import screen_for
 from distmagic.session.session import Session
 
 

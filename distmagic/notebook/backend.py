@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from distmagic.payload.pack import Payload
     from distmagic.playground.playground import Playground
-    from distmagic.runner.drive import Screen
+    from distmagic.render.screen import Screen
     from distmagic.session.session import Session
 
 
@@ -62,7 +62,7 @@ def _pack_whole(text: str, *, filename: str, labels: Mapping[str, str], limit_by
 
 
 def _screen_for(shell: InteractiveShell) -> Screen:
-    from distmagic.screens.screen import screen_for
+    from distmagic.screens.choose import screen_for
 
     return screen_for(shell)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from distmagic.connection.reach import Reaching
     from distmagic.payload.pack import Payload
-    from distmagic.runner.drive import Screen
+    from distmagic.render.screen import Screen
 
 NAMES = ("distributed", "distmagic")  # the second is there for the day when somebody else owns the first
 

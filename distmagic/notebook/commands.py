@@ -1,6 +1,7 @@
 """The table of `%distributed` subcommands. Usage text, dispatch, completion and the tests of the README read it.
 
-A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py or job_commands.py.
+A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py or
+help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import SpecError
-from distmagic.notebook import host_commands, job_commands
+from distmagic.notebook import help_pages, host_commands, job_commands
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.settings import Notebook
 from distmagic.request import flags
@@ -64,6 +65,10 @@ def _complete_add(words: Sequence[str], host_names: HostNames) -> list[str]:
     if len(words) < 2:
         return []  # the name of the job comes first
     return _complete_hosts(words, host_names)
+
+
+def _complete_help(_words: Sequence[str], _host_names: HostNames) -> list[str]:
+    return list(help_pages.topics())
 
 
 SUBCOMMANDS = (
@@ -137,6 +142,12 @@ SUBCOMMANDS = (
         usages=(Usage(arguments="", text="end that, and the connections to all hosts"),),
         handler=host_commands.down,
     ),
+    Subcommand(
+        name="help",
+        usages=(Usage(arguments="[TOPIC]", text="list the pages of the manual; show one"),),
+        handler=help_pages.show,
+        complete=_complete_help,
+    ),
 )
 NAMES = tuple(command.name for command in SUBCOMMANDS)
 
@@ -158,7 +169,7 @@ def execute(notebook: Notebook, line: str) -> object:
     if not words:
         print(usage_text())
         return None
-    if words[0] in ("-h", "--help", "help"):
+    if words[0] in ("-h", "--help"):
         print(f"{usage_text()}\n\n{flags.help_text()}")
         return None
     command = find(words[0])

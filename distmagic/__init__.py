@@ -109,7 +109,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted(__all__)  # what the Tab key offers
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

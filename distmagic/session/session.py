@@ -33,7 +33,7 @@ from distmagic.runner.opening import Opening
 from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import in_parallel, prepare
 from distmagic.runner.rollback import sweep_lost
-from distmagic.screens.screen import screen_for
+from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import Planned, RunState, Warned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.notebook.job_magic import table
+from distmagic.notebook.job_commands import table
 from distmagic.planning.jobs import choose, found_jobs, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import PROTOCOL, JobListing, JobTerms
 from distmagic.request.hosts import parse_hosts

@@ -22,7 +22,7 @@ from distmagic import render, sanitize
 from distmagic.connection import limits
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, ProtocolError, WorkerFailed
-from distmagic.notebook import job_magic as job_lists
+from distmagic.notebook import job_commands as job_lists
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning.jobs import found_jobs
 from distmagic.remote.contact import boot

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
+from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.hangs import is_hung, roll_of, unheard
 from distmagic.state.model import RunState
 
@@ -16,11 +18,11 @@ class HangResponse:
 
     def __init__(self, ask: Callable[[], str], hang_timeout_s: float | None) -> None:
         self._ask, self._hang_timeout_s = ask, hang_timeout_s
-        self._reason = ""
+        self._reason: StopReason | Literal[""] = ""
         self._asked = ""
         self._give_up_at_s = 0.0
 
-    def poll(self, state: RunState) -> str:
+    def poll(self, state: RunState) -> StopReason | Literal[""]:
         """Return why the run must be stopped now, "" if it goes on or its ranks are still being asked."""
         if state.stopping or state.is_over:
             return ""
@@ -42,6 +44,6 @@ class HangResponse:
         self._begin(state, "interrupted")
         return True
 
-    def _begin(self, state: RunState, reason: str) -> None:
+    def _begin(self, state: RunState, reason: StopReason) -> None:
         self._reason, self._asked = reason, self._ask()
         self._give_up_at_s = state.at_s + PATIENCE_S

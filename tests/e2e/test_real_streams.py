@@ -10,8 +10,8 @@ import pytest
 
 from distmagic.remote.records import journal
 from distmagic.remote.wire import protocol
+from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, Gone
 from tests.e2e import runner
 from tests.e2e.test_runs import as_value
 from tests.lab import Lab

@@ -15,8 +15,9 @@ from distmagic import render
 from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, DistmagicError, ProtocolError
 from distmagic.remote.wire import protocol as p
+from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, Gone, RunState
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.unit.connection.test_link import HOST, FakeProcess
 from tests.unit.state.test_fold import HOSTS, hold

@@ -28,7 +28,7 @@ from distmagic.runner.elastic_join import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHER
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.rollback import cancelled, take_back
-from distmagic.state.model import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
+from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
 
 
 @dataclass(slots=True)

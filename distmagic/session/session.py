@@ -35,8 +35,9 @@ from distmagic.runner.prepare import in_parallel, prepare
 from distmagic.runner.rollback import sweep_lost
 from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
+from distmagic.state.events import Planned, Warned
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Planned, RunState, Warned
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something

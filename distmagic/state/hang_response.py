@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
+from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.hangs import is_hung, roll_of, unheard
 from distmagic.state.model import RunState
 
@@ -20,7 +22,7 @@ class HangResponse:
         self._request_id = ""
         self._give_up_at_s = 0.0
 
-    def poll(self, state: RunState) -> str:
+    def poll(self, state: RunState) -> StopReason | Literal[""]:
         """Return why the run must be stopped now, "" if it goes on or its ranks are still being asked."""
         if state.stopping or state.is_over:
             return ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from distmagic.remote.wire import protocol as p
-from distmagic.state.model import Event, Gone, RunState
+from distmagic.state.events import Event, Gone
+from distmagic.state.model import RunState
 from tests.builders.events import at, hello, worker
 
 START = [hello(0), hello(1), *(worker(rank, rank // 2, local=rank % 2) for rank in range(4))]

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from distmagic.remote.agent.endpoint import Dialer
 from distmagic.remote.agent.lease import Lease
@@ -25,12 +26,12 @@ from distmagic.remote.agent.stack_dump import StackDumper
 from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
 from distmagic.remote.gang.channel import Cause, GangChannel
-from distmagic.remote.gang.datagrams import ASKED
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 
 _TICK_S = 0.05
 _TOUCH_S = 30.0
@@ -57,7 +58,7 @@ class Agent:
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
         self.engine_code: int | None = None
-        self.reason = "done"
+        self.reason: StopReason | Literal["done"] = "done"
         self.cause: Cause | None = None
         self.is_asked_to_end = self.is_final = False
         self.is_stopped_by_notebook = False
@@ -147,7 +148,7 @@ class Agent:
 
     def _stop_if_due(self, now: float) -> None:
         if self.is_asked_to_end:
-            self.stop(now, _GRACE_S, Cause(ASKED, self.start.node_rank))
+            self.stop(now, _GRACE_S, Cause("the agent was asked to end", self.start.node_rank))
         if self.channel is not None:
             cause = self.channel.poll(now, self.cause, is_clear=self.is_final)
             if cause is not None and not (self.is_final and cause.reason == "lost"):  # who leaves first is not lost
@@ -228,7 +229,7 @@ class Agent:
         for request in reader.receive(self.journal.last):
             self.lease.renew(now)
             if isinstance(request, protocol.StopNode):
-                self.stop(now, request.grace_s, Cause(request.reason))
+                self.stop(now, request.grace_s, Cause(known_stop_reason(request.reason)))
                 self.is_stopped_by_notebook = True
             elif isinstance(request, protocol.DetachJob):
                 self._detach("asked")

@@ -12,13 +12,14 @@ from distmagic.remote.gang.liveness import Gang, News, Own
 from distmagic.remote.gang.udp import Udp, resolve
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import StopReason
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why a node's ranks are ended; `culprit` is the node because of which, -1 for none."""
 
-    reason: str
+    reason: StopReason
     culprit: int = -1
 
 
@@ -82,7 +83,7 @@ class GangChannel:
             news.what == "stops" and self._is_lead and news.reason == "lost"
         ):  # one that was frozen says so when it is back
             return None if news.node_rank in self._lost else self._lose(news.node_rank)
-        if news.what == "stops":
+        if news.what == "stops" and news.reason:
             return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
         return None
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from distmagic.remote.gang.datagrams import NOBODY, Datagram, seal, unseal
+from distmagic.remote.wire.vocabulary import StopReason
 
 PERIOD_S = 0.5
 MOST_NODES = 4096
@@ -29,7 +30,7 @@ class News:
 
     what: str
     node_rank: int
-    reason: str = ""
+    reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
 
 
@@ -38,7 +39,7 @@ class Own:
     """What this node says of itself."""
 
     phase: str = "up"
-    reason: str = ""
+    reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
     formations: int = 0
 
@@ -51,7 +52,8 @@ class Peer:
         self.began = self.arrived_at = now
         self.heard_at: float | None = None
         self.last_counter = self.sent_counter = 0
-        self.phase, self.reason, self.culprit, self.formations = "up", "", NOBODY, 0
+        self.phase, self.culprit, self.formations = "up", NOBODY, 0
+        self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last told
         self.acknowledged = 0  # the highest counter of ours that it has echoed
         self.cleared_by = 0  # the counter with which we said clear first

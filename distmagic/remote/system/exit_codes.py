@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from distmagic.remote.wire.vocabulary import RankOutcome
+
 _MEANINGS = {
     signal.SIGKILL: "killed from outside",
     signal.SIGSEGV: "segmentation fault: native code touched memory that isn't its own",
@@ -22,8 +24,8 @@ def code_of(status: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def outcome_of(code: int) -> str:
-    """Return "exited" or "signalled"."""
+def outcome_of(code: int) -> RankOutcome:
+    """Return "exited", or "signalled" for a negative code."""
     return "signalled" if code < 0 else "exited"
 
 

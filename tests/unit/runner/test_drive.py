@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import protocol as p
 from distmagic.runner import drive as driving
 from distmagic.runner.drive import Limits, can_detach, decide, drive, too_late
+from distmagic.state.events import Event, Gone, Lost, Planned, StopRequested
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, Gone, Lost, Planned, RunState, Stopping
+from distmagic.state.model import RunState
 from tests.builders.any_events import EVENTS
 from tests.builders.events import HOSTS, at, begun, ended, hello, raised, worker
 from tests.builders.launches import START, FakeLaunch, FakeScreen, end_of
@@ -33,7 +34,7 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
         ([raised(2, 1), at(p.EngineEnded(code=1), 1)], 1, None, "failed"),
         ([at(p.EngineEnded(code=0), 1)], 0, None, ""),
         ([at(p.EngineEnded(code=-9), 1)], 0, None, "failed"),
-        ([at(Stopping(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
+        ([at(StopRequested(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
         ([UNREACHED, OPEN, at(None, at_s=14.0)], 0, None, ""),
         ([UNREACHED, OPEN, at(None, at_s=15.1)], 0, None, "rendezvous"),
         ([UNREACHED, OPEN, at(p.Endpoint(state="reached"), 1), at(None, at_s=99.0)], 0, None, ""),

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import protocol as p
 from distmagic.state import fold_ranks as ranks_fold
 from distmagic.state.builder import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
-from distmagic.state.fold import begin, fold
-from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
-from distmagic.state.model import (
+from distmagic.state.events import (
     Abandoned,
     Connected,
     Event,
     Gone,
     Lost,
-    RunState,
     Sending,
     Starting,
-    Stopping,
+    StopRequested,
     Swept,
     Unusable,
     Warned,
 )
+from distmagic.state.fold import begin, fold
+from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import ECHO, EVENTS
 from tests.builders.events import HOSTS, at, begun, ended, hello, killed, output, progress, raised, texts, worker
@@ -117,7 +117,7 @@ def test_a_state_that_somebody_holds_does_not_change():
 def test_one_event_at_a_time_or_all_at_once():
     events = [
         *(progress(r, r // 2, at_s=k / 2, step=float(k), rows=(p.MetricRow(at_s=k / 2, metrics={"x": k}),)) for k in range(9) for r in range(4)),
-        output("one\ntw"), output("o\n"), raised(1), at(Stopping(reason="failed")), killed(0, number=15),
+        output("one\ntw"), output("o\n"), raised(1), at(StopRequested(reason="failed")), killed(0, number=15),
     ]  # fmt: skip
     whole, single = begun(*events), begun()
     for event in events:
@@ -285,12 +285,12 @@ def test_what_is_a_failure(end, phase):
 
 
 def test_ends_after_a_stop_are_no_failures():
-    state = begun(at(Stopping(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
+    state = begun(at(StopRequested(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
     assert (phases(state), state.first_failure) == (["stopped", "stopped", "stopped", "done"], None)
 
 
 def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
-    state = begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), killed(2, 1, at_s=1.2))
+    state = begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), killed(2, 1, at_s=1.2))
     assert (state.first_failure, phases(state)[2]) == (2, "failed")
 
 
@@ -300,7 +300,7 @@ def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
     ids=["too late", "by our SIGTERM", "an echo too", "went well"],
 )
 def test_blame_stays(later):
-    assert begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), later).first_failure == 0
+    assert begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), later).first_failure == 0
 
 
 def test_blame_stays_where_the_first_had_a_reason_of_its_own():
@@ -333,9 +333,9 @@ def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
 
 
 def test_the_node_whose_torchrun_failed_first():
-    state = begun(at(p.EngineEnded(code=1), 1), at(Stopping(reason="failed")), at(p.EngineEnded(code=-15), 0))
+    state = begun(at(p.EngineEnded(code=1), 1), at(StopRequested(reason="failed")), at(p.EngineEnded(code=-15), 0))
     assert (state.failed_node, [n.code for n in state.nodes]) == (1, [-15, 1])
-    assert begun(at(Stopping(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
+    assert begun(at(StopRequested(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
 
 
 def test_exits_that_torchrun_saw():
@@ -364,13 +364,13 @@ def test_a_node_that_is_lost():
 
 
 def test_phases_of_a_run():
-    stopping = begun(at(Stopping(reason="interrupted")))
+    stopping = begun(at(StopRequested(reason="interrupted")))
     assert stopping.phase == "stopping"
     gone = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="x"), Gone())]
     assert fold(stopping, gone).phase == "stopped"
     assert fold(begun(raised(0)), gone).phase == "failed"
     assert fold(begun(), gone).phase == "failed"
-    assert fold(stopping, [at(Stopping(reason="timeout"))]).stopping == "interrupted"
+    assert fold(stopping, [at(StopRequested(reason="timeout"))]).stopping == "interrupted"
 
 
 # ---- what nodes say of themselves
@@ -381,7 +381,7 @@ def test_the_endpoint():
     assert (dict(state.unreached), state.endpoint_open_at_s) == ({1: "refused"}, 4.0)
     reached = at(p.Endpoint(state="reached"), 1)
     assert dict(fold(state, [reached]).unreached) == {}
-    assert dict(fold(state, [at(Stopping(reason="rendezvous")), reached]).unreached) == {1: "refused"}
+    assert dict(fold(state, [at(StopRequested(reason="rendezvous")), reached]).unreached) == {1: "refused"}
 
 
 def test_notices_are_told_once_and_are_bounded():

@@ -15,10 +15,11 @@ from distmagic.render.overview import overview
 from distmagic.runner import drive as driving
 from distmagic.runner.drive import Limits, drive
 from distmagic.state import hangs
+from distmagic.state.events import Broken, Event, Lost, Mended, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.hang_response import PATIENCE_S, WORTH_ASKING_S, HangResponse
 from distmagic.state.hangs import Explanation, explain, is_hung
-from distmagic.state.model import Broken, Event, Lost, Mended, RunState, Stopping
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import EVENTS
 from tests.builders.events import HOSTS, at, begun, ended, output, progress, raised, worker
@@ -221,7 +222,7 @@ def test_a_bar_that_is_only_drawn_anew_has_not_moved():
     ([], 99.5, False),
     ([at(Broken(why="cut"), 1)], 10.0, False),
     ([at(Broken(why="cut"), 1), at(Lost(why="switched off"), 1)], 10.0, True),  # an elastic job goes on without it
-    ([at(Stopping(reason="failed"))], 10.0, False),
+    ([at(StopRequested(reason="failed"))], 10.0, False),
     ([*(ended(rank, rank // 2) for rank in range(4))], 10.0, False),  # torchrun alone is slow to end
 ])  # fmt: skip
 def test_when_a_run_hangs(events, timeout_s, hangs_):
@@ -355,6 +356,6 @@ def test_an_inquiry_ends_whatever_comes(events):
 
 def test_a_failure_is_told_rather_than_a_hang():
     state = begun(
-        raised(2, 1), *answers(0, 1), at(Stopping(reason="failed")), at(Lost(why="x"), 0), at(Lost(why="x"), 1)
+        raised(2, 1), *answers(0, 1), at(StopRequested(reason="failed")), at(Lost(why="x"), 0), at(Lost(why="x"), 1)
     )
     assert "raised RuntimeError" in verdict(state).message

@@ -29,8 +29,9 @@ from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.state import fold_ranks as ranks_fold
+from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, Gone, RunState
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess

@@ -17,6 +17,7 @@ from contextlib import closing
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING
 
+from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands
@@ -70,7 +71,8 @@ class Magics:
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
 
-        All statements before it run here. The cell's value is the run: run.results, run.logs(rank), run.metrics.
+        All statements before it run here. The cell's value is the run: run.results, run.logs(rank), run.metrics. A run
+        that gets a name, by an assignment or -o, is no value: IPython's Out would keep it when the name is gone.
         """
         if flags.asks_help(line):
             print(flags.help_text())
@@ -132,7 +134,7 @@ class Magics:
                 )
 
     def _dry_run(self, request: flags.Request, reaching: Reaching) -> None:
-        print(self.notebook.session().dry_run(reaching, request.spec))
+        print(sanitize.lines(self.notebook.session().dry_run(reaching, request.spec)))
 
     def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> Payload:
         """Run what runs here, and pack the call. Above the limit the user is asked, where somebody can answer."""
@@ -173,7 +175,7 @@ class Magics:
                 error.hint = error.hint.replace("run.logs(", f"{[LAST_RUN, *names][-1]}.logs(")
             raise
         self._bind(names, run)
-        return run
+        return None if names else run
 
     def _bind(self, names: tuple[str, ...], run: object) -> None:
         self.shell.push({LAST_RUN: run}, interactive=False)

@@ -283,6 +283,11 @@ def test_flags_are_completed(text):
         ("%distributed hosts --h", ["--hostfile"]),
         ("%distributed playground ", ["stop"]),
         ("%distributed down ", []),
+        ("%distributed add ", []),
+        ("%distributed add ID g", ["gpu-a", "gpu-b"]),
+        ("%distributed clean ", ["all"]),
+        ("%distributed clean all ", ["--everybody"]),
+        ("%distributed nothing x", []),
     ],
 )
 def test_subcommands_are_completed(text, candidates):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from distmagic.remote.records import places
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire.protocol import Blob
 
 
@@ -30,14 +30,8 @@ def folder() -> Path:
 def keep(data: bytes, where: Path) -> LocalBlob:
     """Write `data` to a file of the folder `where` that is named by its SHA-256. Raises OSError."""
     blob = Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-    descriptor, aside = tempfile.mkstemp(dir=where, prefix=".blob-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        Path(aside).replace(where / blob.sha256)
-    except BaseException:
-        Path(aside).unlink()
-        raise
+    with atomic_write(where / blob.sha256) as file:
+        file.write(data)
     return LocalBlob(blob=blob, path=where / blob.sha256)
 
 
@@ -49,20 +43,10 @@ def receive(local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object
         digest.update(data)
         file.write(data)
 
-    descriptor, aside = tempfile.mkstemp(dir=local.path.parent, prefix=".blob-")
-    try:
-        with open(descriptor, "wb") as file:
-            pull(write)
-        _check(digest.hexdigest(), local)
-        Path(aside).replace(local.path)
-    except BaseException:
-        Path(aside).unlink()
-        raise
-
-
-def _check(digest: str, local: LocalBlob) -> None:
-    if digest != local.blob.sha256:
-        raise OSError("a file arrived damaged")
+    with atomic_write(local.path) as file:
+        pull(write)
+        if digest.hexdigest() != local.blob.sha256:
+            raise OSError("a file arrived damaged")
 
 
 def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:

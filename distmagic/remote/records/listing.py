@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distmagic.remote.records import journal, logs, places
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire import codec, protocol
 
 FILE = "job.json"
@@ -36,16 +37,18 @@ def remember(folder: Path, start: protocol.StartNode) -> None:
         began_s=time.time(),
         terms=start.terms,
     )
-    (folder / FILE).write_text(json.dumps(codec.plain(listing)))
+    _write(folder, listing)
+
+
+def _write(folder: Path, listing: protocol.JobListing) -> None:
+    with atomic_write(folder / FILE) as file:
+        file.write(json.dumps(codec.plain(listing)).encode())
 
 
 def enlisted(folder: Path, hosts: tuple[str, ...]) -> None:
     """Note which hosts an elastic job has now. A disk that is full makes no job fail."""
     with contextlib.suppress(OSError, ValueError):
-        listing = replace(_read(folder), hosts=hosts)
-        aside = folder / f"{FILE}.new"
-        aside.write_text(json.dumps(codec.plain(listing)))
-        aside.replace(folder / FILE)
+        _write(folder, replace(_read(folder), hosts=hosts))
 
 
 def _read(folder: Path) -> protocol.JobListing:

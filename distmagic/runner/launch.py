@@ -22,6 +22,7 @@ from distmagic.payload.pack import Payload
 from distmagic.planning.plan import Plan
 from distmagic.planning.start_messages import start_message
 from distmagic.remote.gang.liveness import FORM_S, MOST_NODES
+from distmagic.remote.records import places
 from distmagic.remote.wire import protocol
 from distmagic.runner.delivery import Delivery
 from distmagic.runner.elastic_join import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHERE, Ground, Growth, Intake, lost_at_start
@@ -29,6 +30,8 @@ from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.rollback import cancelled, take_back
 from distmagic.state.model import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
+
+_TOUCH_S = 30.0  # between two touches of the payload
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class Launch:
 
         `watch` waits for futures; where it raises KeyboardInterrupt, this raises `Cancelled`.
         """
+        self._in_thread(self._keep_payload)
         started: list[Future[None]] = []
         secret = secrets.token_hex(32)  # of the gang channel
         self._payload = payload.blobs
@@ -212,7 +216,7 @@ class Launch:
     def _met(self, node_rank: int) -> Link | None:
         try:
             link = self._reopen(self.places[node_rank])
-            if all((one.job, one.node_rank) != (self.job, node_rank) for one in link.jobs()):
+            if all((one.job, one.node_rank) != (self.job, node_rank) for one in link.jobs(self.job)):
                 link.close()
                 return None
             self._join_again(node_rank, link, 0)
@@ -302,6 +306,11 @@ class Launch:
     def _keep_lease(self) -> None:
         while not self._over.wait(self.lease_s / 4):
             self._say(list(self.links), protocol.RenewLease())
+
+    def _keep_payload(self) -> None:
+        """Have nobody on this machine expire the payload: hosts that come later still need it."""
+        while not self._over.wait(_TOUCH_S):
+            places.touch(local.path for local in self._payload)
 
     def stop(self, node_ranks: Sequence[int], grace_s: float, reason: str) -> None:
         """Ask nodes to end: SIGTERM, and SIGKILL after `grace_s`. Returns at once; their events tell the rest."""

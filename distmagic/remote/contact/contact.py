@@ -63,9 +63,11 @@ class Contact:
 
     def run(self) -> None:
         """Send the facts, then answer until end of file."""
-        _sweep_dead()
-        places.tidy()
         self._send_facts()
+        # After the facts, which the notebook waits for: on a slow disk it takes its time.
+        _sweep_dead()
+        with contextlib.suppress(OSError):
+            places.tidy()
         while (line := self._line()) is not None:
             _, request = protocol.decode(line)
             if type(request) in self._handlers:  # a request for an agent that ended meanwhile has no handler here
@@ -125,7 +127,7 @@ class Contact:
     # ---- this host
 
     def _send_facts(self) -> None:
-        self.say(replace(facts.gather(), running=listing.running()))
+        self.say(replace(facts.gather(), running=listing.running(), write_error=places.write_error()))
 
     def _send_facts_again(self, _: protocol.GetFacts) -> None:
         """Send the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
@@ -188,6 +190,9 @@ class Contact:
         try:
             places.check_run_dir(run_dir)
             has_spoken = self._relay(run_dir / "readers", request)
+        except BlockingIOError:
+            text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
+            raise TimeoutError(text) from None
         except (FileNotFoundError, ConnectionError):
             has_spoken = False
         if not has_spoken:
@@ -203,7 +208,9 @@ class Contact:
         """Carry bytes both ways until the agent closes, which it does as its last act; return whether it said anything."""
         has_spoken = False
         with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
+            conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
             conn.connect(str(path))
+            conn.setblocking(True)
             socket_peer.check(conn)
             conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
             selector.register(0, selectors.EVENT_READ, "notebook")
@@ -236,6 +243,8 @@ class Contact:
             for file, size in parts:
                 self._send_part(file, min(skip, size), size)
                 skip -= min(skip, size)
+        if path.suffix == ".result":
+            places.mark_fetched(path)
 
     def _send_part(self, file: BinaryIO, at: int, end: int) -> None:
         file.seek(at)
@@ -251,9 +260,11 @@ class Contact:
             self.say(protocol.Data(size_bytes=size))
             self._send_part(file, 0, size)
 
-    def _send_jobs(self, _: protocol.ListJobs) -> None:
+    def _send_jobs(self, request: protocol.ListJobs) -> None:
         """Send what this host has of jobs."""
-        self.say(protocol.Jobs(jobs=listing.jobs()))
+        for one in listing.jobs(request.job):
+            self.say(protocol.Jobs(jobs=(one,)))  # a line each: all of them can be longer than a line may be
+        self.say(protocol.Jobs())
 
     def _remove_job(self, request: protocol.RemoveJob) -> None:
         """Remove what a job that has ended left here."""
@@ -302,6 +313,8 @@ class Contact:
 def _sweep_dead() -> None:
     """End what agents left that were killed together with their notebook: nobody else came to do it."""
     for job, folders in places.dead_runs().items():
+        if any(processes.has_role(process, "agent") for process in processes.marked(job)):
+            continue  # the agent lives: a cleaner of /tmp has removed its socket
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)

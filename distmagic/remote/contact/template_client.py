@@ -105,9 +105,9 @@ def ensure(warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] =
 def _is_there(folder: Path) -> bool:
     try:
         places.check_run_dir(folder)
-        with socket.socket(socket.AF_UNIX) as conn:
-            conn.connect(str(folder / places.TEMPLATE))
     except OSError:
+        return False
+    if not places.listens(folder / places.TEMPLATE):
         return False
     process = _process(folder)
     if process is not None and process.state == "T":  # somebody has stopped it: nobody is to wait for it

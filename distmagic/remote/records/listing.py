@@ -80,11 +80,12 @@ def mark_detached(folder: Path) -> None:
         (folder / _DETACHED).touch(mode=0o600)
 
 
-def jobs() -> tuple[protocol.JobListing, ...]:
-    """Return this host's jobs, the oldest first. What can't be read is left out."""
-    host = socket.gethostname()
+def jobs(job: str = "") -> tuple[protocol.JobListing, ...]:
+    """Return this host's jobs, the oldest first, or its nodes of one job. What can't be read is left out."""
+    folders = [places.job_dir(job, 0).parent] if job else sorted((places.home() / "jobs").glob("*"))
+    files = [file for folder in folders for file in sorted(folder.glob(f"*-{socket.gethostname()}/{FILE}"))]
     found = []
-    for file in sorted((places.home() / "jobs").glob(f"*/*-{host}/{FILE}")):
+    for file in files:
         try:
             found.append(_listed(file.parent))
         except (OSError, ValueError):
@@ -127,15 +128,13 @@ def running() -> tuple[protocol.JobListing, ...]:
 
 
 def is_running(job: str, node_rank: int) -> bool:
-    """Whether the agent of this node answers."""
+    """Whether the agent of this node is there; one that is stopped, or has no time, is."""
     run_dir = places.run_dir(job, node_rank)
     try:
         places.check_run_dir(run_dir)
-        with socket.socket(socket.AF_UNIX) as conn:
-            conn.connect(str(run_dir / "readers"))
     except OSError:
         return False
-    return True
+    return places.listens(run_dir / "readers")
 
 
 def _reason(folder: Path) -> str:

@@ -250,9 +250,14 @@ class Link:
             size -= len(data)
             write(data)
 
-    def jobs(self) -> tuple[protocol.JobListing, ...]:
-        """Return the jobs of which the host has something, the oldest first."""
-        return self.query(protocol.ListJobs(), protocol.Jobs).jobs
+    def jobs(self, job: str = "") -> tuple[protocol.JobListing, ...]:
+        """Return what the host has of jobs, or of one `job`; the oldest first, and at most `limits.MOST_JOBS`."""
+        found: list[protocol.JobListing] = []
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(protocol.ListJobs(job=job))
+            while some := self._expect(protocol.Jobs).jobs:
+                found += some[: limits.MOST_JOBS - len(found)]
+        return tuple(found)
 
     def remove(self, job: str) -> int:
         """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""

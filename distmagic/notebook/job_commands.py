@@ -138,7 +138,7 @@ def clean(line: CommandLine) -> None:
         )
     found = _jobs(line)
     ended = [job for job in found if not job.is_running]
-    own = [job for job in ended if job.owner == _owner()]
+    own = [job for job in ended if job.terms.owner == _owner()]
     if not line.words or everybody:
         chosen = ended
     elif line.words == ("all",):
@@ -237,7 +237,7 @@ def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
     for job in jobs:
         hosts = ", ".join(dict.fromkeys(job.hosts))
         size = f"{job.size_bytes / 1e6:,.1f} MB"
-        owner = "this notebook" if own and job.owner == own else job.owner
+        owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
         row = [job.name, job.phase, hosts, _ago(now_s - job.began_s), size, owner]
         rows.append([sanitize.lines(text) for text in row])
     return _aligned(rows)

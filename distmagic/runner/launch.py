@@ -18,6 +18,7 @@ from functools import partial
 from distmagic.connection.link import Link
 from distmagic.connection.reach import PARALLEL, Reaching, raise_first
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
+from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan
@@ -63,7 +64,7 @@ def launch(reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, 
     """
     clock = clock_since(time.monotonic())
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
-    with interrupts.noted() as noted:
+    with interrupts.noted() as noted, blobs.kept_young(payload.blobs):  # hosts that come later still need them
         loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
         with loop.opening():
             links = _connect(loop, reaching, enough_hosts(spec, reaching))

@@ -137,6 +137,8 @@ class Agent:
             self.touch_at = now + _TOUCH_S
             payload = (self.start.call, self.start.code, *self.start.side_files)
             places.touch((self.folder / FILE, *map(places.blob, payload), sys.path[0]))
+            # Without its sockets nobody can reach this agent, and a cleaner of /tmp removes what nobody touches.
+            places.touch((self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"))
         self._stop_if_due(now)
         self.ending.step(now)
         if self.ending.is_done and not self.is_final and (self.engine_code is not None or self.ending.survivors):

@@ -18,17 +18,16 @@ from distmagic.remote.engine import forking, rank_fork_server
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import uncollected
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
 _LOOK_S = 0.02  # at the ranks
 _ENDPOINT_S, _ANSWER_S, _PAUSE_S = 3.0, 0.5, 0.005  # for the lead to listen; one attempt; between two
-_ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
 
 def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
     """Return torchrun's environment: the host's own without what would mislead torchrun, and the job's."""
-    env = {k: v for k, v in host.items() if k not in _ORPHANED and not k.startswith(("PET_", "TORCHELASTIC_"))}
+    env = {k: v for k, v in host.items() if k not in TORCHRUN_VARIABLES and not k.startswith(("PET_", "TORCHELASTIC_"))}
     env = {**start.defaults, **env, **start.env, processes.MARK: start.job}
     env["DISTMAGIC_WORKER"] = json.dumps(
         {

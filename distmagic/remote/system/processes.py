@@ -141,6 +141,15 @@ def marked(job: str) -> tuple[ProcessInfo, ...]:
     return tuple(p for p in everything() if p.pid not in own and p.state not in "ZX" and needle in _environ(p.pid))
 
 
+def has_role(process: ProcessInfo, role: str) -> bool:
+    """Whether a process was started as this role of the bundle, or shows it (see process_title.py)."""
+    try:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
+            return role.encode() in file.read().split(b"\0")
+    except OSError:
+        return False  # gone meanwhile
+
+
 def _ancestors() -> set[int]:
     found, pid = set(), os.getpid()
     while pid > 1:

@@ -185,7 +185,7 @@ def test_jobs_with_names_that_write_on_the_terminal(hosts):
     one = p.JobListing(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, began_s=float("nan"), protocol=p.PROTOCOL,
                    terms=p.JobTerms(lease_s=1.0, owner=TERMINAL, awaited=(TERMINAL,)),
                    is_running=False, reason=TERMINAL, size_bytes=2**63)  # fmt: skip
-    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300))).jobs()
+    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300)) + p.encode(p.Jobs())).jobs()
     assert len(listed) == 300
     shown = job_lists.table(found_jobs([listed]), 0.0)
     assert all(char.isprintable() or char == "\n" for char in shown)

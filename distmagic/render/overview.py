@@ -109,11 +109,15 @@ def _size(state: RunState) -> str:
 
 
 def _alerts(state: RunState) -> Iterable[Alert]:
-    found = [*_failure(state), *_hosts_in_trouble(state)]
-    found += [Alert(level="warning", text=text) for text in _joined_notices(state)]
-    yield from found[:_MAX_ALERTS]
-    if len(found) > _MAX_ALERTS:
-        yield Alert(level="warning", text=f"and {len(found) - _MAX_ALERTS} more notices")
+    urgent = [*_failure(state), *_hosts_in_trouble(state)]
+    notices = [Alert(level="warning", text=text) for text in _joined_notices(state)]
+    room = max(0, _MAX_ALERTS - len(urgent))
+    newest = notices[-room:] if room else []
+    yield from urgent[:_MAX_ALERTS]
+    yield from newest  # an old notice has been seen; a new one may be of a full disk
+    more = len(urgent[_MAX_ALERTS:]) + len(notices) - len(newest)
+    if more:
+        yield Alert(level="warning", text=f"and {more} more notices")
 
 
 def _failure(state: RunState) -> Iterable[Alert]:

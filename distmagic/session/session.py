@@ -20,6 +20,7 @@ from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
 from distmagic.planning import plan as planning
+from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, choose, found_jobs, known_whereabouts, whereabouts
 from distmagic.planning.plan import Plan
 from distmagic.remote.wire.protocol import EndTemplates, Templates
@@ -125,7 +126,11 @@ class Session(Housekeeping):
         finally:
             pool.shutdown(wait=False)
         addresses = tuple(node.address for node in plan.nodes)
-        planned = Planned(addresses=addresses, min_nodes=plan.min_nodes, present=reaching.present)
+        nproc = [node.nproc_per_node for node in plan.nodes]
+        planned = Planned(
+            addresses=addresses, min_nodes=plan.min_nodes, present=reaching.present,
+            ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc), world_size=torchrun.world_size(plan.rdzv, nproc),
+        )  # fmt: skip
         absent = [f"{why} The run begins without this host." for why in reaching.absent.values()]
         opening.tell(planned, *(Warned(text=text) for text in (*absent, *warnings)))
         return plan

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import Frame, Thread
 from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.events import Event
 from distmagic.state.model import NodeState, OutputLine, RunState, StackDump, WorkerState
 from distmagic.state.phases import ALIVE, NODE_PHASES, NodePhase, RankPhase
 from distmagic.state.series import Series
@@ -16,6 +19,10 @@ KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
 KEPT_DUMPS = 4  # requests for stacks, and the answers
+_FRAMES_OF_ALL = 100_000  # frames of one request for stacks, of all ranks together; of each rank at least and at most:
+_FEWEST_FRAMES = 10
+_MOST_FRAMES = 220  # more than an agent of ours sends
+_FRAME_CHARS = 200  # of a file's name, a function's and a line of source, as agents cut them
 STREAMS = ("stdout", "stderr")
 
 
@@ -50,6 +57,8 @@ class RunStateBuilder:
     detached_by: str
     advanced_at_s: float
     stack_dumps: list[StackDump]
+    held: dict[int, tuple[Event, ...]]
+    planned_world_size: int
 
     def __init__(self, state: RunState) -> None:
         self.base = state
@@ -60,7 +69,6 @@ class RunStateBuilder:
     def freeze(self) -> RunState:
         """Return the state that it has become."""
         del self.lines[:-KEPT_LINES]
-        del self.stack_dumps[:-KEPT_DUMPS]
         fields: dict[str, Any] = {name: _immutable(getattr(self, name)) for name in _FIELDS}
         return replace(self.base, **fields)
 
@@ -78,6 +86,7 @@ class RunStateBuilder:
         """Keep where a rank is, as answer to one roll call."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
+            what = replace(what, threads=_bounded_threads(what.threads, self.world_size))
             index = self._index_of_dump(what.asked)
             dump = self.stack_dumps[index]
             self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
@@ -95,14 +104,20 @@ class RunStateBuilder:
             if dump.asked == asked:
                 return index
         self.stack_dumps.append(StackDump(asked=asked, at_s=self.at_s))
+        del self.stack_dumps[:-KEPT_DUMPS]
         return len(self.stack_dumps) - 1
 
     # ---- what several events have in common
 
     def notice(self, text: str) -> None:
-        """Tell something once, unless too much was told already."""
-        if text not in self.notices and len(self.notices) < KEPT_NOTICES:
-            self.notices.append(text)
+        """Tell something once. Of too many notices, the oldest of the host that gave most of them is left out."""
+        if text in self.notices:
+            return
+        self.notices.append(text)
+        if len(self.notices) > KEPT_NOTICES:
+            givers = [one.partition(": ")[0] for one in self.notices]
+            [(most, _)] = Counter(givers).most_common(1)
+            del self.notices[givers.index(most)]
 
     def lose(self, node: int, why: str) -> None:
         """Count a node as lost, with its ranks."""
@@ -159,6 +174,29 @@ class RunStateBuilder:
 
 
 _FIELDS = tuple(RunStateBuilder.__annotations__)
+
+
+def _bounded_threads(threads: tuple[Thread, ...], world_size: int) -> tuple[Thread, ...]:
+    """Return stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each."""
+    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // max(1, world_size)))
+    kept = []
+    for thread in threads:
+        frames = thread.frames[-room:] if room else ()
+        room -= len(frames)
+        if frames:
+            kept.append(Thread(frames=tuple(_bounded_frame(frame) for frame in frames)))
+    return tuple(kept)
+
+
+def _bounded_frame(frame: Frame) -> Frame:
+    if max(len(frame.file), len(frame.function), len(frame.text)) <= _FRAME_CHARS:
+        return frame
+    return replace(
+        frame,
+        file=frame.file[-_FRAME_CHARS:],
+        function=frame.function[:_FRAME_CHARS],
+        text=frame.text[:_FRAME_CHARS],
+    )
 
 
 def _mutable(value: object) -> object:

@@ -32,14 +32,17 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What the plan says of all nodes, their addresses and how many of them the job needs.
+    """What the plan says of all nodes: their addresses, and how many of them the job needs.
 
-    `present` are the places in the list of hosts of those that are nodes; None: they all are.
+    `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
+    each node runs, empty where the nodes decide that among themselves. `world_size` is 0 where nodes may come and go.
     """
 
     addresses: tuple[str, ...]
     min_nodes: int
     present: tuple[int, ...] | None = None
+    ranks: tuple[range, ...] = ()
+    world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

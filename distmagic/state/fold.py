@@ -44,10 +44,32 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     draft = RunStateBuilder(state)
     for event in events:
         draft.at_s = max(draft.at_s, event.at_s)
-        handler = _HANDLERS.get(type(event.what))
-        if handler is not None and 0 <= event.node_rank < len(draft.nodes):
-            handler(draft, event.node_rank, event.what)
+        if 0 <= event.node_rank < len(draft.nodes):
+            if fold_ranks.must_wait(draft, event):
+                fold_ranks.hold(draft, event)
+            else:
+                _take(draft, event)
+                _take_held(draft)
     return draft.freeze()
+
+
+def _take(draft: RunStateBuilder, event: Event) -> None:
+    handler = _HANDLERS.get(type(event.what))
+    if handler is not None:
+        handler(draft, event.node_rank, event.what)
+
+
+def _take_held(draft: RunStateBuilder) -> None:
+    """Take the events of nodes that need not wait for the lead any more."""
+    for node, events in list(draft.held.items()):
+        if fold_ranks.is_ahead(draft, events[0]):
+            continue
+        del draft.held[node]
+        for event in events:  # the node may be ahead again after some of them
+            if fold_ranks.must_wait(draft, event):
+                fold_ranks.hold(draft, event)
+            else:
+                _take(draft, event)
 
 
 # ---- a node's own events

@@ -43,6 +43,9 @@ def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
     draft.min_nodes = what.min_nodes or len(draft.nodes)
     for node, address in enumerate(what.addresses[: len(draft.nodes)]):
         draft.nodes[node] = replace(draft.nodes[node], address=address)
+    for node, ranks in enumerate(what.ranks[: len(draft.nodes)]):
+        draft.nodes[node] = replace(draft.nodes[node], ranks=ranks)
+    draft.planned_world_size = what.world_size
 
 
 def _sending(draft: RunStateBuilder, node: int, what: Sending) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.events import Event
 from distmagic.state.phases import NODE_PHASES, GangState, NodePhase, RankPhase, RunPhase
 from distmagic.state.series import Point as Point  # noqa: PLC0414 - one of the state's nouns
 from distmagic.state.series import Series as Series  # noqa: PLC0414
@@ -24,6 +25,7 @@ class NodeState:
     heard), "lost" or ""; `stopping`: why its agent ends its ranks, "" while it doesn't. `broken`: why there is no
     connection just now, "" with one;
     `broken_at_s`: since when. `accused_at_s`: since when others say that they don't hear it, while it says nothing.
+    `ranks` are those that run there, None where no plan gives them.
     """
 
     node_rank: int
@@ -42,6 +44,7 @@ class NodeState:
     gang: GangState = ""
     stopping: StopReason | Literal[""] = ""
     accused_at_s: float | None = None
+    ranks: range | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,8 @@ class RunState:
     node was told to start, None before. `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint,
     with the endpoint and why. `advanced_at_s`: when a rank advanced last (see `hangs.is_hung`), before any stop;
     `stack_dumps`: the last few roll calls. It had run for `before_s` when this kernel began to follow it.
-    `rdzv_round` is the last round of the rendezvous of which a rank has been heard.
+    `rdzv_round` is the last round of the rendezvous, as the lead counts them; `held` are the events of nodes that are
+    in a later one. `planned_world_size` is that of the plan, 0 where no plan gives one.
     """
 
     job: str
@@ -153,6 +157,8 @@ class RunState:
     advanced_at_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()
     before_s: float = 0.0
+    held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)
+    planned_world_size: int = 0
 
     @property
     def lost_nodes(self) -> frozenset[int]:

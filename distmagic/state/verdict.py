@@ -227,7 +227,7 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     if any(word in line for line in lines for word in _TAKEN):
         return RendezvousFailed(
             f"{node.host}: the port of the rendezvous is taken there.",
-            "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+            "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
         )
     for worker in state.workers.values():
         if worker.node_rank == node.node_rank and _is_late(worker):

@@ -38,7 +38,9 @@ _OPTIONS = (
     "RemoteCommand=none",
     "RequestTTY=no",
     "PermitLocalCommand=no",
-    "ClearAllForwardings=yes",
+    "ClearAllForwardings=yes",  # these are ports alone, so:
+    "ForwardAgent=no",  # the master lives for hours, and root of the host could use the agent all the time
+    "ForwardX11=no",
     "LogLevel=INFO",
 )
 

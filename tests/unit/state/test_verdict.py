@@ -243,7 +243,7 @@ def test_a_port_that_is_taken(word):
     assert said(state) == (
         RendezvousFailed,
         "gpu-a: the port of the rendezvous is taken there.",
-        "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+        "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
     )
 
 

@@ -161,17 +161,36 @@ class Access:
     cold: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.connect_timeout_s <= _DAY_S:
-            raise SpecError(f"--connect-timeout {self.connect_timeout_s:g} is not a time.", "Use seconds, up to a day.")
-        if not 1 <= self.lease_s <= _DAY_S:
-            raise SpecError(f"--lease {self.lease_s:g} is not a lease.", "Use 1 second to a day.")
-        if not 0 <= self.warm_idle_s <= _DAY_S:
-            raise SpecError(f"--warm-idle {self.warm_idle_s:g} is not a time.", "Use 0 (never) to a day.")
+        check_connect_timeout(self.connect_timeout_s)
+        check_lease(self.lease_s)
+        check_warm_idle(self.warm_idle_s)
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""
         table = dict(self.pythons)
         return table.get(name, table.get(""))
+
+
+# A setting of the notebook is checked under its own name, before it becomes part of an `Access`: `where` ends with a
+# colon then.
+
+
+def check_connect_timeout(seconds: float, where: str = "--connect-timeout") -> None:
+    """Raise `SpecError` naming `where` unless a host can be given so long to answer."""
+    if not 0 < seconds <= _DAY_S:
+        raise SpecError(f"{where} {seconds:g} is not a time.", "Use seconds, up to a day.")
+
+
+def check_lease(seconds: float, where: str = "--lease") -> None:
+    """Raise `SpecError` naming `where` unless ranks can outlive their notebook for so long."""
+    if not 1 <= seconds <= _DAY_S:
+        raise SpecError(f"{where} {seconds:g} is not a lease.", "Use 1 second to a day.")
+
+
+def check_warm_idle(seconds: float, where: str = "--warm-idle") -> None:
+    """Raise `SpecError` naming `where` unless a host can keep torch loaded for so long."""
+    if not 0 <= seconds <= _DAY_S:
+        raise SpecError(f"{where} {seconds:g} is not a time.", "Use 0 (never) to a day.")
 
 
 def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:

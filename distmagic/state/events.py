@@ -13,19 +13,19 @@ from distmagic.remote.wire.vocabulary import StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """A host was reached, and has told what it is."""
+    """The notebook has connected to a host and has its facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unusable:
-    """A host can't take part, and why."""
+    """A host can't take part in the run, for the reason `why`."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """Something that the user should know of, in one line that names the host."""
+    """A warning for the user, in one line that names the host."""
 
     text: str
 
@@ -47,7 +47,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """So much of the payload has been sent to a node, of what it lacks."""
+    """`sent_bytes` of the payload were sent to a node, which lacked `total_bytes` of it."""
 
     sent_bytes: int
     total_bytes: int
@@ -55,14 +55,14 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """A node has all it needs, and was told to start."""
+    """A node has the payload, and its agent was told to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """The run ended before it had begun on all hosts; `why` is a sentence, no cause named twice.
+    """The run ended before it had begun on all hosts. `why` is a sentence that names each cause once.
 
-    By the user if `is_wish`, else because of what was wrong with a host or the request.
+    `is_wish`: the user ended it. Else something was wrong with a host or with the request.
     """
 
     why: str

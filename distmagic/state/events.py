@@ -71,31 +71,31 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The connection to a node, or its agent, is gone."""
+    """A node counts as lost: its host, its agent or the way there is gone for good."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A connection broke; the ranks go on, and it is tried again."""
+    """The connection to a node broke. Its ranks go on, and the launcher connects again."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mended:
-    """A broken connection stands again, and no event was lost."""
+    """The launcher is connected to a node again. No event was lost meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """A node's agent has said all and is gone, and what is wanted of it has come."""
+    """A node's agent has ended. All its events were folded before this one, and its small results were fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a lost agent had left running on a node was ended, but for `survivors`."""
+    """The processes that a lost agent had left on its node were ended, but for `survivors`."""
 
     survivors: tuple[str, ...]
 
@@ -126,9 +126,9 @@ Launched = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened: on which node, when by the notebook's clock (seconds since the run began), what.
+    """One event: `what` happened on node `node_rank`.
 
-    None is the clock's own: nothing happened, but time has passed.
+    `at_s` is the time at which the notebook got it, in seconds since the run began. `what` None: only time has passed.
     """
 
     node_rank: int

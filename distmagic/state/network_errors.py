@@ -103,20 +103,28 @@ def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]
 
 
 def _sharpened(found: NetworkTrouble | None, said: Sequence[str]) -> NetworkTrouble | None:
-    """Return what is known with the help of stderr: torch's store tells only there why nobody answered, NCCL whom."""
+    """Return `found` with what stderr adds: NCCL names the peer only there, torch's store the reason.
+
+    `said` are the lines of stderr.
+    """
     if found is None or not found.address:
-        told = [trouble for line in said if "NCCL WARN" in line and (trouble := _with_place(line))]
-        return told[0] if told else found
+        by_nccl = _told_by("NCCL WARN", said)
+        return by_nccl[0] if by_nccl else found
     if found.why == _LATE:
-        told = [trouble for line in said if "[c10d]" in line and (trouble := _with_place(line))]
-        same = [one for one in told if one.port == found.port and one.why != _LATE]
-        return replace(found, why=same[0].why) if same else found
+        for other in _told_by("[c10d]", said):
+            if other.port == found.port and other.why != _LATE:
+                return replace(found, why=other.why)
     return found
 
 
-def _with_place(line: str) -> NetworkTrouble | None:
-    found = trouble(line)
-    return found if found is not None and (found.address or found.why == _NO_INTERFACE) else None
+def _told_by(mark: str, said: Sequence[str]) -> list[NetworkTrouble]:
+    """Return the troubles of the lines with `mark` in them, where a line names the peer, or needs none."""
+    troubles = []
+    for line in said:
+        found = trouble(line) if mark in line else None
+        if found is not None and (found.address or found.why == _NO_INTERFACE):
+            troubles.append(found)
+    return troubles
 
 
 def _peer(found: NetworkTrouble, host: str, names: Mapping[str, str]) -> str:

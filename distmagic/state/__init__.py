@@ -46,9 +46,9 @@ Beside the phase, a node may be
 
 - *unusable* (Unusable, launcher): it can't take part. Nothing starts then.
 - *broken* (Broken, until Mended; launcher): there is no connection just now. Its ranks go on.
-- *stopping* (Stopping, agent): its agent ends its ranks, for this reason.
+- *stopping* (NodeStopping, agent): its agent ends its ranks, for this reason.
 - *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
-- *accused* (PeerState "lost", or Stopping because of it, from another node): the others don't hear it. It is taken back
+- *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken back
   when the node itself tells why it stops, or is heard again.
 - *lost* (an entry in `RunState.lost`). Two senders cause it. The launcher tells Lost: it could not reach the node for too
   long, or the node did not confirm its end. In an elastic job an accusation is a loss at once, decided in fold.py
@@ -79,7 +79,7 @@ The run
 `is_over`: every node is gone or lost, or `abandoned` is set. Then, in this order: *failed* with a `first_failure`, *lost*,
 *failed* or *stopped* by the reason of the stop, *done* if torchrun ended with 0 on each essential node, else *failed*.
 
-`stopping` is set once and never changes: by StopRequested (launcher), by the first Stopping of an agent, or by
+`stopping` is set once and never changes: by StopRequested (launcher), by the first NodeStopping of an agent, or by
 Abandoned if the user wished it. The first reason of all is the run's.
 
 Fields that only occur together

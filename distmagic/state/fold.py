@@ -135,7 +135,7 @@ def _enlisted(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> No
         draft.nodes.append(NodeState(node_rank=len(draft.nodes), host=host, phase="starting"))
 
 
-def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.Stopping) -> None:
+def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.NodeStopping) -> None:
     """Take why a node ends its ranks; the first reason of all is the run's."""
     reason = known_stop_reason(what.reason)
     draft.nodes[node] = replace(draft.nodes[node], stopping=reason, accused_at_s=None)
@@ -178,7 +178,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Final: _final,
     protocol.PeerState: _member,
     protocol.NodeAdded: _enlisted,
-    protocol.Stopping: _node_stopping,
+    protocol.NodeStopping: _node_stopping,
     protocol.Detached: _detached,
     **fold_ranks.HANDLERS,
     **fold_launcher.HANDLERS,

@@ -34,6 +34,7 @@ from distmagic.remote.wire.events import (
     Final,
     Hello,
     NodeAdded,
+    NodeStopping,
     Notice,
     Output,
     PeerState,
@@ -41,7 +42,6 @@ from distmagic.remote.wire.events import (
     Skipped,
     Stacks,
     StacksDone,
-    Stopping,
     Worker,
 )
 from distmagic.remote.wire.parts import (
@@ -130,6 +130,7 @@ __all__ = [
     "MissingBlobs",
     "NeedBlob",
     "NodeAdded",
+    "NodeStopping",
     "Notice",
     "OfferBlobs",
     "Output",
@@ -151,7 +152,6 @@ __all__ = [
     "StacksDone",
     "StartNode",
     "StopNode",
-    "Stopping",
     "SweepJob",
     "Template",
     "TemplateRequest",

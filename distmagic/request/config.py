@@ -80,7 +80,7 @@ def settings_of(parent: Configurable) -> Distmagic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The hosts of a run, and who named them (`source`, in words)."""
+    """The hosts of a run. `source` says in words where they were named."""
 
     hosts: tuple[Host, ...] = field(default=(LOCALHOST,))
     source: str = "no hosts are named: this machine"

@@ -23,7 +23,7 @@ _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One machine as the user named it. `slots` is its number of ranks, None where nothing was said."""
+    """One machine as the user named it. `slots` is its number of ranks, None where none was given."""
 
     name: str
     user: str | None = None

@@ -1,4 +1,4 @@
-"""What is asked for: the job (no host in it), the way to the hosts, and how it is shown. Pure."""
+"""`JobSpec` is what to run, without any host; `Access` is how hosts are reached. All values are checked here. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
-PAYLOAD_LIMIT_BYTES = 256 << 20  # where nobody says another; so are those below
+PAYLOAD_LIMIT_BYTES = 256 << 20  # used where no other is given; so are those below
 CONNECT_TIMEOUT_S = 15.0
 LEASE_S = 60.0
 WARM_IDLE_S = 900.0
@@ -36,7 +36,7 @@ def check_system() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job, in torchrun's words. None means: not said, decided by `plan`.
+    """One job, in torchrun's words. None: not given, so that the plan decides.
 
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
     log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run, `hang_timeout_s` the
@@ -220,7 +220,7 @@ def _check_kind(name: str, value: object) -> None:
     simple = {str: str, bool: bool, int: numbers.Integral, float: numbers.Real, type(None): type(None)}
     wanted = [simple[kind] for kind in get_args(hint) or (hint,) if kind in simple]
     if len(wanted) < len(get_args(hint) or (hint,)):
-        return  # a tuple, say: whoever takes it apart looks at it
+        return  # a tuple, say, whose items are checked where they are used
     if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and bool not in wanted):
         kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
         raise SpecError(f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}.")

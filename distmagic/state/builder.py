@@ -1,4 +1,4 @@
-"""A state of a run that can be changed, alive within one call of `fold`: so that a batch of events costs one copy."""
+"""A state of a run that can be changed. It lives within one call of `fold`, so that a batch of events costs one copy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RunStateBuilder:
         return replace(self.base, **fields)
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
-        """Bring a node to a phase, unless it is beyond it already."""
+        """Bring a node to a phase, unless it is in a later one."""
         old = self.nodes[node]
         self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
 
@@ -83,7 +83,7 @@ class RunStateBuilder:
             self.advanced_at_s = self.at_s
 
     def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
-        """Keep where a rank is, as answer to one roll call."""
+        """Keep the stacks of a rank, as answer to one request."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
             what = replace(what, threads=_bounded_threads(what.threads, self.world_size))
@@ -92,7 +92,7 @@ class RunStateBuilder:
             self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
-        """Note that a node has told of all its ranks."""
+        """Note that a node has answered a request for stacks for all its ranks."""
         index = self._index_of_dump(what.asked)
         dump = self.stack_dumps[index]
         if node_rank not in dump.nodes:
@@ -110,7 +110,7 @@ class RunStateBuilder:
     # ---- what several events have in common
 
     def notice(self, text: str) -> None:
-        """Tell something once. Of too many notices, the oldest of the host that gave most of them is left out."""
+        """Keep a notice once. Of too many, the oldest of the host that gave most of them is dropped."""
         if text in self.notices:
             return
         self.notices.append(text)
@@ -127,7 +127,7 @@ class RunStateBuilder:
         self.end_all_on(node, "lost")
 
     def end_all_on(self, node: int, phase: RankPhase) -> None:
-        """Bring a node's ranks that still run to this phase."""
+        """Bring those ranks of a node that still run to this phase."""
         for rank, worker in self.workers.items():
             if worker.node_rank == node:
                 self.close_lines(rank, node)
@@ -137,14 +137,16 @@ class RunStateBuilder:
     # ---- output
 
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Fold carriage returns and keep whole lines; the rest waits in `open_lines`."""
+        """Keep the whole lines of a text, as a terminal would show them; an unfinished line waits in `open_lines`."""
         key = (rank, node_rank, stream)
         *whole, rest = (self.open_lines.pop(key, "") + text.replace("\r\n", "\n")).split("\n")
         self.lines_seen += len(whole[:-KEPT_LINES])
         for line in whole[-KEPT_LINES:]:
             self.add_line(rank, node_rank, stream, line)
         if rest:
-            end = "\r" if rest.endswith("\r") else ""  # what comes next overwrites it, unless that is a newline
+            end = (
+                "\r" if rest.endswith("\r") else ""
+            )  # the next text overwrites the line, unless it begins with a newline
             self.open_lines[key] = _last_drawn(rest) + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]

@@ -1,4 +1,4 @@
-"""How the events of the launcher change the state: hosts that are reached, sent to, lost, found again. Pure; used by `fold`."""
+"""Folds the events of the launcher: hosts that it connects to, sends the payload to, loses and finds again. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distmagic.state.events import (
     Warned,
 )
 
-# ---- what the launcher tells: at first
+# ---- until a node starts
 
 
 def _connected(draft: RunStateBuilder, node: int, _: Connected) -> None:
@@ -63,7 +63,7 @@ def _abandoned(draft: RunStateBuilder, _: int, what: Abandoned) -> None:
     draft.stopping = draft.stopping or ("interrupted" if what.is_wish else "")
 
 
-# ---- what the launcher tells: later
+# ---- while it runs
 
 
 def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
@@ -72,7 +72,7 @@ def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
 
 def _mended(draft: RunStateBuilder, node: int, _: Mended) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken="")
-    draft.note_advance()  # it may have, and what it said meanwhile is only coming
+    draft.note_advance()  # a rank may have advanced: the events of the time without a connection are only coming
 
 
 def _gone(draft: RunStateBuilder, node: int, _: Gone) -> None:

@@ -1,4 +1,4 @@
-"""How the events of ranks change the state: who is there, how far, what it writes, how it ends. Pure; used by `fold`."""
+"""Folds the events of ranks: their start, progress, output and end, and which node has which ranks. Pure."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 # A host must not take a rank from another host: the result of a rank is fetched from the node that has it, and then
 # unpickled. Where the plan numbers the ranks (rdzv_backend static), a node has those of the plan. Else the lead counts:
 # it is part of every round of the rendezvous, and it holds the store by which the nodes meet, so a round begins with
-# the lead's first rank in it. In one round a rank belongs to the first node that told it.
+# the lead's first rank in it. In one round a rank belongs to the first node that claims it.
 #
-# Events of different nodes come in any order. Those of a node that is ahead, in a round that the lead has not told yet,
-# wait for the lead.
+# Events of different nodes come in any order. A node is ahead while it is in a round of which the lead's events have
+# not come: its events wait for those of the lead.
 
 
 def is_ahead(draft: RunStateBuilder, event: Event) -> bool:
-    """Whether an event begins a round that the lead has not told yet, and may still tell."""
+    """Whether an event is of a round that the lead has not begun, as far as its events have come, and may still begin."""
     lead = draft.nodes[0]
     is_lead_over = lead.code is not None or lead.phase in ("clear", "gone") or any(node == 0 for node, _ in draft.lost)
     return (
@@ -59,8 +59,9 @@ def is_ahead(draft: RunStateBuilder, event: Event) -> bool:
 
 def must_wait(draft: RunStateBuilder, event: Event) -> bool:
     """Whether an event has to wait for the lead: its node is ahead, or events of its node wait already."""
-    is_of_host = type(event.what) in _OF_RANKS
-    return is_of_host and (event.node_rank in draft.held or is_ahead(draft, event))
+    if event.node_rank in draft.held:
+        return type(event.what) in _OF_RANKS
+    return isinstance(event.what, protocol.Worker) and is_ahead(draft, event)
 
 
 def hold(draft: RunStateBuilder, event: Event) -> None:
@@ -72,7 +73,7 @@ def hold(draft: RunStateBuilder, event: Event) -> None:
 
 
 def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
-    """Whether a node may have the rank that it tells of."""
+    """Whether a node may have the rank that it claims with this event."""
     if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
         return False
     ranks = draft.nodes[node].ranks
@@ -94,13 +95,13 @@ def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         return
     draft.advance(node, "running")
     if what.round < draft.rdzv_round:
-        return  # what other nodes have told of a later round came before this
+        return  # events of a later round came before this one, from other nodes
     draft.rdzv_round = what.round
     if node == 0:
         if what.world_size < draft.world_size:  # an elastic job has shrunk
             draft.workers = {rank: worker for rank, worker in draft.workers.items() if rank < what.world_size}
         draft.world_size = what.world_size
-    else:  # the lead has told the same, or is still to tell
+    else:  # no smaller world than the lead's, if that is known
         draft.world_size = max(draft.world_size, what.world_size)
     draft.workers[what.rank] = WorkerState(
         rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
@@ -108,7 +109,7 @@ def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
     )  # fmt: skip
     draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
-        draft.first_failure = None  # torchrun started it again, or goes on without it
+        draft.first_failure = None  # torchrun started the rank again, or goes on without it
 
 
 def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> None:
@@ -198,7 +199,7 @@ def _output(draft: RunStateBuilder, node: int, what: protocol.Output) -> None:
         draft.close_lines(what.rank, node, (what.stream,))
     worker = draft.workers.get(what.rank)
     if worker is not None and worker.node_rank == node and not has_shown_progress(worker):
-        draft.note_advance()  # it has no other way to show that it goes on
+        draft.note_advance()  # output is its only sign of life
 
 
 def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
@@ -232,7 +233,7 @@ def _shortened(what: protocol.Ended, world_size: int, *, has_failed: bool) -> pr
 
 
 def _explains_first_failure(draft: RunStateBuilder, what: protocol.Ended) -> bool:
-    """Move the blame to a rank that died when it was another one, which lost it as a peer, that could tell first."""
+    """Whether this end explains the first failure: that rank had only lost a peer. Then this rank is the first failure."""
     first = None if draft.first_failure is None else draft.workers[draft.first_failure].ended
     moved = (
         first is not None

@@ -1,6 +1,6 @@
-"""Connection errors of gloo, NCCL and torch's store in words: which host could not reach which, and what to do. Pure.
+"""Says in words which host could not reach which, from connection errors of gloo, NCCL and torch's store. Pure.
 
-The texts are those of the libraries themselves; none of them names a host as its user does, most only an address.
+The patterns match the texts of these libraries. None of them names a host as its user does; most give only an address.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LATE = "no connection in time"  # torch's store goes on trying, whatever the an
 _ABORTED = "the connection was aborted"  # NCCL says so after it was refused again and again
 _NAMELESS, _LOST = "its name can't be resolved there", "lost"
 _NO_INTERFACE = "no interface"
-_CAUSES = (  # the first that fits counts: more than one may be told, the particular before the general
+_CAUSES = (  # the first that matches counts; a text may match several, so the particular ones come first
     (_NO_INTERFACE, r"no socket interface found|unable to find interface|no interface found"),
     (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname"),
     (_REFUSED, r"connection refused"),

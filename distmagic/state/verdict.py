@@ -119,7 +119,7 @@ def _broken(state: RunState) -> RunError | None:
 
 
 def _unexplained(state: RunState) -> RunError:
-    """No run that isn't known to have gone well may look as if it had."""
+    """Return the error of a run that is not known to have gone well, without any known cause."""
     silent = ", ".join(node.host for node in state.nodes if node.code is None)
     what = f"{silent} did not tell how torchrun ended" if silent else f"it was stopped ({state.stopping})"
     return RunError(f"The run did not end well: {what}.", f"See agent.log under ~/.distmagic/jobs/{state.job} there.")
@@ -211,7 +211,7 @@ def _node_lost(state: RunState) -> NodeLost:
 
 
 def _parted(state: RunState) -> NodeLost:
-    """No host is down: all of them told their end, and two did not hear each other."""
+    """Return the error of a run whose hosts are all up, but did not hear each other."""
     lead = state.nodes[0].host
     cut_off = [node.host for node in state.nodes[1:] if node.gang == "lost" or node.node_rank == state.culprit]
     candidates = cut_off or [node.host for node in state.nodes]

@@ -20,6 +20,7 @@ from distmagic.connection.reach import PARALLEL, Reaching, raise_first
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
+from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan
 from distmagic.planning.start_messages import start_message
@@ -198,8 +199,12 @@ def _plan(
         raise
     finally:
         pool.shutdown(wait=False)
-    addresses = tuple(node.address for node in plan.nodes)
-    loop.note(Planned(addresses=addresses, min_nodes=plan.terms.min_nodes, present=reaching.present))
+    nproc = [node.nproc_per_node for node in plan.nodes]
+    planned = Planned(
+        addresses=tuple(node.address for node in plan.nodes), min_nodes=plan.terms.min_nodes, present=reaching.present,
+        ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc), world_size=torchrun.world_size(plan.rdzv, nproc),
+    )  # fmt: skip
+    loop.note(planned)
     for why in reaching.absent.values():
         loop.note(Warned(text=f"{why} The run begins without this host."))
     loop.note(*(Warned(text=text) for text in warnings))

@@ -266,7 +266,7 @@ class Agent:
         """End everything: SIGTERM, and SIGKILL after `grace_s`. The first cause counts, and the other nodes hear of it."""
         if self.cause is None:
             self.cause = cause
-            self.journal.add(protocol.Stopping(reason=cause.reason, culprit=cause.culprit))
+            self.journal.add(protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit))
         if not self.is_final:
             self.reason = self.reason if self.ending.has_begun else cause.reason
             self.ending.begin(now, grace_s)

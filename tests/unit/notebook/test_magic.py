@@ -282,7 +282,7 @@ def test_a_setting_of_a_wrong_kind(lab):
 def test_a_time_in_the_settings_that_is_none(lab):
     lab.value("%config Distmagic.warm_idle_s = -1.0")
     assert str(lab.error("%%distributed\nlen([])")) == (
-        "Distmagic.warm_idle_s: -1 is not a time.\nUse seconds; 0: not at all."
+        "Distmagic.warm_idle_s: -1 is not a time.\nUse 0 (never) to a day."
     )
 
 

@@ -177,12 +177,12 @@ def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts():
     assert said(state)[1] == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
 
 
-UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.Stopping(reason="lost", culprit=1))]
-UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.Stopping(reason="lost", culprit=0))]
+UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.NodeStopping(reason="lost", culprit=1))]
+UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.NodeStopping(reason="lost", culprit=0))]
 
 
 @pytest.mark.parametrize(
-    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.Stopping(reason="lost"), 1)]]
+    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.NodeStopping(reason="lost"), 1)]]
 )
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     state = begun(*words)
@@ -197,7 +197,7 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
 
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
     events = [
-        *(at(what, 1) for what in (p.Stopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
+        *(at(what, 1) for what in (p.NodeStopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
         at(p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
         *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
@@ -244,7 +244,7 @@ def test_a_port_that_is_taken(word):
     assert said(state) == (
         RendezvousFailed,
         "gpu-a: the port of the rendezvous is taken there.",
-        "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+        "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
     )
 
 

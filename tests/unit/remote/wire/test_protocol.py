@@ -143,7 +143,7 @@ MESSAGES = (
     (0, p.Removed(size_bytes=7)),
     (0, p.PruneBlobs(removes=True)),
     (11, p.PeerState(node_rank=1, state="joined")),
-    (12, p.Stopping(reason="lost", culprit=1)),
+    (12, p.NodeStopping(reason="lost", culprit=1)),
     (13, p.Detached(why="asked")),
     (0, p.DetachJob()),
     (0, WARM),

@@ -105,7 +105,7 @@ def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
 
 def _be_agent(request: protocol.ForkAgent, listener: int, log: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    forking.settle(request.env, (null, log, log), keep=[listener])
+    forking.reset_process(request.env, (null, log, log), keep=[listener])
     process_title.show("agent", request.start.job)
     agent.serve(request.start, socket.socket(fileno=listener))
 

@@ -51,7 +51,7 @@ def engine():
 
 def start():
     forking.remember(dict(os.environ), ())
-    forking.run(lambda: forking.leave(engine))
+    forking.run(lambda: forking.exit_like_python(engine))
 
 start()
 """
@@ -61,11 +61,11 @@ def test_ranks_are_children_of_the_engine(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "code", "w") as archive:
         archive.writestr("modules/mine.py", "")
     env = {
-        **os.environ, processes.MARK: process_title.ROOM, "DISTMAGIC_WORKER": json.dumps({"code": str(tmp_path / "code")}),
+        **os.environ, processes.MARK: process_title.JOB_PLACEHOLDER, "DISTMAGIC_WORKER": json.dumps({"code": str(tmp_path / "code")}),
     }  # fmt: skip
     program = _ENGINE.replace("def start():\n", f'def start():\n    os.environ["{processes.MARK}"] = "job-7"\n')
     done = subprocess.run(
-        [sys.executable, "-u", "-c", program, process_title.ROLE],
+        [sys.executable, "-u", "-c", program, process_title.ROLE_PLACEHOLDER],
         env=env,
         capture_output=True,
         text=True,
@@ -96,7 +96,7 @@ def test_a_child_is_waited_for_as_popen_does() -> None:
 
 
 def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_loaded", {"torch", "torch.nn", "filelock"})
+    monkeypatch.setattr(forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"}))
 
     def needs_exec(*names: str) -> bool:
         path = tmp_path / "code"

@@ -14,6 +14,7 @@ with `SubprocessHandler._popen`, which `replace_popen` replaces.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -23,14 +24,15 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from distmagic.remote.engine import forking, process_title
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
+_ANSWER = struct.Struct("!II")  # a pid, and 0 or an error number
 _PAUSE_S = 0.01
 
 
@@ -44,15 +46,20 @@ class RankForkServer:
         os.close(number)
 
     def fork_rank(self, env: dict[str, str], out: int, err: int) -> int:
-        """Return the pid of a new child of this process: a rank with these variables, stdout and stderr."""
+        """Return the pid of a new child of this process: a rank with these variables, stdout and stderr.
+
+        Raises OSError where the host can't fork, for want of processes or memory.
+        """
         data = json.dumps(env).encode()
         processes.become_subreaper(yes=True)
         try:
             socket.send_fds(self._conn, [_LENGTH.pack(len(data))], [out, err])
             self._conn.sendall(data)
-            (pid,) = _LENGTH.unpack(_read(self._conn, _LENGTH.size))
+            pid, error = _ANSWER.unpack(_read(self._conn, _ANSWER.size))
         finally:
             processes.become_subreaper(yes=False)  # orphans that ranks leave are for the agent to adopt
+        if error:
+            raise OSError(error, f"this host can't start another process for a rank: {os.strerror(error)}")
         return int(pid)
 
     def replace_popen(self, handler: Any) -> None:
@@ -125,10 +132,13 @@ def _serve(number: int) -> None:
             os._exit(0)
         head += _read(conn, _LENGTH.size - len(head)) if len(head) < _LENGTH.size else b""
         env = json.loads(_read(conn, *_LENGTH.unpack(head)))
-        pid = _fork_rank(env, fds)
+        try:
+            pid, error = _fork_rank(env, fds), 0
+        except OSError as failure:
+            pid, error = 0, failure.errno or errno.EAGAIN
         for fd in fds:
             os.close(fd)
-        conn.sendall(_LENGTH.pack(pid))
+        conn.sendall(_ANSWER.pack(pid, error))
 
 
 def _read(conn: socket.socket, size: int) -> bytes:
@@ -142,26 +152,46 @@ def _read(conn: socket.socket, size: int) -> bytes:
 
 
 def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
-    """Fork the middle process, which forks the rank and exits. Return the rank's pid."""
+    """Fork the middle process, which forks the rank and exits. Return the rank's pid. Raises OSError if a fork fails."""
     pid_reading, pid_writing = os.pipe()
     go_reading, go_writing = os.pipe()
     middle = os.fork()
     if middle == 0:
-        pid = forking.fork(partial(_be_rank, env, go_reading, fds))
-        os.write(pid_writing, _LENGTH.pack(pid))
-        os._exit(0)
+        _be_middle(partial(_be_rank, env, fds, go_reading, (pid_reading, pid_writing, go_writing)), pid_writing)
+    # With this end closed, the read below sees end of file where the middle process dies before it has written.
+    os.close(pid_writing)
     os.waitpid(middle, 0)
-    (pid,) = _LENGTH.unpack(os.read(pid_reading, _LENGTH.size))
-    os.write(go_writing, b"\n")
-    for fd in (pid_reading, pid_writing, go_reading, go_writing):
+    answer = os.read(pid_reading, _ANSWER.size)
+    if len(answer) < _ANSWER.size:
+        pid, error = 0, errno.ENOMEM  # the middle process was killed, as the kernel does when memory runs out
+    else:
+        pid, error = _ANSWER.unpack(answer)
+    if not error:
+        os.write(go_writing, b"\n")
+    for fd in (pid_reading, go_reading, go_writing):
         os.close(fd)
+    if error:
+        raise OSError(error, os.strerror(error))
     return int(pid)
 
 
-def _be_rank(env: dict[str, str], go: int, fds: list[int]) -> None:
+def _be_middle(be_rank: Callable[[], None], pid_writing: int) -> NoReturn:
+    """Fork the rank, report its pid or the error, and exit."""
+    try:
+        answer = _ANSWER.pack(forking.fork(be_rank), 0)
+    except OSError as error:
+        answer = _ANSWER.pack(0, error.errno or errno.EAGAIN)
+    os.write(pid_writing, answer)
+    os._exit(0)
+
+
+def _be_rank(env: dict[str, str], fds: list[int], go: int, unused: tuple[int, ...]) -> None:
+    for fd in unused:
+        os.close(fd)
     # The fork server writes to `go` when the middle process has exited. Only from then on is the engine the parent; the
     # worker asks the kernel to end it together with its parent, and must not mean the middle process.
-    os.read(go, 1)
+    if not os.read(go, 1):
+        os._exit(1)  # the fork server does not know this process: the middle one died before it had reported the pid
     out, err = fds
     forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
     if _needs_exec(env):

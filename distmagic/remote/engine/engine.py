@@ -17,7 +17,7 @@ from typing import Any
 from distmagic.remote.engine import forking, rank_fork_server
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
-from distmagic.remote.system.gc_pause import uncollected
+from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
 
 _MONITOR_S = 0.02  # between two looks of torchrun at its ranks
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     processes.die_with_parent()
     # Before torch is imported: the fork server must have no threads and no descriptors of torchrun.
     fork_server = rank_fork_server.RankForkServer() if forking.inherited.is_warm else None
-    with uncollected():
+    with gc_paused():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run

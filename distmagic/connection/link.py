@@ -209,6 +209,8 @@ class Link:
             n = message.through if isinstance(message, protocol.Skipped) else number
             if n < number:
                 raise ProtocolError(f"{self.host.name}: event {number} goes on before itself.")
+            if isinstance(message, protocol.Hello) and message.protocol != protocol.PROTOCOL:
+                raise ProtocolError(f"{self.host.name}: {protocol.another_version(message.job, message.protocol)}.")
             if message is not None:  # else of a younger protocol
                 yield n, message
 
@@ -340,8 +342,8 @@ class Link:
 
 
 _REFUSAL_HINTS = {
-    "offer": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
-    "take": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
-    "start": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
-    "fetch": "Logs and results are kept for 7 days, at most 2 GiB of them.",
+    "offer_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "receive_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "start_node": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
+    "get_file": "Logs and results are kept for 7 days, at most 2 GiB of them.",
 }

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
-from distmagic.notebook.backend import BACKEND, Backend, Reaching
+from distmagic.notebook import commands
+from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import Completer
-from distmagic.notebook.job_magic import JobCommands
-from distmagic.notebook.line_magic import Notebook
+from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
 from distmagic.request import flags
 from distmagic.request.config import settings_of
@@ -30,6 +30,10 @@ from distmagic.request.spec import check_system
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+    from distmagic.connection.reach import Reaching
+    from distmagic.payload.pack import Payload
+    from distmagic.render.screen import Screen
 
 NAMES = ("distributed", "distmagic")  # the second is there for the day when somebody else owns the first
 
@@ -55,19 +59,13 @@ class Magics:
     def __init__(self, shell: InteractiveShell, backend: Backend = BACKEND) -> None:
         self.shell = shell
         self.config = settings_of(shell)
-        self.notebook = Notebook(self.config, backend)
-        self.jobs = JobCommands(shell, self.notebook, backend)
+        self.notebook = Notebook(shell, self.config, backend)
         self.completer = Completer(host_names=self.notebook.host_names)
         self.loaded = True
-        self._backend = backend
 
     def line(self, line: str) -> object:
         """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""
-        words = flags.split(line)
-        if words and words[0] in self.jobs.table:
-            return self.jobs.line(words)
-        self.notebook.line(line)
-        return None
+        return commands.execute(self.notebook, line)
 
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
@@ -88,7 +86,7 @@ class Magics:
                     self._dry_run(request, reaching)
                     return None
                 payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
-                screen = self._backend.screen_for(self.shell)
+                screen = self.notebook.backend.screen_for(self.shell)
             except KeyboardInterrupt as interrupt:
                 reaching.cancel()
                 raise _cancelled(interrupt) from None
@@ -136,20 +134,20 @@ class Magics:
     def _dry_run(self, request: flags.Request, reaching: Reaching) -> None:
         print(self.notebook.session().dry_run(reaching, request.spec))
 
-    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> object:
+    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> Payload:
         """Run what runs here, and pack the call. Above the limit the user is asked, where somebody can answer."""
         if plan.call is None:
-            return self._backend.pack_whole(
+            return self.notebook.backend.pack_whole(
                 plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes
             )
         self._run_local(plan, filename)
         thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)
         try:
-            return self._backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
+            return self.notebook.backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
         except PayloadTooLarge as error:
             if not asker.confirm(f"{error.message} Send it all the same?"):
                 raise
-        return self._backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
+        return self.notebook.backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
 
     def _run_local(self, plan: cells.CellPlan, filename: str) -> None:
         """Run the cell's own statements in the notebook, as a cell without the magic would."""
@@ -164,7 +162,7 @@ class Magics:
             raise
 
     def _launch(
-        self, request: flags.Request, reaching: Reaching, payload: object, screen: object, targets: tuple[str, ...]
+        self, request: flags.Request, reaching: Reaching, payload: Payload, screen: Screen, targets: tuple[str, ...]
     ) -> object:
         names = (*targets, *([request.output] if request.output else []))
         try:

@@ -6,6 +6,7 @@
 
 quantities.py writes numbers and times, text_width.py makes text of hosts harmless, shown.py leaves
 out what torchrun says without need, stacks.py shows where ranks are that go nowhere, style.css is all of the looks.
+screen.py is the interface of the package `screens`, which puts all this where a user looks.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
-from distmagic.render.rows import PHASES, Group, fraction_of, groups, mean, slow_ranks
+from distmagic.render.rows import PHASES, Group, ShownPhase, fraction_of, groups, mean, slow_ranks
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.model import RunState, WorkerState
+from distmagic.state.phases import RunPhase, is_explained
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
@@ -30,7 +31,7 @@ class Overview:
     """All but curves and output. `facts` are the head's short phrases after the phase, `slow` names who is behind."""
 
     job: str
-    phase: str
+    phase: RunPhase
     fraction: float | None
     facts: tuple[str, ...]
     slow: str
@@ -78,9 +79,9 @@ def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
     left = [w.eta_s for w in workers if w.eta_s is not None]
     if left and state.phase == "running":
         yield f"{q.eta(max(left))} left"
-    if state.stopping not in ("", "failed", "lost") and not state.is_over:
+    if not is_explained(state.stopping) and not state.is_over:
         yield one_line(state.stopping)
-    phases = Counter(w.phase for w in workers)
+    phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     if len(phases) > 1:
         yield ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
 
@@ -94,7 +95,7 @@ def _slow_words(state: RunState, slow: set[int]) -> str:
 
 
 def _size(state: RunState) -> str:
-    lost = {node for node, _ in state.lost}
+    lost = state.lost_nodes
     there = {n.host for n in state.nodes if not state.is_elastic or (n.node_rank not in lost and n.stopping != "lost")}
     names = [plain(host) for host in dict.fromkeys(node.host for node in state.nodes) if host in there]
     hosts = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts"  # more are not read

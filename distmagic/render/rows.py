@@ -7,15 +7,20 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from distmagic.remote.wire.protocol import Bar
 from distmagic.render import quantities as q
 from distmagic.render.text_width import one_line, plain
-from distmagic.state.model import ALIVE, OPENING, NodeState, RunState, WorkerState
+from distmagic.state.model import NodeState, RunState, WorkerState
+from distmagic.state.phases import ALIVE, OPENING, NodePhase, RankPhase, meaning_of
 
 ALL_RANKS = 64  # up to here every rank has a row
 MAX_HOSTS = 64  # rows by host; the others are counted
-PHASES = (
+# What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
+# "": of a row that only counts others.
+ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", ""]
+PHASES: tuple[RankPhase | Literal["reconnecting"], ...] = (  # of ranks; first what a user must see first
     "failed",
     "lost",
     "reconnecting",
@@ -23,7 +28,7 @@ PHASES = (
     "starting",
     "running",
     "done",
-)  # by how much they want to be seen
+)
 _PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
 _SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
 _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
@@ -39,7 +44,7 @@ class Row:
 
     name: str
     host: str
-    phase: str
+    phase: ShownPhase
     rank: int | None = None
     device: str = ""
     fraction: float | None = None
@@ -108,7 +113,7 @@ def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> I
 
 def _has_come_back(state: RunState, node: NodeState) -> bool:
     """Whether a node is over, and its host is another node of an elastic job since then."""
-    is_over = node.phase == "gone" or any(node.node_rank == lost for lost, _ in state.lost)
+    is_over = node.phase == "gone" or node.node_rank in state.lost_nodes
     return is_over and any(other.host == node.host for other in state.nodes[node.node_rank + 1 :])
 
 
@@ -131,17 +136,18 @@ def _bounded(rows: list[Row]) -> list[Row]:
     return [*(rows[i] for i in kept), rest]
 
 
-def urgency(phase: str) -> int:
+def urgency(phase: ShownPhase) -> int:
     """Return how soon a phase wants to be seen; 0 is first."""
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
-_STOPS = ("failed", "interrupted", "timeout", "rendezvous", "lost", "stopped")  # why the launcher stops a node
-
-
 def _waiting_row(state: RunState, node: NodeState) -> Row:
     """Return the row of a host without ranks: how far it is, and what it waits for."""
-    phase, note = ("failed", _without_host(node)) if node.unusable else (node.phase, _waits_for(state, node))
+    phase: ShownPhase = node.phase
+    note = _waits_for(state, node)
+    if node.unusable:
+        phase = "failed"
+        note = node.unusable.removeprefix(f"{node.host}: ")
     if state.is_over and phase in OPENING and phase != "connected":
         phase = "stopped"
     if phase == "sending" and node.total_bytes and node.sent_bytes >= node.total_bytes:
@@ -150,13 +156,9 @@ def _waiting_row(state: RunState, node: NodeState) -> Row:
     return Row(name="", host=plain(node.host), phase=phase, fraction=share, note=one_line(note))
 
 
-def _without_host(node: NodeState) -> str:
-    return node.unusable.removeprefix(f"{node.host}: ")
-
-
 def _waits_for(state: RunState, node: NodeState) -> str:
     if node.phase not in OPENING:
-        return "" if node.reason == "done" else "stopped" if node.reason in _STOPS else node.reason
+        return _why_it_ended(node)
     if state.is_over:
         return "not reached" if node.phase == "connecting" else ""
     if node.phase == "connecting":
@@ -166,6 +168,13 @@ def _waits_for(state: RunState, node: NodeState) -> str:
     if node.phase != "starting":
         return "waits for the others" if len(state.nodes) > 1 else ""
     return "loads torch" if node.hostname else "starts its agent"
+
+
+def _why_it_ended(node: NodeState) -> str:
+    if node.reason == "done":
+        return ""
+    meaning = meaning_of(node.reason)
+    return node.reason if meaning is None else meaning.in_row  # an agent that breaks down gives a reason in words
 
 
 def _rank_row(state: RunState, w: WorkerState, slow: set[int]) -> Row:
@@ -189,7 +198,7 @@ def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
     return w.phase in ALIVE and bool(state.nodes[w.node_rank].broken) and not state.is_over
 
 
-def _phase_of(state: RunState, w: WorkerState) -> str:
+def _phase_of(state: RunState, w: WorkerState) -> RankPhase | Literal["reconnecting"]:
     return "reconnecting" if _is_out_of_sight(state, w) else w.phase
 
 

@@ -9,14 +9,16 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.runner import interrupts
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.launch import Launch
+from distmagic.state.events import Event, Lost, StopRequested
 from distmagic.state.fold import UNHEARD, fold
 from distmagic.state.hang_response import HangResponse
-from distmagic.state.model import Event, Lost, RunState, Stopping
+from distmagic.state.model import RunState
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
@@ -46,7 +48,7 @@ class Limits:
     hang_timeout_s: float | None = None
 
 
-def decide(state: RunState, timeout_s: float | None, *, detach: bool = False) -> str:
+def decide(state: RunState, timeout_s: float | None, *, detach: bool = False) -> StopReason | Literal[""]:
     """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
     if state.stopping or state.is_over:
         return state.stopping
@@ -67,7 +69,7 @@ def overdue(state: RunState) -> tuple[int, ...]:
 
     A node that its own gang hears is not among them, wherever this notebook's cable is broken.
     """
-    lost = {node for node, _ in state.lost}
+    lost = state.lost_nodes
     there = [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
     others_lost_it = any(node.stopping == "lost" for node in state.nodes)
     if all(node.broken for node in there) and not others_lost_it:
@@ -90,7 +92,7 @@ def unheard(state: RunState) -> tuple[int, ...]:
 
 def can_detach(state: RunState) -> bool:
     """Whether every node runs, and the nodes hear each other: so that none is left alone without a notebook."""
-    lost = {node for node, _ in state.lost}
+    lost = state.lost_nodes
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
     return has_begun and all(node.gang == "joined" for node in there if node.node_rank != 0)
@@ -99,7 +101,7 @@ def can_detach(state: RunState) -> bool:
 def too_late(state: RunState) -> tuple[int, ...]:
     """Return the nodes that came to an elastic job when it was over: they would wait for it for long."""
     is_over = state.is_elastic and state.nodes[0].phase == "gone" and state.nodes[0].code == 0
-    lost = {node for node, _ in state.lost}
+    lost = state.lost_nodes
     waiting = [n.node_rank for n in state.nodes if n.phase != "gone" and n.node_rank not in lost] if is_over else []
     return tuple(node for node in waiting if node not in state.at_work)
 
@@ -230,14 +232,14 @@ class _Pilot:
             return
         self.stop("interrupted", GRACE_S if self.give_up_at_s is None else 0.0)
 
-    def stop(self, reason: str, grace_s: float) -> None:
+    def stop(self, reason: StopReason, grace_s: float) -> None:
         now = self.launch.elapsed_s
-        self.state = fold(self.state, [Event(node_rank=0, at_s=now, what=Stopping(reason=reason))])
+        self.state = fold(self.state, [Event(node_rank=0, at_s=now, what=StopRequested(reason=reason))])
         self.give_up_at_s = now + grace_s + CONFIRM_S
         self.launch.stop(self._answering(), grace_s, reason)
 
     def _answering(self) -> list[int]:
-        lost = {node for node, _ in self.state.lost}
+        lost = self.state.lost_nodes
         return [n.node_rank for n in self.state.nodes if n.phase != "gone" and n.node_rank not in lost]
 
     def give_up(self) -> None:

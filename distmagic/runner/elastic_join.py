@@ -55,9 +55,9 @@ class Growth:
         self._newcomers, self._ground = newcomers, ground
         self._seats: dict[str, Future[int]] = {}
 
-    def take_seat(self, asked: str, node_rank: int) -> bool:
+    def take_seat(self, request_id: str, node_rank: int) -> bool:
         """Hear from the lead that a host is counted as this node; return whether it is this notebook that starts it."""
-        seat = self._seats.pop(asked, None)
+        seat = self._seats.pop(request_id, None)
         if seat is not None:
             seat.set_result(node_rank)
         return seat is not None
@@ -82,15 +82,15 @@ class Growth:
 
     def _start(self, link: Link, own: set[int]) -> int:
         """Start a host as a new node, which is added to `own`."""
-        seat = self._seats[asked := secrets.token_hex(8)] = Future()
+        seat = self._seats[request_id := secrets.token_hex(8)] = Future()
         try:
-            start = self._newcomers.admit(link, asked)
+            start = self._newcomers.admit(link, request_id)
             own.add(start.node_rank)
             self._wait(seat)
             link.start(start)
         except BaseException as error:
             link.close()
-            self._seats.pop(asked, None)
+            self._seats.pop(request_id, None)
             if seat.done():
                 self._ground.lose(seat.result(), str(error))
             raise
@@ -115,7 +115,7 @@ def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[in
     """
     failed = {node_rank: error for node_rank, error in enumerate(errors) if error is not None}
     are_out_of_reach = all(isinstance(error, (ConnectionLost, Unreachable)) for error in failed.values())
-    is_enough = 0 not in failed and len(errors) - len(failed) >= plan.min_nodes
-    if plan.recipe is None or not (are_out_of_reach and is_enough):
+    is_enough = 0 not in failed and len(errors) - len(failed) >= plan.terms.min_nodes
+    if plan.join_template is None or not (are_out_of_reach and is_enough):
         return {}
     return {node_rank: str(error).partition("\n")[0] for node_rank, error in failed.items()}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from distmagic.remote.wire import protocol
-from distmagic.state.model import Event, Launched
+from distmagic.state.events import Event, Launched
 
 _AHEAD = 256  # events of one node that may wait to be folded; a host that says more is not read meanwhile
 _GATHER_S = 0.0003  # a node: to fold one event costs as much as to fold what all nodes say meanwhile

@@ -20,7 +20,7 @@ from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload
 from distmagic.planning.plan import Plan
-from distmagic.planning.start_messages import StartMessages
+from distmagic.planning.start_messages import start_message
 from distmagic.remote.gang.liveness import FORM_S, MOST_NODES
 from distmagic.remote.wire import protocol
 from distmagic.runner.delivery import Delivery
@@ -28,7 +28,7 @@ from distmagic.runner.elastic_join import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHER
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.rollback import cancelled, take_back
-from distmagic.state.model import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
+from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
 
 
 @dataclass(slots=True)
@@ -49,11 +49,10 @@ class Launch:
 
     def __init__(
         self, job: str, links: Mapping[int, Link], places: Sequence[int], lease_s: float,
-        reopen: Callable[[int], Link], began: float | None = None, owner: str = "",
+        reopen: Callable[[int], Link], began: float | None = None,
     ) -> None:  # fmt: skip
         self.job, self.links, self.lease_s = job, dict(links), lease_s
         self.places = list(places)
-        self._orders = StartMessages(job=job, secret=secrets.token_hex(32), lease_s=lease_s, owner=owner)
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
         self._began, self._reopen = time.monotonic() if began is None else began, reopen
         self.rest: Callable[[int, Link], None] = lambda _, link: link.finish()  # where a conversation goes afterwards
@@ -81,6 +80,7 @@ class Launch:
         `watch` waits for futures; where it raises KeyboardInterrupt, this raises `Cancelled`.
         """
         started: list[Future[None]] = []
+        secret = secrets.token_hex(32)  # of the gang channel
         self._payload = payload.blobs
         try:
             delivery = [self._pool.submit(self._deliver, plan)]
@@ -89,7 +89,7 @@ class Launch:
             for node in plan.nodes:
                 self._inbox.put(node.node_rank, Starting())
                 link = self.links[node.node_rank]
-                request = self._orders.start(plan, node, payload, link.warm)
+                request = start_message(plan, node, payload, secret, link.warm)
                 self._begun = self._begun or request
                 started.append(self._pool.submit(link.start, request))
             watch(started)
@@ -182,7 +182,7 @@ class Launch:
             self.places.append(place)
             if place == NOWHERE:
                 self._pass_over(node_rank, host)
-            elif self._growth is None or not self._growth.take_seat(message.asked, node_rank):
+            elif self._growth is None or not self._growth.take_seat(message.request_id, node_rank):
                 self._in_thread(self._meet, node_rank)
 
     def _pass_over(self, node_rank: int, host: str) -> None:
@@ -315,9 +315,9 @@ class Launch:
 
     def ask_stacks(self) -> str:
         """Ask all ranks where they are; return the name by which the events that answer know the request."""
-        asked = secrets.token_hex(8)
-        self._say(list(self.links), protocol.DumpStacks(asked=asked))
-        return asked
+        request_id = secrets.token_hex(8)
+        self._say(list(self.links), protocol.DumpStacks(request_id=request_id))
+        return request_id
 
     def _say(self, node_ranks: Sequence[int], message: protocol.Message) -> None:
         for link in [self.links[node] for node in node_ranks if node in self.links]:

@@ -14,8 +14,9 @@ from typing import Any, Protocol, TypeVar
 
 from distmagic.errors import Cancelled, DistmagicError
 from distmagic.runner.interrupts import Interrupts
+from distmagic.state.events import Abandoned, Connected, Event, Launched, Unusable
 from distmagic.state.fold import fold
-from distmagic.state.model import Abandoned, Connected, Event, Launched, RunState, Unusable
+from distmagic.state.model import RunState
 
 _BEAT_S = 0.1
 

@@ -65,7 +65,7 @@ class Run:
         all hosts that are up. Raises `SpecError` for an unknown rank.
         """
         names = [journal.log_name(rank, one) for one in ([stream] if stream else ["stdout", "stderr"])]
-        lost = {node for node, _ in self.state.lost} if self.state.is_elastic else set()
+        lost = self.state.lost_nodes if self.state.is_elastic else set()
         there = [node for node in range(len(self.state.nodes)) if node not in lost]
         nodes = there if rank == -1 else [self._node_of(rank)]
         texts = []

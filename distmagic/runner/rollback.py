@@ -10,7 +10,8 @@ from distmagic.connection.reach import PARALLEL
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.remote.wire import protocol
 from distmagic.runner import interrupts
-from distmagic.state.model import Event, RunState, Swept
+from distmagic.state.events import Event, Swept
+from distmagic.state.model import RunState
 
 _PATIENCE_S = 5.0  # for hosts to tell that they have started, and again that they have ended
 

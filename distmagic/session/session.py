@@ -33,10 +33,11 @@ from distmagic.runner.opening import Opening
 from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import in_parallel, prepare
 from distmagic.runner.rollback import sweep_lost
-from distmagic.screens.screen import screen_for
+from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
+from distmagic.state.events import Planned, Warned
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Planned, RunState, Warned
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
@@ -77,7 +78,7 @@ class Session(Housekeeping):
         """Return the commands that a run would start on every host, having started nothing."""
         links = reaching.wait(enough=_enough(spec, reaching))
         try:
-            plan, _ = prepare(links, spec, _new_job())
+            plan, _ = prepare(links, spec, _new_job(), lease_s=reaching.access.lease_s, owner=owner())
             return planning.commands(plan, [link.facts.executable for link in links])
         finally:
             in_parallel(reaching.rest, reaching.present, links)
@@ -98,7 +99,7 @@ class Session(Housekeeping):
                 launch = self._launch(
                     job, dict(enumerate(links)), reaching.present, reaching, reaching.access.lease_s, began
                 )
-                if plan.recipe is not None:
+                if plan.terms.is_elastic:
                     launch.take_in(self._intake(reaching, launch, tuple(reaching.absent)))
                 try:
                     launch.start(plan, payload, partial(opening.watch, events=partial(launch.batch, 0.0)))
@@ -117,14 +118,17 @@ class Session(Housekeeping):
         try:
             check_orphans(found_jobs([link.facts.running for link in links]), owner())
             awaited = tuple(reaching.hosts[place].name for place in reaching.absent)
-            plan, warnings = opening.result(pool.submit(prepare, links, spec, job, awaited))
+            lease_s = reaching.access.lease_s
+            plan, warnings = opening.result(
+                pool.submit(prepare, links, spec, job, lease_s=lease_s, owner=owner(), awaited=awaited)
+            )
         except BaseException:
             in_parallel(Link.close, links)
             raise
         finally:
             pool.shutdown(wait=False)
         addresses = tuple(node.address for node in plan.nodes)
-        planned = Planned(addresses=addresses, min_nodes=plan.min_nodes, present=reaching.present)
+        planned = Planned(addresses=addresses, min_nodes=plan.terms.min_nodes, present=reaching.present)
         absent = [f"{why} The run begins without this host." for why in reaching.absent.values()]
         opening.tell(planned, *(Warned(text=text) for text in (*absent, *warnings)))
         return plan
@@ -134,7 +138,7 @@ class Session(Housekeeping):
         began: float,
     ) -> Launch:  # fmt: skip
         reopen = partial(self._reopen, reaching)
-        launch = Launch(job, links, places, lease_s, reopen, began, owner())
+        launch = Launch(job, links, places, lease_s, reopen, began)
         launch.rest = reaching.rest
         return launch
 
@@ -157,7 +161,7 @@ class Session(Housekeeping):
         when a connection breaks. Raises what `launch` raises for a run.
         """
         began = time.monotonic()
-        state = replace(begin(job.name, job.hosts, job.max_restarts), before_s=job.age_s)
+        state = replace(begin(job.name, job.hosts, job.terms.max_restarts), before_s=job.age_s)
         with interrupts.noted() as noted:
             opening = _opening(state, began, reaching, screen, noted)
             with opening.guarded():
@@ -167,16 +171,18 @@ class Session(Housekeeping):
             places = [reaching.hosts.index(host) for host in reaching.hosts]  # it may have been several nodes
             addresses = tuple(links[node].facts.address if node in links else "" for node in nodes)
             missed = [f"{why} It is tried again." for why in reaching.absent.values()]
-            opening.tell(Planned(addresses=addresses, min_nodes=job.min_nodes), *(Warned(text=text) for text in missed))
-            patience_s = job.lease_s if job.is_running else _ENDED_S
+            opening.tell(
+                Planned(addresses=addresses, min_nodes=job.terms.min_nodes), *(Warned(text=text) for text in missed)
+            )
+            patience_s = job.terms.lease_s if job.is_running else _ENDED_S
             with closing(self._launch(job.name, links, places, reaching, patience_s, began)) as launch:
                 if job.grows:
                     awaited = [
-                        n for n, host in enumerate(reaching.known) if n >= len(nodes) and host.name in job.awaited
+                        n for n, host in enumerate(reaching.known) if n >= len(nodes) and host.name in job.terms.awaited
                     ]
                     launch.take_in(self._intake(reaching, launch, tuple(awaited)))
                 launch.attach()
-                limits = Limits(hang_timeout_s=job.hang_timeout_s)
+                limits = Limits(hang_timeout_s=job.terms.hang_timeout_s)
                 state = drive(launch, opening.state, screen, reaching.asker.serve, limits, noted)
             return self._finish(state, launch, reaching, screen, noted)
 

@@ -4,62 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from distmagic.remote.wire import protocol
-from distmagic.state.model import ALIVE, NODE_PHASES, OutputLine, RunState, StackDump
+from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.model import NodeState, OutputLine, RunState, StackDump, WorkerState
+from distmagic.state.phases import ALIVE, NODE_PHASES, NodePhase, RankPhase
 from distmagic.state.series import Series
 
 KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
-KEPT_ROLLS = 4  # roll calls
+KEPT_DUMPS = 4  # requests for stacks, and the answers
 STREAMS = ("stdout", "stderr")
 
 
 class RunStateBuilder:
-    """A mutable copy of a state, alive within one call of `fold`."""
+    """A mutable copy of a state, alive within one call of `fold`.
+
+    Its fields are those of `RunState`, which `__init__` and `freeze` go through: lists in place of tuples, and tables
+    that may be changed. `base` is the state before the batch.
+    """
+
+    nodes: list[NodeState]
+    workers: dict[int, WorkerState]
+    world_size: int
+    series: dict[int, Mapping[str, Series]]
+    lines: list[OutputLine]
+    lines_seen: int
+    open_lines: dict[tuple[int, int, str], str]
+    first_failure: int | None
+    first_failure_at_s: float
+    failed_node: int | None
+    notices: list[str]
+    stopping: StopReason | Literal[""]
+    abandoned: str
+    started_at_s: float | None
+    lost: list[tuple[int, str]]
+    unreached: dict[int, str]
+    endpoint_open_at_s: float | None
+    at_s: float
+    min_nodes: int
+    rdzv_round: int
+    culprit: int | None
+    detached_by: str
+    advanced_at_s: float
+    stack_dumps: list[StackDump]
 
     def __init__(self, state: RunState) -> None:
         self.base = state
-        self.at_s = state.at_s
-        self.nodes = list(state.nodes)
-        self.workers = dict(state.workers)
-        self.world_size, self.rdzv_round = state.world_size, state.rdzv_round
-        self.series: dict[int, Mapping[str, Series]] = dict(state.series)
         self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
-        self.lines = list(state.lines)
-        self.lines_seen = state.lines_seen
-        self.open_lines = dict(state.open_lines)
-        self.first_failure = state.first_failure
-        self.first_failure_at_s = state.first_failure_at_s
-        self.failed_node = state.failed_node
-        self.notices = list(state.notices)
-        self.stopping = state.stopping
-        self.abandoned = state.abandoned
-        self.started_at_s = state.started_at_s
-        self.lost = list(state.lost)
-        self.unreached = dict(state.unreached)
-        self.endpoint_open_at_s = state.endpoint_open_at_s
-        self.culprit, self.detached_by, self.min_nodes = state.culprit, state.detached_by, state.min_nodes
-        self.advanced_at_s = state.advanced_at_s
-        self.stack_dumps = {roll.asked: roll for roll in state.stack_dumps}
+        for name in _FIELDS:
+            setattr(self, name, _mutable(getattr(state, name)))
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
-        return replace(
-            self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
-            rdzv_round=self.rdzv_round,
-            series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
-            open_lines=self.open_lines, first_failure=self.first_failure,
-            first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),
-            stopping=self.stopping, abandoned=self.abandoned, started_at_s=self.started_at_s, lost=tuple(self.lost),
-            unreached=self.unreached, endpoint_open_at_s=self.endpoint_open_at_s, culprit=self.culprit,
-            detached_by=self.detached_by, min_nodes=self.min_nodes, advanced_at_s=self.advanced_at_s,
-            stack_dumps=tuple(self.stack_dumps.values())[-KEPT_ROLLS:],
-        )  # fmt: skip
+        del self.lines[:-KEPT_LINES]
+        del self.stack_dumps[:-KEPT_DUMPS]
+        fields: dict[str, Any] = {name: _immutable(getattr(self, name)) for name in _FIELDS}
+        return replace(self.base, **fields)
 
-    def advance(self, node: int, phase: str, **more: Any) -> None:
+    def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
         """Bring a node to a phase, unless it is beyond it already."""
         old = self.nodes[node]
         self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
@@ -73,17 +78,24 @@ class RunStateBuilder:
         """Keep where a rank is, as answer to one roll call."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
-            roll = self._roll(what.asked)
-            self.stack_dumps[what.asked] = replace(roll, stacks={**roll.stacks, what.rank: what})
+            index = self._index_of_dump(what.request_id)
+            dump = self.stack_dumps[index]
+            self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Note that a node has told of all its ranks."""
-        roll = self._roll(what.asked)
-        if node_rank not in roll.nodes:
-            self.stack_dumps[what.asked] = replace(roll, nodes=(*roll.nodes, node_rank))
+        index = self._index_of_dump(what.request_id)
+        dump = self.stack_dumps[index]
+        if node_rank not in dump.nodes:
+            self.stack_dumps[index] = replace(dump, nodes=(*dump.nodes, node_rank))
 
-    def _roll(self, asked: str) -> StackDump:
-        return self.stack_dumps.get(asked) or StackDump(asked=asked, at_s=self.at_s)
+    def _index_of_dump(self, request_id: str) -> int:
+        """Return where the answers to a request are kept; the first answer makes the place."""
+        for index, dump in enumerate(self.stack_dumps):
+            if dump.request_id == request_id:
+                return index
+        self.stack_dumps.append(StackDump(request_id=request_id, at_s=self.at_s))
+        return len(self.stack_dumps) - 1
 
     # ---- what several events have in common
 
@@ -99,7 +111,7 @@ class RunStateBuilder:
         self.lost.append((node, why))
         self.end_all_on(node, "lost")
 
-    def end_all_on(self, node: int, phase: str) -> None:
+    def end_all_on(self, node: int, phase: RankPhase) -> None:
         """Bring a node's ranks that still run to this phase."""
         for rank, worker in self.workers.items():
             if worker.node_rank == node:
@@ -144,6 +156,19 @@ class RunStateBuilder:
             self.own_series.add(rank)
             self.series[rank] = dict(self.series.get(rank, {}))
         return cast(dict[str, Series], self.series[rank])
+
+
+_FIELDS = tuple(RunStateBuilder.__annotations__)
+
+
+def _mutable(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _immutable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _last_drawn(text: str) -> str:

@@ -14,11 +14,14 @@ from dataclasses import replace
 
 from distmagic.remote.gang.liveness import MOST_NODES
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import known_stop_reason
 from distmagic.state import fold_launcher, fold_ranks
 from distmagic.state.builder import RunStateBuilder
-from distmagic.state.model import Event, NodeState, RunState
+from distmagic.state.events import Event
+from distmagic.state.model import NodeState, RunState
+from distmagic.state.phases import GangState
 
-_GANG = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
+_GANG: dict[str, GangState] = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
 UNHEARD = "the other hosts have not heard of it any more"
 
@@ -112,11 +115,12 @@ def _enlisted(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> No
 
 def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.Stopping) -> None:
     """Take why a node ends its ranks; the first reason of all is the run's."""
-    draft.nodes[node] = replace(draft.nodes[node], stopping=what.reason or "stopped", accused_at_s=None)
+    reason = known_stop_reason(what.reason)
+    draft.nodes[node] = replace(draft.nodes[node], stopping=reason, accused_at_s=None)
     if draft.base.is_elastic and what.reason == "lost" and node != 0:
         return  # only this node ends: it has lost the others, which go on
     if not draft.stopping:
-        draft.stopping = what.reason or "stopped"
+        draft.stopping = reason
         draft.culprit = what.culprit if 0 <= what.culprit < len(draft.nodes) else None
     if what.reason == "lost" and 0 <= what.culprit < len(draft.nodes):
         _accuse(draft, what.culprit)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from distmagic.state.builder import RunStateBuilder
-from distmagic.state.model import (
+from distmagic.state.events import (
     Abandoned,
     Broken,
     Connected,
@@ -16,7 +16,7 @@ from distmagic.state.model import (
     Planned,
     Sending,
     Starting,
-    Stopping,
+    StopRequested,
     Swept,
     Unusable,
     Warned,
@@ -84,7 +84,7 @@ def _swept(draft: RunStateBuilder, node: int, what: Swept) -> None:
     draft.advance(node, "clear", survivors=what.survivors)
 
 
-def _stopping(draft: RunStateBuilder, _: int, what: Stopping) -> None:
+def _stopping(draft: RunStateBuilder, _: int, what: StopRequested) -> None:
     draft.stopping = draft.stopping or what.reason
 
 
@@ -101,5 +101,5 @@ HANDLERS: dict[type, Callable[..., None]] = {
     Mended: _mended,
     Lost: _lost,
     Swept: _swept,
-    Stopping: _stopping,
+    StopRequested: _stopping,
 }

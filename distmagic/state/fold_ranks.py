@@ -11,6 +11,7 @@ from distmagic.state import failure_kind
 from distmagic.state.builder import STREAMS, RunStateBuilder
 from distmagic.state.hangs import has_shown_progress, have_moved
 from distmagic.state.model import WorkerState
+from distmagic.state.phases import RankPhase
 from distmagic.state.series import Series
 
 KEPT_METRICS = 50  # names of metrics a rank
@@ -127,7 +128,7 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
         return
     draft.close_lines(what.rank, node)
     draft.note_advance()
-    phase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
+    phase: RankPhase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
     if what.failure is not None and draft.first_failure not in (None, what.rank):
         what = replace(what, failure=replace(what.failure, traceback=what.failure.traceback[-_LATER_CHARS:]))
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
@@ -151,7 +152,7 @@ def _explains_first_failure(draft: RunStateBuilder, what: protocol.Ended) -> boo
     return moved
 
 
-def _end_phase(draft: RunStateBuilder, node: int, what: protocol.Ended) -> str:
+def _end_phase(draft: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
     if failure_kind.is_good(what):
         return "done"
     if what.outcome == "replaced" or (draft.base.is_elastic and _has_lost_a_peer(what)):

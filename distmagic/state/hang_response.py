@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
+from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.hangs import is_hung, roll_of, unheard
 from distmagic.state.model import RunState
 
@@ -17,10 +19,10 @@ class HangResponse:
     def __init__(self, ask: Callable[[], str], hang_timeout_s: float | None) -> None:
         self._ask, self._hang_timeout_s = ask, hang_timeout_s
         self._reason = ""
-        self._asked = ""
+        self._request_id = ""
         self._give_up_at_s = 0.0
 
-    def poll(self, state: RunState) -> str:
+    def poll(self, state: RunState) -> StopReason | Literal[""]:
         """Return why the run must be stopped now, "" if it goes on or its ranks are still being asked."""
         if state.stopping or state.is_over:
             return ""
@@ -29,7 +31,7 @@ class HangResponse:
             self._reason = ""  # a rank has advanced meanwhile
         if hangs and not self._reason:
             self._begin(state, "hung")
-        answered = not unheard(state, roll_of(state, self._asked))
+        answered = not unheard(state, roll_of(state, self._request_id))
         return self._reason if answered or state.at_s > self._give_up_at_s else ""
 
     def interrupt(self, state: RunState) -> bool:
@@ -43,5 +45,5 @@ class HangResponse:
         return True
 
     def _begin(self, state: RunState, reason: str) -> None:
-        self._reason, self._asked = reason, self._ask()
+        self._reason, self._request_id = reason, self._ask()
         self._give_up_at_s = state.at_s + PATIENCE_S

@@ -85,7 +85,7 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
 
     A rank advances when it starts, reports, moves a bar or ends; one that has never reported also when it prints.
     """
-    lost = {node for node, _ in state.lost}
+    lost = state.lost_nodes
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
     if hang_timeout_s is None or state.stopping or state.is_over or is_blind:
         return False
@@ -105,9 +105,9 @@ def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
     ]
 
 
-def roll_of(state: RunState, asked: str) -> StackDump | None:
+def roll_of(state: RunState, request_id: str) -> StackDump | None:
     """Return what came in answer to a request, None if nothing has."""
-    return next((roll for roll in state.stack_dumps if roll.asked == asked), None)
+    return next((roll for roll in state.stack_dumps if roll.request_id == request_id), None)
 
 
 def unheard(state: RunState, roll: StackDump | None) -> tuple[int, ...]:

@@ -1,17 +1,16 @@
-"""The state of a run, and the events that change it. Nouns only: fold.py makes one from the other."""
+"""The state of a run, of its nodes and of its ranks. Nouns only: fold.py makes them from events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.phases import NODE_PHASES, GangState, NodePhase, RankPhase, RunPhase
 from distmagic.state.series import Point as Point  # noqa: PLC0414 - one of the state's nouns
 from distmagic.state.series import Series as Series  # noqa: PLC0414
-
-ALIVE = ("starting", "running")
-NODE_PHASES = ("connecting", "connected", "sending", "starting", "running", "ended", "clear", "gone")  # in this order
-OPENING = NODE_PHASES[:4]  # before there is any rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ class NodeState:
 
     node_rank: int
     host: str
-    phase: str = "connecting"
+    phase: NodePhase = "connecting"
     hostname: str = ""
     address: str = ""
     unusable: str = ""
@@ -40,8 +39,8 @@ class NodeState:
     survivors: tuple[str, ...] = ()
     broken: str = ""
     broken_at_s: float = 0.0
-    gang: str = ""
-    stopping: str = ""
+    gang: GangState = ""
+    stopping: StopReason | Literal[""] = ""
     accused_at_s: float | None = None
 
 
@@ -56,7 +55,7 @@ class WorkerState:
     local_rank: int
     node_rank: int
     host: str
-    phase: str = "starting"
+    phase: RankPhase = "starting"
     restart: int = 0
     pid: int = 0
     device: str = ""
@@ -101,135 +100,13 @@ class OutputLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connected:
-    """Event of the launcher: a host was reached, and has told what it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unusable:
-    """Event of the launcher: a host can't take part, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
-    """Event of the launcher: something that the user should know of, in one line that names the host."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """Event of the launcher: what the plan says of all nodes, their addresses and how many of them the job needs.
-
-    `present` are the places in the list of hosts of those that are nodes; None: they all are.
-    """
-
-    addresses: tuple[str, ...]
-    min_nodes: int
-    present: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
-    """Event of the launcher: so much of the payload has been sent to a node, of what it lacks."""
-
-    sent_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Starting:
-    """Event of the launcher: a node has all it needs, and was told to start."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abandoned:
-    """Event of the launcher: the run ended before it had begun on all hosts; `why` is a sentence, no cause named twice.
-
-    By the user if `is_wish`, else because of what was wrong with a host or the request.
-    """
-
-    why: str
-    is_wish: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StackDump:
     """Where the ranks said they are when they were asked, by rank; since `at_s`. `nodes` have told of all their ranks."""
 
-    asked: str
+    request_id: str
     at_s: float
     stacks: Mapping[int, protocol.Stacks] = field(default_factory=dict)
     nodes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """Event of the launcher: the connection to a node, or its agent, is gone."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
-    """Event of the launcher: a connection broke; the ranks go on, and it is tried again."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
-    """Event of the launcher: a broken connection stands again, and no event was lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
-    """Event of the launcher: a node's agent has said all and is gone, and what is wanted of it has come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """Event of the launcher: what a lost agent had left running on a node was ended, but for `survivors`."""
-
-    survivors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """Event of the launcher: the job is being stopped; `reason` is "interrupted", "failed", "timeout" or words."""
-
-    reason: str
-
-
-Launched = (
-    Connected
-    | Unusable
-    | Warned
-    | Planned
-    | Sending
-    | Starting
-    | Abandoned
-    | Lost
-    | Swept
-    | Broken
-    | Mended
-    | Gone
-    | Stopping
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened: on which node, when by the notebook's clock (seconds since the run began), what.
-
-    None is the clock's own: nothing happened, but time has passed.
-    """
-
-    node_rank: int
-    at_s: float
-    what: protocol.Message | Launched | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +138,7 @@ class RunState:
     first_failure_at_s: float = 0.0
     failed_node: int | None = None
     notices: tuple[str, ...] = ()
-    stopping: str = ""
+    stopping: StopReason | Literal[""] = ""
     abandoned: str = ""
     started_at_s: float | None = None
     lost: tuple[tuple[int, str], ...] = ()
@@ -278,6 +155,11 @@ class RunState:
     before_s: float = 0.0
 
     @property
+    def lost_nodes(self) -> frozenset[int]:
+        """The nodes that are lost."""
+        return frozenset(node for node, _ in self.lost)
+
+    @property
     def is_elastic(self) -> bool:
         """Whether it goes on when a node is lost."""
         return 0 < self.min_nodes < len(self.nodes)
@@ -290,7 +172,7 @@ class RunState:
         """
         if not self.is_elastic:
             return self.nodes
-        lost = {node for node, _ in self.lost}
+        lost = self.lost_nodes
         there = [n for n in self.nodes if n.node_rank == 0 or (n.node_rank not in lost and n.stopping != "lost")]
         at_work = [n for n in there if n.node_rank == 0 or n.code in (None, 0) or n.node_rank in self.at_work]
         return tuple(at_work if len(at_work) >= self.min_nodes else there)
@@ -303,7 +185,7 @@ class RunState:
     @property
     def is_lost(self) -> bool:
         """Whether so many nodes are lost that there is no job without them."""
-        lost = {node for node, _ in self.lost}
+        lost = self.lost_nodes
         return bool(lost) and (not self.is_elastic or 0 in lost or len(self.essential) < self.min_nodes)
 
     @property
@@ -311,12 +193,12 @@ class RunState:
         """Whether every node is gone, or lost for good, or nothing was ever started."""
         if self.abandoned:
             return True
-        lost = {node for node, _ in self.lost}
+        lost = self.lost_nodes
         return all(node.phase == "gone" or node.node_rank in lost for node in self.nodes)
 
     @property
-    def phase(self) -> str:
-        """connecting, sending, starting, running, stopping, done, failed, stopped or lost: the run in one word."""
+    def phase(self) -> RunPhase:
+        """The run in one word."""
         if not self.is_over:
             if self.stopping:
                 return "stopping"
@@ -330,7 +212,9 @@ class RunState:
         return "done" if all(node.code == 0 for node in self.essential) else "failed"
 
     @property
-    def _opening(self) -> str:
-        """connecting, sending or starting: what the last of the nodes does, none having a rank yet."""
+    def _opening(self) -> Literal["connecting", "sending", "starting"]:
+        """What the node that is least far does, while no node has a rank."""
         last = min((node.phase for node in self.nodes), key=NODE_PHASES.index, default="starting")
-        return {"connected": "connecting"}.get(last, last if last in OPENING else "starting")
+        if last in ("connecting", "connected"):
+            return "connecting"
+        return "sending" if last == "sending" else "starting"

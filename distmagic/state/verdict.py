@@ -10,11 +10,10 @@ from distmagic.remote.system import exit_codes
 from distmagic.state import failure_kind, network_errors
 from distmagic.state.hangs import explain_last, stacks_text
 from distmagic.state.model import NodeState, OutputLine, RunState, WorkerState
+from distmagic.state.phases import is_explained, meaning_of
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
-_WISHES = ("interrupted", "timeout", "rendezvous", "gang", "abandoned")  # of this notebook
-_KNOWN = ("", "done", "failed", "lost")  # reasons of an agent that the rest of the state explains
 
 
 def verdict(state: RunState) -> RunError | None:
@@ -92,7 +91,7 @@ def _where_they_were(state: RunState) -> str:
 def _broken(state: RunState) -> RunError | None:
     if state.failed_node is not None and state.nodes[state.failed_node] in state.essential:
         return _engine_failed(state, state.nodes[state.failed_node])
-    broken = [node for node in state.essential if node.code not in (0, None) or node.reason not in _KNOWN]
+    broken = [node for node in state.essential if node.code not in (0, None) or not is_explained(node.reason)]
     if broken:
         return _engine_failed(state, min(broken, key=lambda node: node.node_rank != state.culprit))
     return None if state.phase == "done" else _unexplained(state)
@@ -206,7 +205,9 @@ def _lost_hint(state: RunState) -> str:
 
 def _was_ended_by_its_agent(node: NodeState) -> bool:
     """Whether the agent ended its ranks for a reason of its own: the lease ran out, or somebody asked it to end."""
-    return node.reason not in (*_KNOWN, *_WISHES)
+    meaning = meaning_of(node.reason)
+    is_wish = meaning is not None and meaning.is_wish
+    return not is_wish and not is_explained(node.reason)
 
 
 def _spent(state: RunState) -> str:

@@ -12,9 +12,9 @@ from distmagic.remote.wire.lines import Lines
 from distmagic.request.hosts import Host
 from distmagic.runner.drive import Limits, drive
 from distmagic.runner.launch import Launch
-from distmagic.screens.screen import screen_for
+from distmagic.screens.choose import screen_for
+from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event
 from tests.bench import crowd_feeder
 
 BEGUN = "begun"  # a file of this name appears beside the socket when all nodes are attached

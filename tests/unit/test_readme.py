@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from distmagic.notebook import line_magic
+from distmagic.notebook import commands
 from distmagic.request import flags
 from distmagic.request.cell import parse_cell
 from distmagic.request.config import Distmagic
@@ -92,8 +92,8 @@ def test_hosts_in_the_readme_are_hosts():
 
 
 def test_magics_and_settings_in_the_readme_exist():
-    commands = set(re.findall(r"(?<!%)%distributed ([a-z]+)", README))
-    assert commands <= set(line_magic.SUBCOMMANDS)
+    named = set(re.findall(r"(?<!%)%distributed ([a-z]+)", README))
+    assert named <= set(commands.NAMES)
     assert set(re.findall(r"Distmagic\.(\w+)", README)) <= set(Distmagic.class_trait_names(config=True))
 
 

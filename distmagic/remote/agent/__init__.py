@@ -27,7 +27,7 @@ An agent is in one of four states. It only ever moves down this list:
 running -> ending, by whichever comes first:
 
     a notebook sends `StopNode`                                       the reason that it names
-    the agent gets SIGTERM                                            ASKED
+    the agent gets SIGTERM                                            "the agent was asked to end"
     a peer stops, or is lost (see the package gang)                   the peer's reason, or "lost"
     a rank failed, and torchrun may not restart it                    "failed"
     the lead's `timeout_s` is over                                    "timeout"

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from distmagic.remote.agent.endpoint import Dialer
 from distmagic.remote.agent.lease import Lease
@@ -24,12 +25,12 @@ from distmagic.remote.agent.stack_dump import StackDumper
 from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
 from distmagic.remote.gang.channel import Cause, GangChannel
-from distmagic.remote.gang.datagrams import ASKED
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 
 _TICK_S = 0.05
 _TOUCH_S = 30.0  # well within the time after which `places` takes a file for unused
@@ -56,7 +57,7 @@ class Agent:
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
         self.engine_code: int | None = None  # torchrun's exit code, None while it runs
-        self.reason = "done"  # goes into `Final`
+        self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
         self.cause: Cause | None = None  # why this node stops, once it does; sent to the peers
         self.got_sigterm = False  # set by the signal handler, acted on by the loop
         self.stopped_by_notebook = False  # which then stops the peers too: they need not learn it by the gang channel
@@ -65,7 +66,7 @@ class Agent:
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
-        self.lease = Lease(clock(), start.lease_s, keep=start.keep)
+        self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = clock()
         self.umask = os.umask(0o077)  # ranks get the user's own; files of the agent are for the user alone
         listener.setblocking(False)
@@ -93,14 +94,15 @@ class Agent:
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
 
     def _join_gang(self) -> None:
-        if self.start.membership is None:
+        membership, min_nodes = self.start.membership, self.start.terms.min_nodes
+        if membership is None:
             return
         try:
-            self.channel = GangChannel(self.start.node_rank, self.start.membership, self.journal, self.clock())
+            self.channel = GangChannel(self.start.node_rank, membership, min_nodes, self.journal, self.clock())
             self.channel.watch(self.selector)
         except OSError as error:
             # The job can do without: each node then depends on its own lease.
-            text = f"no channel to the other hosts at {self.start.membership.address}: {error}"
+            text = f"no channel to the other hosts at {membership.address}: {error}"
             self.journal.add(protocol.Notice(text=text))
 
     def _is_alive(self, node_rank: int) -> bool | None:
@@ -161,7 +163,7 @@ class Agent:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
         # 1. SIGTERM: somebody on this host ends the agent. The peers are to blame this node, whatever else went wrong.
         if self.got_sigterm:
-            self.stop(now, _GRACE_S, Cause(ASKED, self.start.node_rank))
+            self.stop(now, _GRACE_S, Cause("the agent was asked to end", self.start.node_rank))
         # 2. Peers come before this node's own ranks: when a peer failed, ranks here fail a moment later because their
         # connections break, and the user must learn the first failure. Polled in every turn, also while this node
         # stops, because that is how peers learn of it.
@@ -173,7 +175,7 @@ class Agent:
             self._form_anew_if_asked(now, self.channel.formations)
         # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
         failed_at = self.rank_table.failed_at
-        if failed_at is not None and not self.start.max_restarts and now - failed_at > _TORCHRUN_REPORT_S:
+        if failed_at is not None and not self.start.terms.max_restarts and now - failed_at > _TORCHRUN_REPORT_S:
             self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
         # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
         # formed the lead has the lease, since the other agents need no connection to the notebook.
@@ -188,7 +190,7 @@ class Agent:
             self.rank_table.kill_older(now - self.start.membership.lost_after_s)
 
     def _look_at_lease(self, now: float) -> None:
-        timeout_s = self.start.timeout_s
+        timeout_s = self.start.terms.timeout_s
         if self.start.lead and timeout_s is not None and now - self.began > timeout_s + _NOTEBOOK_FIRST_S:
             self.stop(now, _GRACE_S, Cause("timeout"))
         if self.lease.ends_job(now):
@@ -224,8 +226,7 @@ class Agent:
 
     def _leave_if_killed(self, now: float, code: int) -> None:
         """Stop this node alone where a signal ended its torchrun: for the others of an elastic job that is a lost node."""
-        membership = self.start.membership
-        is_elastic = membership is not None and membership.max_nodes > 0
+        is_elastic = self.start.terms.is_elastic
         if is_elastic and exit_codes.is_signal(code) and not (self.start.lead or self.termination.has_begun):
             text = f"its torchrun was ended ({exit_codes.meaning_of(code)}); the others go on without this node"
             self.journal.add(protocol.Notice(text=text))
@@ -252,12 +253,12 @@ class Agent:
         for request in reader.receive(self.journal.last):
             self.lease.renew(now)
             if isinstance(request, protocol.StopNode):
-                self.stop(now, request.grace_s, Cause(request.reason))
+                self.stop(now, request.grace_s, Cause(known_stop_reason(request.reason)))
                 self.stopped_by_notebook = True
             elif isinstance(request, protocol.DetachJob):
                 self._detach("asked")
             elif isinstance(request, protocol.DumpStacks):
-                self.stack_dumper.request(request.asked)
+                self.stack_dumper.request(request.request_id)
             elif isinstance(request, protocol.GetStart):
                 reader.answer(protocol.LeadStart(start=self.start))
             elif isinstance(request, protocol.AddNode):
@@ -269,7 +270,7 @@ class Agent:
         try:
             added = self.elastic_members.add(request, now, is_ending=self.termination.has_begun)
         except ValueError as error:
-            reader.answer(protocol.Refused(what="join", error=str(error)))
+            reader.answer(protocol.Refused(what="add_node", error=str(error)))
             return
         listing.enlisted(self.folder, added.hosts)
         self.journal.add(added)  # an event, not an answer: all notebooks that follow the job need to know

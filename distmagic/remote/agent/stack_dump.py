@@ -119,13 +119,17 @@ class StackDumper:
         hello = rank.hello
         self._journal.add(
             protocol.Stacks(
-                asked=self._request_id, rank=hello.rank, local_rank=hello.local_rank, threads=threads, silence=silence
+                request_id=self._request_id,
+                rank=hello.rank,
+                local_rank=hello.local_rank,
+                threads=threads,
+                silence=silence,
             )
         )
 
     def _end_if_all(self) -> None:
         if not self._waiting:
-            self._journal.add(protocol.StacksDone(asked=self._request_id, ranks=self._count))
+            self._journal.add(protocol.StacksDone(request_id=self._request_id, ranks=self._count))
             self._request_id = ""
 
 

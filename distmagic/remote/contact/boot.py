@@ -95,7 +95,7 @@ def distmagic_boot(sha):
         except (IOError, OSError) as error:
             if os.path.exists(aside):
                 os.remove(aside)
-            refused = {"t": "refused", "n": 0, "what": "offer", "error": "can't write to %s: %s" % (home, error)}
+            refused = {"t": "refused", "n": 0, "what": "offer_blobs", "error": "can't write to %s: %s" % (home, error)}
             os.write(1, json.dumps(refused).encode() + b"\n")
             sys.exit(1)
     sys.path.insert(0, path)

@@ -58,7 +58,7 @@ class Contact:
         try:
             handler(self, request)  # type: ignore[operator]
         except (OSError, ValueError) as error:
-            self.say(protocol.Refused(what=type(request).__name__.lower(), error=str(error)))
+            self.say(protocol.Refused(what=protocol.name_of(request), error=str(error)))
 
     # ---- bytes
 
@@ -120,9 +120,9 @@ class Contact:
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
         places.log_limit_bytes(request.env)
         try:
-            prefix = logout.survivor_prefix(must=request.stays)
+            prefix = logout.survivor_prefix(must=request.terms.survives_logout)
         except PermissionError as error:
-            self.say(protocol.Refused(what="detach", error=str(error)))
+            self.say(protocol.Refused(what="detach_job", error=str(error)))
             return
         for each in (folder.parent.parent, folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=each is not folder)
@@ -155,7 +155,8 @@ class Contact:
             return _exec(request, listener, log, prefix, self._umask)
 
     def attach(self, request: protocol.FollowJob) -> None:
-        """Carry bytes to and from an agent that runs."""
+        """Carry bytes to and from an agent that runs, and speaks our protocol."""
+        listing.check_protocol(request.job, request.node_rank)
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)

@@ -11,13 +11,14 @@ from distmagic.remote.gang.liveness import Gang, News, OwnState
 from distmagic.remote.gang.udp import Udp, resolve
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import StopReason
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why a node ends its ranks. `culprit` is the node to blame, -1 for none."""
 
-    reason: str
+    reason: StopReason
     culprit: int = -1
 
 
@@ -27,8 +28,10 @@ class GangChannel:
     The agent calls `poll` in every turn of its loop.
     """
 
-    def __init__(self, node_rank: int, membership: protocol.Membership, journal: Journal, now: float) -> None:
-        self._membership, self._journal = membership, journal
+    def __init__(
+        self, node_rank: int, membership: protocol.Membership, min_nodes: int, journal: Journal, now: float
+    ) -> None:
+        self._min_nodes, self._journal = min_nodes, journal
         self._is_lead = node_rank == 0
         self._lost: set[int] = set()  # nodes that were lost at least once
         self._formations = 0  # how often this node, as the lead, has asked all nodes to form anew
@@ -93,12 +96,14 @@ class GangChannel:
         if self._is_lead and news.reason == "lost":
             # This member has lost us, perhaps while it was frozen: it counts as lost, once.
             return None if news.node_rank in self._lost else self._lose(news.node_rank)
+        if not news.reason:
+            return None
         return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
 
     def _lose(self, node_rank: int) -> Cause | None:
         """Count a node as lost. Return a cause where the job can't go on without it; else have the others form anew."""
         self._lost.add(node_rank)
-        if not self._is_lead or self._gang.alive_count < self._membership.min_nodes:
+        if not self._is_lead or self._gang.alive_count < self._min_nodes:
             return Cause("lost", node_rank)
         self._formations += 1
         return None

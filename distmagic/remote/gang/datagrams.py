@@ -13,10 +13,12 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
-ASKED = "the agent was asked to end"
+from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason
+
 PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
-REASONS = ("", "failed", "lost", "lease", "interrupted", "timeout", "rendezvous", "hung", "stopped", ASKED)
+REASONS: tuple[StopReason | Literal[""], ...] = ("", *STOP_REASONS)  # by number
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"
@@ -39,17 +41,16 @@ class Datagram:
     counter: int
     echo: int
     phase: str = "up"
-    reason: str = ""
+    reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
     formations: int = 0
 
 
 def seal(secret: bytes, one: Datagram) -> bytes:
-    """Return the bytes to send. A reason that is not in `REASONS` is sent as "stopped"."""
-    reason = REASONS.index(one.reason if one.reason in REASONS else "stopped")
+    """Return the bytes to send."""
     body = _FORM.pack(
         _MAGIC, _VERSION, one.node_rank, one.to, one.counter, one.echo, one.formations, PHASES.index(one.phase),
-        reason, one.culprit,
+        REASONS.index(one.reason), one.culprit,
     )  # fmt: skip
     return body + _mac(secret, body)
 

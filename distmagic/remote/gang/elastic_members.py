@@ -17,7 +17,7 @@ class ElasticMembers:
     def __init__(self, start: protocol.StartNode, is_alive: Callable[[int], bool | None], now: float) -> None:
         self._max_nodes = 0  # this agent admits nobody
         if start.membership is not None and start.lead:
-            self._max_nodes = start.membership.max_nodes
+            self._max_nodes = start.terms.max_nodes
         self._is_alive = is_alive
         self._hosts = list(start.hosts)
         self._admitted_at = [now] * len(start.hosts)
@@ -35,7 +35,7 @@ class ElasticMembers:
             raise ValueError(f"it has {len(present)} nodes, and --nnodes allows no more")
         self._hosts.append(request.host)
         self._admitted_at.append(now)
-        return protocol.NodeAdded(asked=request.asked, hosts=tuple(self._hosts))
+        return protocol.NodeAdded(request_id=request.request_id, hosts=tuple(self._hosts))
 
     def _is_present(self, node: int, now: float) -> bool:
         if node == 0:

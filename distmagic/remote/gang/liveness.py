@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from distmagic.remote.gang.datagrams import NOBODY, Datagram, seal, unseal
+from distmagic.remote.wire.vocabulary import StopReason
 
 PERIOD_S = 0.5
 MOST_NODES = 4096
@@ -28,7 +29,7 @@ class News:
 
     kind: str
     node_rank: int
-    reason: str = ""
+    reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
 
 
@@ -37,7 +38,7 @@ class OwnState:
     """What this node's datagrams say about itself; the fields are those of `Datagram`."""
 
     phase: str = "up"
-    reason: str = ""
+    reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
     formations: int = 0
 
@@ -52,7 +53,8 @@ class Peer:
         self.alive_at: float | None = None  # when we sent the latest datagram that it has echoed: it lived then
         self.last_counter = 0  # of its latest datagram; 0 if none has arrived
         self.sent_counter = 0  # of our latest datagram to it
-        self.phase, self.reason, self.culprit, self.formations = "up", "", NOBODY, 0
+        self.phase, self.culprit, self.formations = "up", NOBODY, 0
+        self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
         self.clear_counter = 0  # of the first datagram in which we said "clear"; 0 if none has

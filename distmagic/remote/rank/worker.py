@@ -29,6 +29,7 @@ from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, parcel
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import RankOutcome
 
 _F_SETPIPE_SZ = 1031  # fcntl(2)
 _PIPE_BYTES = 1 << 20
@@ -170,7 +171,7 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
     return fresh
 
 
-def _ended(rank: Rank, outcome: str, code: int = 0, **more: object) -> protocol.Ended:
+def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> protocol.Ended:
     return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, **more)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 
+from distmagic.remote.wire.vocabulary import RankOutcome
+
 _MEANINGS = {
     signal.SIGKILL: "killed from outside",
     signal.SIGSEGV: "segmentation fault: native code touched memory that isn't its own",
@@ -25,7 +27,7 @@ def code_of(status: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def outcome_of(code: int) -> str:
+def outcome_of(code: int) -> RankOutcome:
     """Return the outcome for a negative code, "signalled", or for any other, "exited"."""
     return "signalled" if code < 0 else "exited"
 

@@ -25,7 +25,7 @@ from distmagic.remote.wire.answers import (
     Serving,
     Templates,
 )
-from distmagic.remote.wire.codec import MAX_LINE_BYTES, BadLine, Message, decode, encode
+from distmagic.remote.wire.codec import MAX_LINE_BYTES, BadLine, Message, decode, encode, name_of
 from distmagic.remote.wire.events import (
     Detached,
     Ended,
@@ -51,6 +51,7 @@ from distmagic.remote.wire.parts import (
     Failure,
     Frame,
     JobListing,
+    JobTerms,
     JoinTemplate,
     Membership,
     MetricRow,
@@ -87,6 +88,15 @@ from distmagic.remote.wire.requests import (
 
 PROTOCOL = 2
 
+
+def another_version(job: str, number: int) -> str:
+    """Return why a job can't be followed or ended from here, and what to do: its agent speaks protocol `number`."""
+    return (
+        f"job {job} was begun by another version of distmagic, which speaks protocol {number} where this one speaks "
+        f"protocol {PROTOCOL}. Follow it, or stop it, with the version that began it"
+    )
+
+
 __all__ = [
     "MAX_LINE_BYTES",
     "PROTOCOL",
@@ -119,6 +129,7 @@ __all__ = [
     "GetStart",
     "Hello",
     "JobListing",
+    "JobTerms",
     "Jobs",
     "JoinTemplate",
     "LeadStart",
@@ -158,6 +169,8 @@ __all__ = [
     "Templates",
     "Thread",
     "Worker",
+    "another_version",
     "decode",
     "encode",
+    "name_of",
 ]

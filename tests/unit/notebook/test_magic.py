@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import getpass
+import inspect
 import linecache
 import re
 import subprocess
 import sys
 import threading
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +20,20 @@ import nbformat
 import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
 import distmagic
 from distmagic.connection.prompts import NotebookAsker, asker_of
+from distmagic.connection.reach import Reaching
 from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
-from distmagic.notebook import magic
+from distmagic.notebook import help_pages, magic
 from distmagic.notebook.backend import Backend
+from distmagic.playground.playground import Playground
 from distmagic.request.hosts import parse_hosts
+from distmagic.session.session import Session
 
 WAIT_S = 10
 
@@ -74,6 +80,16 @@ class FakeSession:
 
     def close(self) -> None:
         self.log.append("close")
+
+
+def public_methods(kind: type) -> dict[str, list[tuple]]:
+    """Return the parameters of each public method: (name, kind, default)."""
+    found = {}
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = inspect.signature(method).parameters.values()
+            found[name] = [(one.name, one.kind, one.default) for one in parameters]
+    return found
 
 
 @dataclass
@@ -141,6 +157,14 @@ def shell(monkeypatch, tmp_path):
 @pytest.fixture
 def lab(shell):
     return Lab(shell)
+
+
+@pytest.mark.parametrize(
+    ("fake", "real"), [(FakeSession, Session), (FakeReaching, Reaching), (FakePlayground, Playground)]
+)
+def test_the_fakes_have_the_signatures_of_what_they_stand_for(fake, real):
+    of_fake, of_real = public_methods(fake), public_methods(real)
+    assert of_fake == {name: of_real.get(name) for name in of_fake}
 
 
 # ---- a cell that runs
@@ -408,11 +432,11 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -441,9 +465,73 @@ def test_help_lists_the_commands_and_the_flags(lab, capsys):
     assert "--nproc-per-node N" in out
 
 
+def test_help_lists_its_topics_and_shows_one(lab, capsys):
+    lab.value("%distributed help")
+    assert re.search(r"^%distributed help flags +\w", capsys.readouterr().out, re.MULTILINE)
+    with capture_output() as shown:
+        lab.value("%distributed help flags")
+    (output,) = shown.outputs
+    assert output.data["text/markdown"] == output.data["text/plain"]
+    assert output.data["text/plain"].startswith("# ")
+    lab.value("%distributed help flags")
+    assert capsys.readouterr().out.startswith("# "), "as text in a terminal"
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("help flag", "There is no help about 'flag'.", "Did you mean flags? Topics are: "),
+        ("help nothing-of-it", "There is no help about 'nothing-of-it'.", "Topics are: "),
+        ("help flags ssh", "%distributed help takes one topic.", "Topics are: "),
+    ],
+)
+def test_a_wrong_topic_names_all_topics(lab, line, message, hint):
+    error = lab.error(f"%distributed {line}")
+    assert isinstance(error, SpecError)
+    assert error.message == message
+    assert error.hint == f"{hint}{', '.join(help_pages.topics())}."
+
+
+def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path):
+    (tmp_path / "help").mkdir()
+    (tmp_path / "help" / "one.md").write_text(
+        "# One\nSee [the second page](two.md#part), [outside](https://x.org/a.md)."
+    )
+    monkeypatch.setattr(help_pages.resources, "files", lambda package: tmp_path)
+    assert help_pages.page("one") == (
+        "# One\nSee the second page (`%distributed help two`), [outside](https://x.org/a.md)."
+    )
+
+
+def test_pages_are_found_where_distmagic_is_no_folder(tmp_path):
+    package = Path(distmagic.__file__).parent
+    with zipfile.ZipFile(tmp_path / "distmagic.zip", "w") as archive:
+        for file in package.rglob("*"):
+            if file.suffix in (".py", ".md"):
+                archive.write(file, file.relative_to(package.parent))
+    code = (
+        "import sys; sys.path.insert(0, 'distmagic.zip')\n"
+        "from distmagic.notebook import help_pages\n"
+        "print(help_pages.__file__, *help_pages.topics()); help_pages.contents()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PATH": "/usr/bin"},
+    )
+    where, *found = done.stdout.split()
+    assert "distmagic.zip" in where
+    assert found == list(help_pages.topics())
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
+        ("%distributed help fl", "flags"),
         ("%%distributed --dry", "--dry-run"),
         ("%%distmagic --nproc", "--nproc-per-node"),
         ("%%distributed --hosts gp", "gpu-a"),

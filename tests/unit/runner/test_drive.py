@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import protocol as p
 from distmagic.runner import drive as driving
 from distmagic.runner.drive import Limits, can_detach, decide, drive, too_late
+from distmagic.state.events import Event, Gone, Lost, Planned, StopRequested
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, Gone, Lost, Planned, RunState, Stopping
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, hello, raised, worker
+from distmagic.state.model import RunState
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, hello, raised, worker
+from tests.builders.launches import START, FakeLaunch, FakeScreen, end_of
 
 UNREACHED = at(p.Endpoint(state="unreached", detail="refused"), 1)
 OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
@@ -31,7 +34,7 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
         ([raised(2, 1), at(p.EngineEnded(code=1), 1)], 1, None, "failed"),
         ([at(p.EngineEnded(code=0), 1)], 0, None, ""),
         ([at(p.EngineEnded(code=-9), 1)], 0, None, "failed"),
-        ([at(Stopping(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
+        ([at(StopRequested(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
         ([UNREACHED, OPEN, at(None, at_s=14.0)], 0, None, ""),
         ([UNREACHED, OPEN, at(None, at_s=15.1)], 0, None, "rendezvous"),
         ([UNREACHED, OPEN, at(p.Endpoint(state="reached"), 1), at(None, at_s=99.0)], 0, None, ""),
@@ -45,45 +48,6 @@ def test_when_a_run_is_stopped(events, restarts, timeout_s, reason):
     assert decide(begun(*events, restarts=restarts), timeout_s) == reason
 
 
-class FakeLaunch:
-    """A launch that plays a script: each step is a list of events, or an interrupt, and takes `step_s`."""
-
-    def __init__(self, *script: list[Event] | type[KeyboardInterrupt], step_s: float = 0.5) -> None:
-        self.script, self.step_s = list(script), step_s
-        self.elapsed_s = 0.0
-        self.asks = 0
-        self.stops: list[tuple[list[int], float, str]] = []
-
-    def batch(self, timeout_s: float) -> list[Event]:
-        self.elapsed_s += self.step_s
-        step = self.script.pop(0) if self.script else []
-        if step is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        return step
-
-    def ask_stacks(self) -> str:
-        self.asks += 1
-        return f"ask{self.asks}"
-
-    def stop(self, node_ranks: list[int], grace_s: float, reason: str) -> None:
-        self.stops.append((list(node_ranks), grace_s, reason))
-
-
-class FakeScreen:
-    def __init__(self) -> None:
-        self.shown: list[RunState] = []
-
-    def show(self, state: RunState) -> None:
-        self.shown.append(state)
-
-
-START = [hello(0), hello(1), *(worker(rank, rank // 2, local=rank % 2) for rank in range(4))]
-
-
-def end_of(node: int, code: int = 0, reason: str = "done") -> list[Event]:
-    return [at(what, node) for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())]
-
-
 def driven(launch: FakeLaunch, timeout_s: float | None = None, restarts: int = 0) -> RunState:
     return drive(launch, begin("j", HOSTS, restarts), FakeScreen(), lambda longest_s: None, Limits(timeout_s=timeout_s))
 
@@ -92,7 +56,9 @@ def elastic(*events: Event) -> RunState:
     """Return the state of a job of two hosts that goes on with one; a third one has come."""
     whole = [hello(0), hello(1), worker(0, 0), worker(1, 1), OPEN]
     planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
-    return fold(begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c"))), *events])
+    return fold(
+        begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c"))), *events]
+    )
 
 
 def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
@@ -109,7 +75,7 @@ def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
 
 
 def test_who_comes_too_late_is_stopped():
-    added, gone = [at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
+    added, gone = [at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
     planned = at(Planned(addresses=("", ""), min_nodes=1))
     launch = FakeLaunch([planned, *START], added, [ended(r, r // 2) for r in range(4)], gone, [], end_of(2, -9))
     assert driven(launch, restarts=1).phase == "done"

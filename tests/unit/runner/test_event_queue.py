@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from distmagic.runner import event_queue
 from distmagic.runner.event_queue import EventQueue
-from distmagic.state.model import Event, Gone, Mended
+from distmagic.state.events import Event, Gone, Mended
 
 
 def make(nodes: int = 2) -> EventQueue:

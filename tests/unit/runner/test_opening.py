@@ -13,8 +13,9 @@ from distmagic.errors import Cancelled, Unreachable
 from distmagic.runner import interrupts
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.opening import Opening
+from distmagic.state.events import Event, Planned, Sending, Warned
 from distmagic.state.fold import begin
-from distmagic.state.model import Event, Planned, RunState, Sending, Warned
+from distmagic.state.model import RunState
 
 
 class Screen:

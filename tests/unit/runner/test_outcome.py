@@ -14,8 +14,8 @@ from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.outcome import Run
+from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event
 
 LOST = "its result is lost: it takes 7 bytes, and /x has 0 bytes free (No space left on device)"
 

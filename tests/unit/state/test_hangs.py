@@ -15,13 +15,15 @@ from distmagic.render.overview import overview
 from distmagic.runner import drive as driving
 from distmagic.runner.drive import Limits, drive
 from distmagic.state import hangs
+from distmagic.state.events import Broken, Event, Lost, Mended, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.hang_response import PATIENCE_S, WORTH_ASKING_S, HangResponse
 from distmagic.state.hangs import Explanation, explain, is_hung
-from distmagic.state.model import Broken, Event, Lost, Mended, RunState, Stopping
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
-from tests.unit.runner.test_drive import START, FakeLaunch, FakeScreen, end_of
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, raised, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, output, progress, raised, worker
+from tests.builders.launches import START, FakeLaunch, FakeScreen, end_of
 
 CELL = "Cell In[3]"
 C10D = "torch/distributed/distributed_c10d.py"
@@ -37,9 +39,9 @@ REDUCES = (MAIN, frame(CELL, 14, "train", mine=True), frame("torch/distributed/c
            frame(C10D, 2810, "all_reduce"))  # fmt: skip
 
 
-def stack(rank: int, *frames: p.Frame, silence: str = "", asked: str = "ask1") -> p.Stacks:
+def stack(rank: int, *frames: p.Frame, silence: str = "", request_id: str = "ask1") -> p.Stacks:
     threads = (p.Thread(frames=frames),) if frames else ()
-    return p.Stacks(asked=asked, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
+    return p.Stacks(request_id=request_id, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
 
 
 def explained(*stacks: p.Stacks, unheard: tuple[str, ...] = ()) -> Explanation:
@@ -112,7 +114,7 @@ def test_a_host_that_does_not_answer():
      "is in import_module at importlib/__init__.py, line 3"),
 ])  # fmt: skip
 def test_what_one_rank_does(frames, words):
-    one = p.Stacks(asked="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
+    one = p.Stacks(request_id="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
     assert explained(one).sentence == f"rank 0 (gpu-a, local_rank 0) {words}"
 
 
@@ -220,7 +222,7 @@ def test_a_bar_that_is_only_drawn_anew_has_not_moved():
     ([], 99.5, False),
     ([at(Broken(why="cut"), 1)], 10.0, False),
     ([at(Broken(why="cut"), 1), at(Lost(why="switched off"), 1)], 10.0, True),  # an elastic job goes on without it
-    ([at(Stopping(reason="failed"))], 10.0, False),
+    ([at(StopRequested(reason="failed"))], 10.0, False),
     ([*(ended(rank, rank // 2) for rank in range(4))], 10.0, False),  # torchrun alone is slow to end
 ])  # fmt: skip
 def test_when_a_run_hangs(events, timeout_s, hangs_):
@@ -233,7 +235,7 @@ def test_hosts_that_only_start_do_not_hang():
 
 @given(st.lists(EVENTS, max_size=8))
 def test_roll_calls_are_bounded_whatever_comes(events):
-    calls = [at(p.StacksDone(asked=f"x{i}", ranks=0), i % 2) for i in range(20)]
+    calls = [at(p.StacksDone(request_id=f"x{i}", ranks=0), i % 2) for i in range(20)]
     state = fold(begun(*chain.from_iterable(events)), [*calls, *(at(stack(rank, *LOADS), 0) for rank in range(-1, 40))])
     assert len(state.stack_dumps) <= 4
     assert all(rank in state.workers for roll in state.stack_dumps for rank in roll.stacks)
@@ -243,13 +245,13 @@ def test_roll_calls_are_bounded_whatever_comes(events):
 # ---- asking
 
 
-def answers(*nodes: int, asked: str = "ask1") -> list[Event]:
+def answers(*nodes: int, request_id: str = "ask1") -> list[Event]:
     found = [
-        at(stack(rank, *(LOADS if rank == 2 else REDUCES), asked=asked), rank // 2)
+        at(stack(rank, *(LOADS if rank == 2 else REDUCES), request_id=request_id), rank // 2)
         for rank in range(4)
         if rank // 2 in nodes
     ]
-    return [*found, *(at(p.StacksDone(asked=asked, ranks=2), node) for node in nodes)]
+    return [*found, *(at(p.StacksDone(request_id=request_id, ranks=2), node) for node in nodes)]
 
 
 def driven(launch: FakeLaunch, hang_timeout_s: float | None) -> RunState:
@@ -354,6 +356,6 @@ def test_an_inquiry_ends_whatever_comes(events):
 
 def test_a_failure_is_told_rather_than_a_hang():
     state = begun(
-        raised(2, 1), *answers(0, 1), at(Stopping(reason="failed")), at(Lost(why="x"), 0), at(Lost(why="x"), 1)
+        raised(2, 1), *answers(0, 1), at(StopRequested(reason="failed")), at(Lost(why="x"), 0), at(Lost(why="x"), 1)
     )
     assert "raised RuntimeError" in verdict(state).message

@@ -57,9 +57,13 @@ class Node:
     def stacks(self, name: str, seconds: float = 0.0) -> dict[int, protocol.Stacks]:
         """Ask for the stacks; return the answers by rank."""
         self.dumper.request(name)
-        done = lambda: any(isinstance(one, protocol.StacksDone) and one.asked == name for one in self.step(seconds))  # noqa: E731
-        wait_until(done, "the end of the stack dump")
-        return {one.rank: one for one in self.step() if isinstance(one, protocol.Stacks) and one.asked == name}
+
+        def is_done() -> bool:
+            ends = [one for one in self.step(seconds) if isinstance(one, protocol.StacksDone)]
+            return any(one.request_id == name for one in ends)
+
+        wait_until(is_done, "the end of the stack dump")
+        return {one.rank: one for one in self.step() if isinstance(one, protocol.Stacks) and one.request_id == name}
 
 
 @pytest.fixture
@@ -127,7 +131,7 @@ def test_a_rank_that_ends_meanwhile(node):
 
 def test_a_node_without_ranks_answers_at_once(node):
     node.dumper.request("a")
-    assert node.step() == [protocol.StacksDone(asked="a", ranks=0)]
+    assert node.step() == [protocol.StacksDone(request_id="a", ranks=0)]
 
 
 def test_two_calls_at_once_are_both_answered(node):
@@ -135,4 +139,4 @@ def test_two_calls_at_once_are_both_answered(node):
     for name in ("a", "b", "a"):
         node.dumper.request(name)
     wait_until(lambda: sum(isinstance(one, protocol.StacksDone) for one in node.step()) == 2, "both ends")
-    assert [one.asked for one in node.step() if isinstance(one, protocol.Stacks)] == ["a", "b"]
+    assert [one.request_id for one in node.step() if isinstance(one, protocol.Stacks)] == ["a", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import select
 import shutil
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.link import Link
+from distmagic.errors import PreflightError
 from distmagic.payload import bundle
-from distmagic.remote.records import journal, places
+from distmagic.remote.records import journal, listing, places
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
@@ -83,3 +85,12 @@ def test_an_agent_that_leaves_before_it_has_let_anybody_in(link: Link, agent: Pl
     assert select.select([agent.listener], [], [], 20.0)[0]  # the kernel has taken the connection; nobody accepts it
     agent.leave()
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
+
+
+def test_an_agent_of_another_version_is_not_spoken_to(link: Link, agent: PlayedAgent) -> None:
+    about = {"protocol": 1, "job": agent.job, "node_rank": 0, "hosts": ["a"], "began_s": 1.5}
+    (places.job_dir(agent.job, 0) / listing.FILE).write_text(json.dumps(about))
+    assert [(one.job, one.is_running, one.protocol) for one in link.jobs()] == [(agent.job, True, 1)]
+    with pytest.raises(PreflightError) as caught:
+        link.stop(agent.job, 0)
+    assert str(caught.value) == f"localhost: {p.another_version(agent.job, 1)}."

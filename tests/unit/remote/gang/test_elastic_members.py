@@ -9,12 +9,11 @@ import pytest
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol as p
-from tests.unit.remote.wire.test_protocol import START
+from tests.builders.messages import START
 
-MEMBERSHIP = p.Membership(
-    secret="00ff", address="", lead_address="", port=1, nodes=3, min_nodes=1, lost_after_s=4.0, max_nodes=3
-)
-LEAD = replace(START, node_rank=0, hosts=("a", "b", "c"), membership=MEMBERSHIP)
+MEMBERSHIP = p.Membership(secret="00ff", address="", lead_address="", port=1, nodes=3, lost_after_s=4.0)
+TERMS = p.JobTerms(lease_s=60.0, max_nodes=3)
+LEAD = replace(START, node_rank=0, hosts=("a", "b", "c"), membership=MEMBERSHIP, terms=TERMS)
 LATER = 2 * FORM_S
 
 
@@ -24,7 +23,7 @@ def members(lead: p.StartNode = LEAD, **heard: bool) -> ElasticMembers:
 
 
 def hosts_after(found: ElasticMembers, host: str, now: float = LATER, *, is_ending: bool = False) -> tuple[str, ...]:
-    return found.add(p.AddNode(host=host, asked="a1"), now, is_ending=is_ending).hosts
+    return found.add(p.AddNode(host=host, request_id="a1"), now, is_ending=is_ending).hosts
 
 
 def test_a_host_that_was_lost_comes_back_as_a_new_node():
@@ -60,7 +59,7 @@ def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic():
         hosts_after(members(node2=False), "c", is_ending=True)
     for start in (
         replace(LEAD, membership=None),
-        replace(LEAD, membership=replace(MEMBERSHIP, max_nodes=0)),
+        replace(LEAD, terms=replace(TERMS, max_nodes=0)),
         replace(LEAD, lead=False),
     ):
         with pytest.raises(ValueError, match=r"^this job is not elastic, or its first host is another one$"):

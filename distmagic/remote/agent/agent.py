@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import selectors
 import shutil
 import signal
@@ -39,6 +41,7 @@ _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
 _NOTEBOOK_FIRST_S = 1.0  # after the timeout: a notebook that follows the job stops all nodes at once, which is better
 _GOODBYE_S = 2.0  # for peers to learn of the end by the gang channel, where the notebook stops them too
 _TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
+_STALLED_S = 5.0  # after `Final`, for a reader that takes nothing: its network is cut, and no end was reported
 
 
 class Agent:
@@ -62,6 +65,7 @@ class Agent:
         self.got_sigterm = False  # set by the signal handler, acted on by the loop
         self.stopped_by_notebook = False  # which then stops the peers too: they need not learn it by the gang channel
         self.final_at: float | None = None  # when `Final` was written
+        self.notices: set[str] = set()  # texts of errors that were journaled
         self.formations = 0  # how often the lead has asked the nodes to form anew, as far as this node has done so
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
@@ -86,6 +90,7 @@ class Agent:
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
         self.engine_pid, *pipes = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
+        _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
         for fd, name in zip(pipes, ("stdout", "stderr"), strict=True):
             self.rank_table.add_stream(RankStream(fd, self.folder, -1, name, self.clock()))
@@ -112,12 +117,30 @@ class Agent:
 
     def run(self) -> None:
         """Run until the job is over on this node and no peer or reader waits for anything."""
-        while not self._may_go():
-            for key, _ in self.selector.select(_TICK_S):
-                key.data()
-            self._tick(self.clock())
+        while not self.may_go():
+            self.turn(_TICK_S)
 
-    def _may_go(self) -> bool:
+    def turn(self, timeout_s: float) -> None:
+        """Handle the descriptors that are readable, after waiting for one at most `timeout_s`, and all that is due."""
+        for key, _ in self.selector.select(timeout_s):
+            self._call(key.data)
+        self._tick(self.clock())
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        """Call what a readable descriptor is registered for. An error of the system must not end the job."""
+        try:
+            callback()
+        except OSError as error:
+            self._notice_once(f"the agent goes on after an error of the system: {error}")
+            time.sleep(_TICK_S)  # the descriptor may be readable still: else the loop would take a whole core
+
+    def _notice_once(self, text: str) -> None:
+        if text not in self.notices and self.final_at is None:  # no event of this node may follow `Final`
+            self.notices.add(text)
+            self.journal.add(protocol.Notice(text=text))
+
+    def may_go(self) -> bool:
+        """Whether the agent may exit."""
         if self.final_at is None:
             return False
         now = self.clock()
@@ -149,15 +172,17 @@ class Agent:
         is_torchrun_over = self.engine_code is not None or self.termination.survivors
         if self.termination.is_done and is_torchrun_over and self.final_at is None:
             self._finish(now)
-        for reader in self.readers:
-            reader.send(self.journal)
-        for reader in [reader for reader in self.readers if not reader.is_open]:
-            self._drop_reader(reader)
+        for reader in list(self.readers):
+            self._send(reader, now)
 
     def _touch(self) -> None:
-        """Make the files that this job needs look used, so that no contact expires them."""
+        """Make the files that this job needs look used: no contact expires them, and no cleaner of /tmp removes them.
+
+        Without its sockets an agent can't be reached, and a contact takes its job for dead.
+        """
         payload = [places.blob(name) for name in (self.start.call, self.start.code, *self.start.side_files)]
-        places.touch([self.folder / FILE, sys.path[0], *payload])
+        sockets = [self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"]
+        places.touch([self.folder / FILE, sys.path[0], *payload, *sockets])
 
     def _stop_if_due(self, now: float) -> None:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
@@ -239,12 +264,25 @@ class Agent:
 
     # ---- readers
 
+    def _send(self, reader: Reader, now: float) -> None:
+        """Send what a reader lacks; drop it if that can't be done. A notebook that is there connects again."""
+        try:
+            reader.send(self.journal, now)
+        except OSError as error:
+            self._notice_once(f"can't read the journal in {self.folder}: {error}")
+            reader.is_open = False
+        is_final = self.final_at is not None and now - self.final_at > _STALLED_S
+        if is_final and reader.is_stalled(now, _STALLED_S):
+            reader.is_open = False  # else it would hold up the end of the run until TCP gives up, for 15 minutes
+        if not reader.is_open:
+            self._drop_reader(reader)
+
     def _accept_reader(self, listener: socket.socket) -> None:
         conn, _ = listener.accept()
         if not socket_peer.is_ours(conn):
             conn.close()
             return
-        reader = Reader(conn)
+        reader = Reader(conn, self.clock())
         self.readers.append(reader)
         self.selector.register(conn, selectors.EVENT_READ, lambda: self._serve_reader(reader))
 
@@ -252,7 +290,9 @@ class Agent:
         now = self.clock()
         for request in reader.receive(self.journal.last):
             self.lease.renew(now)
-            if isinstance(request, protocol.StopNode):
+            if isinstance(request, protocol.FollowJob):
+                self._drop_stalled(now)
+            elif isinstance(request, protocol.StopNode):
                 self.stop(now, request.grace_s, Cause(known_stop_reason(request.reason)))
                 self.stopped_by_notebook = True
             elif isinstance(request, protocol.DetachJob):
@@ -264,6 +304,11 @@ class Agent:
             elif isinstance(request, protocol.AddNode):
                 self._add_node(reader, request, now)
         if not reader.is_open:
+            self._drop_reader(reader)
+
+    def _drop_stalled(self, now: float) -> None:
+        """Drop the readers that take nothing, when a notebook connects: one of them may be its own connection of before."""
+        for reader in [reader for reader in self.readers if reader.is_stalled(now, _STALLED_S)]:
             self._drop_reader(reader)
 
     def _add_node(self, reader: Reader, request: protocol.AddNode, now: float) -> None:
@@ -314,17 +359,36 @@ def serve(start: protocol.StartNode, listener: socket.socket) -> None:
     os.environ.pop("DISTMAGIC_WORKER", None)  # where this job was begun from within a rank of another one
     processes.become_subreaper()
     agent = Agent(start, listener, time.monotonic)
-    pid = os.getpid()
     signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the wakeup descriptor
     signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
     try:
         agent.begin()
         agent.run()
-    finally:
-        if os.getpid() == pid:  # else this is the engine, forked in `begin`, which unwinds through here
-            shutil.rmtree(agent.run_dir, ignore_errors=True)
+    except Exception:
+        # The job ends with its agent. The run_dir goes last: as long as it is there, the next contact to this host knows
+        # that a job has died here, and ends what is left of it.
+        _kill_descendants()
+        shutil.rmtree(agent.run_dir, ignore_errors=True)
+        raise
     os._exit(0)
+
+
+def _kill_descendants() -> None:
+    """End all processes of the job, also those that no parent would take along. Raises OSError if that can't be done."""
+    termination = Termination()
+    termination.begin(time.monotonic(), 0.0)
+    while not termination.is_done:
+        processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
+        time.sleep(_TICK_S)
+        termination.step(time.monotonic())
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as the system does: it has seven for each rank, and log-ins get 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _wakeup(selector: selectors.BaseSelector) -> int:

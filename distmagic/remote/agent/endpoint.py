@@ -41,11 +41,11 @@ class Dialer:
 
     def _dial(self, now: float) -> None:
         self._tried = now
-        self._socket = socket.socket(socket.AF_INET6 if ":" in self._peer[0] else socket.AF_INET)
-        self._socket.setblocking(False)
         try:
+            self._socket = socket.socket(socket.AF_INET6 if ":" in self._peer[0] else socket.AF_INET)
+            self._socket.setblocking(False)
             self._note(self._socket.connect_ex(self._peer))
-        except OSError as error:  # a name that this host can't resolve
+        except OSError as error:  # a name that this host can't resolve, or no descriptor is left
             self._error = str(error)
             self.close()
 

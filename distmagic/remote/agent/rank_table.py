@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -32,6 +33,15 @@ def pace_s(world_size: int) -> float:
     A notebook that follows more than 200 ranks thus reads 2,000 events a second, however many ranks there are.
     """
     return max(_PROGRESS_S, _PROGRESS_S_A_RANK * world_size)
+
+
+def _too_many_files(number: int) -> RuntimeError:
+    """Return the error for ranks whose output can't be read. It ends the agent: they would go on unseen."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return RuntimeError(
+        f"{os.strerror(number)}: this host allows a process {soft:,}, and the agent has 7 for each rank. "
+        "Raise the hard limit (ulimit -Hn), or start fewer ranks here (--nproc-per-node)"
+    )
 
 
 class RankTable:
@@ -61,7 +71,12 @@ class RankTable:
         self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
 
     def _accept(self, listener: socket.socket) -> None:
-        conn, _ = listener.accept()
+        try:
+            conn, _ = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise _too_many_files(error.errno) from error
+            raise
         if not socket_peer.is_ours(conn):
             conn.close()
             return
@@ -73,7 +88,7 @@ class RankTable:
         self.selector.unregister(conn)
         if isinstance(message, protocol.Worker):
             if len(fds) != 2:
-                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no room for the streams of a rank")
+                raise _too_many_files(errno.EMFILE)  # the kernel passes no descriptor beyond the limit
             self._add_rank(RankProcess(conn, message, fds, self.folder, self.clock()))
             return
         if isinstance(message, protocol.EngineEnded):

@@ -17,10 +17,11 @@ class Reader:
     `is_open` is False once the other side has closed it, or has sent something that is not of the protocol.
     """
 
-    def __init__(self, conn: socket.socket) -> None:
+    def __init__(self, conn: socket.socket, now: float) -> None:
         conn.setblocking(False)
         self.conn = conn
         self.is_open = True
+        self._progress_at = now  # when it took bytes, or had none to take
         self._lines = Lines()
         self._unsent = b""
         self._cursor: int | None = None  # the number of the last event in `_unsent`, or sent; None before `FollowJob`
@@ -49,12 +50,16 @@ class Reader:
             return []
         return found
 
-    def send(self, journal: Journal) -> None:
-        """Send as much of the journal as the connection takes without blocking."""
+    def send(self, journal: Journal, now: float) -> None:
+        """Send as much of the journal as the connection takes without blocking.
+
+        Raises OSError where the journal can't be read.
+        """
         while self.is_open:
             if not self._unsent and self._cursor is not None and self._cursor < journal.last:
                 self._cursor, self._unsent = journal.after(self._cursor, _CHUNK_BYTES)
             if not self._unsent:
+                self._progress_at = now
                 return
             try:
                 sent = self.conn.send(self._unsent)
@@ -63,7 +68,12 @@ class Reader:
             except OSError:
                 self.is_open = False
                 return
+            self._progress_at = now
             self._unsent = self._unsent[sent:]
+
+    def is_stalled(self, now: float, after_s: float) -> bool:
+        """Whether there are bytes to send, and it has taken none for this long."""
+        return bool(self._unsent) and now - self._progress_at > after_s
 
     def answer(self, message: protocol.Message) -> None:
         """Send a message to this reader alone. It is no event: it has no number, and the journal lacks it."""

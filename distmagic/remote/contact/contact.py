@@ -191,7 +191,7 @@ class Contact:
                 sides = [key.data for key, _ in selector.select()]
                 if "agent" in sides:
                     data = _receive(conn)
-                    if not data and has_spoken and listing.is_running(attach.job, attach.node_rank):
+                    if not data and listing.is_running(attach.job, attach.node_rank):
                         sys.exit(0)
                     if not data:
                         if has_spoken and last is not None:

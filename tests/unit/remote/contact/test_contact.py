@@ -85,6 +85,7 @@ def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(link: 
     """It waits no longer for a connection that takes nothing, and drops it in the middle of a line."""
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
+    conn.recv(65536)
     conn.sendall(p.encode(HELLO, 1) + p.encode(FINAL, 2)[:9])
     agent.leave()
     conn.close()
@@ -95,6 +96,7 @@ def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(link: Link,
     """So that the notebook connects again: the job has not ended."""
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
+    conn.recv(65536)
     conn.sendall(p.encode(HELLO, 1))
     conn.close()
     events = link.events()

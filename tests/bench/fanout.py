@@ -21,7 +21,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Launch
 from distmagic.session.session import Session
-from distmagic.state.model import Gone, Lost
+from distmagic.state.events import Gone, Lost
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
@@ -126,7 +126,7 @@ def _start(crowd: Crowd, count: int) -> Took:
             plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
-        made = plan.make_plan(spec, reached, job=job, local_cwd="/")
+        made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/")
         links_of = dict(enumerate(links))
         launch = session._launch(job, links_of, range(count), reaching, 60.0, time.monotonic())
         with contextlib.closing(launch):

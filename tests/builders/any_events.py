@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
-from distmagic.state.model import Event, Gone, Lost, Stopping, Swept
+from distmagic.state.events import Event, Gone, Lost, StopRequested, Swept
 
 ECHO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3344"
 SMALL = st.integers(-1, 5)
@@ -36,7 +36,7 @@ ANYTHING = st.one_of(
     st.builds(p.Notice, text=WORD),
     st.builds(p.Final, reason=WORD, survivors=some(WORD)),
     st.builds(Lost, why=WORD),
-    st.builds(Stopping, reason=st.sampled_from(["failed", "interrupted", "timeout", "rendezvous", "lost"])),
+    st.builds(StopRequested, reason=st.sampled_from(["failed", "interrupted", "timeout", "rendezvous", "lost"])),
     st.builds(Swept, survivors=some(WORD)),
     st.just(Gone()),
     st.builds(p.Skipped, through=st.integers(0, 99)),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from distmagic.remote.wire import protocol as p
+from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, RunState
+from distmagic.state.model import RunState
 
 HOSTS = ("gpu-a", "gpu-b")
 

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 
 from distmagic.state.builder import KEPT_LINES, KEPT_NOTICES
-from distmagic.state.model import NODE_PHASES, Event, RunState
+from distmagic.state.events import Event
+from distmagic.state.model import RunState
+from distmagic.state.phases import NODE_PHASES
 from tests.builders.events import texts
 
 

@@ -12,7 +12,8 @@ from distmagic.errors import DistmagicError, RunError
 from distmagic.remote.records import journal
 from distmagic.remote.wire import protocol
 from distmagic.runner.outcome import Run
-from distmagic.state.model import OPENING, RunState
+from distmagic.state.model import RunState
+from distmagic.state.phases import OPENING
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost

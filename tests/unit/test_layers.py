@@ -20,8 +20,8 @@ PACKAGE = REPOSITORY / "distmagic"
 PACKAGES = (
     "remote",
     "remote.wire",
-    "remote.values",
     "remote.records",
+    "remote.values",
     "remote.system",
     "remote.gang",
     "remote.rank",
@@ -49,12 +49,12 @@ PACKAGES = (
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic notebook.magic notebook.line_magic notebook.job_magic connection.prompts "
-    "runner.outcome screens.screen",
+    "IPython": "distmagic notebook.magic notebook.backend notebook.settings connection.prompts "
+    "runner.outcome screens.notebook",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",
     "cryptography": "runner.certificate transports.ssh.client playground.server",
-    "ipywidgets": "screens.screen",
+    "ipywidgets": "screens.board",
     "paramiko": "transports.ssh.client",
     "torch": "remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from distmagic.notebook.completion import SUBCOMMANDS
+from distmagic.notebook import commands
 from distmagic.request import flags
 from distmagic.request.cell import parse_cell
 from distmagic.request.config import Distmagic
@@ -66,8 +66,8 @@ def test_help_pages_link_to_each_other_only(page):
 @each_page
 def test_every_make_command_is_a_target(page):
     targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-    commands = "\n".join(blocks(page, "")) + " ".join(re.findall(r"`(.*?)`", page.read_text()))
-    assert set(re.findall(r"\bmake ([a-z]+)\b", commands)) <= targets
+    code = "\n".join(blocks(page, "")) + " ".join(re.findall(r"`(.*?)`", page.read_text()))
+    assert set(re.findall(r"\bmake ([a-z]+)\b", code)) <= targets
 
 
 def test_both_commands_are_on_the_first_screen():
@@ -104,6 +104,12 @@ def test_relative_links_lead_somewhere(page):
         if not target.startswith(("http://", "https://", "#", "mailto:")):
             path = target.partition("#")[0].replace("\\", "")
             assert (page.parent / path).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_contributing_names_exist():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`((?:distmagic|tests|notebooks)/[\w./]*)`", text):
+        assert (REPOSITORY / name).exists(), name
 
 
 def test_the_picture_is_there_for_light_and_dark_and_is_small():
@@ -145,7 +151,7 @@ def test_hosts_of_the_pages_are_hosts(page):
 @each_page
 def test_magics_and_settings_of_the_pages_exist(page):
     named = set(re.findall(r"(?<!%)%distributed ([a-z]+)", page.read_text()))
-    assert named <= {*SUBCOMMANDS, "help"}
+    assert named <= set(commands.NAMES)
     settings = set(re.findall(r"Distmagic\.(\w+)", page.read_text()))
     assert settings <= set(Distmagic.class_trait_names(config=True))
 
@@ -153,7 +159,7 @@ def test_magics_and_settings_of_the_pages_exist(page):
 def test_the_page_of_jobs_has_every_command():
     text = (REPOSITORY / "distmagic" / "help" / "jobs.md").read_text()
     rows = set(re.findall(r"^\| `%distributed ([a-z]+)", text, re.MULTILINE))
-    assert rows | {"help"} == {*SUBCOMMANDS, "help"}
+    assert rows | {"help"} == set(commands.NAMES)
 
 
 def test_what_the_readme_says_of_the_bench_stands_on_its_page():

@@ -25,7 +25,7 @@ from distmagic.remote.wire.answers import (
     Serving,
     Templates,
 )
-from distmagic.remote.wire.codec import MAX_LINE_BYTES, BadLine, Message, decode, encode
+from distmagic.remote.wire.codec import MAX_LINE_BYTES, BadLine, Message, decode, encode, name_of
 from distmagic.remote.wire.events import (
     Detached,
     Ended,
@@ -34,6 +34,7 @@ from distmagic.remote.wire.events import (
     Final,
     Hello,
     NodeAdded,
+    NodeStopping,
     Notice,
     Output,
     PeerState,
@@ -41,7 +42,6 @@ from distmagic.remote.wire.events import (
     Skipped,
     Stacks,
     StacksDone,
-    Stopping,
     Worker,
 )
 from distmagic.remote.wire.parts import (
@@ -51,6 +51,7 @@ from distmagic.remote.wire.parts import (
     Failure,
     Frame,
     JobListing,
+    JobTerms,
     JoinTemplate,
     Membership,
     MetricRow,
@@ -87,77 +88,10 @@ from distmagic.remote.wire.requests import (
 
 PROTOCOL = 2
 
-__all__ = [
-    "MAX_LINE_BYTES",
-    "PROTOCOL",
-    "AddNode",
-    "AgentForked",
-    "AgentGone",
-    "BadLine",
-    "Bar",
-    "Blob",
-    "CheckBlobs",
-    "Data",
-    "DetachJob",
-    "Detached",
-    "DumpStacks",
-    "EndTemplates",
-    "Ended",
-    "Endpoint",
-    "EngineEnded",
-    "Exit",
-    "Facts",
-    "Failure",
-    "Final",
-    "FollowJob",
-    "ForkAgent",
-    "Frame",
-    "GetBlob",
-    "GetFacts",
-    "GetFile",
-    "GetRoute",
-    "GetStart",
-    "Hello",
-    "JobListing",
-    "Jobs",
-    "JoinTemplate",
-    "LeadStart",
-    "ListJobs",
-    "ListTemplates",
-    "Membership",
-    "Message",
-    "MetricRow",
-    "MissingBlobs",
-    "NeedBlob",
-    "NodeAdded",
-    "Notice",
-    "OfferBlobs",
-    "Output",
-    "PeerState",
-    "Progress",
-    "PruneBlobs",
-    "ReceiveBlobs",
-    "ReceivedBytes",
-    "Refused",
-    "RemoveJob",
-    "Removed",
-    "RenewLease",
-    "Route",
-    "Secret",
-    "ServeBlobs",
-    "Serving",
-    "Skipped",
-    "Stacks",
-    "StacksDone",
-    "StartNode",
-    "StopNode",
-    "Stopping",
-    "SweepJob",
-    "Template",
-    "TemplateRequest",
-    "Templates",
-    "Thread",
-    "Worker",
-    "decode",
-    "encode",
-]
+
+def another_version(job: str, number: int) -> str:
+    """Return why a job can't be followed or ended from here, and what to do: its agent speaks protocol `number`."""
+    return (
+        f"job {job} was begun by another version of distmagic, which speaks protocol {number} where this one speaks "
+        f"protocol {PROTOCOL}. Follow it, or stop it, with the version that began it"
+    )

@@ -203,9 +203,16 @@ def test_only_what_is_lacking_is_sent(tmp_path):
 @pytest.mark.parametrize(
     ("what", "hint"),
     [
-        ("offer", "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one."),
-        ("start", "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."),
-        ("fetch", "Logs and results are kept for 7 days, at most 2 GiB of them."),
+        (
+            "offer_blobs",
+            "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+        ),
+        (
+            "receive_blobs",
+            "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+        ),
+        ("start_node", "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."),
+        ("get_file", "Logs and results are kept for 7 days, at most 2 GiB of them."),
         ("dance", ""),
     ],
 )
@@ -244,7 +251,7 @@ def test_what_is_not_of_the_protocol(data, message):
 def started(*pieces: bytes) -> tuple[Link, FakeProcess]:
     link, process = talking(*pieces)
     link.start(p.StartNode(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="", hosts=("a",),
-                       lead=True, lease_s=60.0))  # fmt: skip
+                       lead=True, terms=p.JobTerms(lease_s=60.0)))  # fmt: skip
     return link, process
 
 
@@ -273,8 +280,19 @@ def test_events_of_an_unknown_type_are_left_out():
     assert [n for n, _ in link.events()] == [1, 3]
 
 
+def test_a_job_of_another_version_is_not_followed():
+    link, _ = talking(lines(p.Hello(protocol=7, job="j", node_rank=0, hostname="a", pid=1), first=1))
+    link.attach(p.FollowJob(job="j", node_rank=0))
+    with pytest.raises(ProtocolError) as caught:
+        list(link.events())
+    assert str(caught.value) == (
+        "gpu-a: job j was begun by another version of distmagic, which speaks protocol 7 where this one speaks "
+        "protocol 2. Follow it, or stop it, with the version that began it."
+    )
+
+
 def test_events_that_are_refused():
-    link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="attach", error="no such room")))
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="follow_job", error="no such room")))
     events = link.events()
     next(events)
     with pytest.raises(PreflightError) as caught:
@@ -367,21 +385,27 @@ def test_a_sweep():
 
 
 def test_a_roll_call_takes_only_its_own_answers():
-    mine = p.Stacks(asked="a", rank=0, local_rank=0, silence="x")
-    others = p.Stacks(asked="b", rank=1, local_rank=1)
-    told = (others, p.StacksDone(asked="b", ranks=1), mine, p.Notice(text="x"), p.StacksDone(asked="a", ranks=1))
+    mine = p.Stacks(request_id="a", rank=0, local_rank=0, silence="x")
+    others = p.Stacks(request_id="b", rank=1, local_rank=1)
+    told = (
+        others,
+        p.StacksDone(request_id="b", ranks=1),
+        mine,
+        p.Notice(text="x"),
+        p.StacksDone(request_id="a", ranks=1),
+    )
     link, process = talking(lines(*told, p.Notice(text="y"), first=7))
     assert job_requests.stacks(link, "j", 0, "a") == [mine]
-    assert process.requests == [p.FollowJob(job="j", node_rank=0, live=True), p.DumpStacks(asked="a")]
+    assert process.requests == [p.FollowJob(job="j", node_rank=0, live=True), p.DumpStacks(request_id="a")]
 
 
-@pytest.mark.parametrize("answer", [p.AgentGone(), p.Refused(what="attach", error="no such file")])
+@pytest.mark.parametrize("answer", [p.AgentGone(), p.Refused(what="follow_job", error="no such file")])
 def test_a_roll_call_of_an_agent_that_is_gone(answer):
     assert job_requests.stacks(talking(lines(answer))[0], "j", 0, "a") == []
 
 
 def test_a_roll_call_that_is_cut():
-    link, _ = talking(lines(p.Stacks(asked="a", rank=0, local_rank=0)))
+    link, _ = talking(lines(p.Stacks(request_id="a", rank=0, local_rank=0)))
     with pytest.raises(ConnectionLost):
         job_requests.stacks(link, "j", 0, "a")
 

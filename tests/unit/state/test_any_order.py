@@ -14,8 +14,9 @@ from distmagic import render
 from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, DistmagicError, ProtocolError
 from distmagic.remote.wire import protocol as p
+from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, Gone, RunState
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.events import HOSTS
 from tests.builders.links import HOST, FakeProcess

@@ -13,22 +13,23 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import protocol as p
 from distmagic.state import fold_ranks as ranks_fold
 from distmagic.state.builder import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
-from distmagic.state.fold import begin, fold
-from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
-from distmagic.state.model import (
+from distmagic.state.events import (
     Abandoned,
     Connected,
     Event,
     Gone,
     Lost,
-    RunState,
+    Planned,
     Sending,
     Starting,
-    Stopping,
+    StopRequested,
     Swept,
     Unusable,
     Warned,
 )
+from distmagic.state.fold import begin, fold
+from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import ECHO, EVENTS
 from tests.builders.events import HOSTS, at, begun, ended, hello, killed, output, progress, raised, texts, worker
@@ -117,7 +118,7 @@ def test_a_state_that_somebody_holds_does_not_change():
 def test_one_event_at_a_time_or_all_at_once():
     events = [
         *(progress(r, r // 2, at_s=k / 2, step=float(k), rows=(p.MetricRow(at_s=k / 2, metrics={"x": k}),)) for k in range(9) for r in range(4)),
-        output("one\ntw"), output("o\n"), raised(1), at(Stopping(reason="failed")), killed(0, number=15),
+        output("one\ntw"), output("o\n"), raised(1), at(StopRequested(reason="failed")), killed(0, number=15),
     ]  # fmt: skip
     whole, single = begun(*events), begun()
     for event in events:
@@ -285,12 +286,12 @@ def test_what_is_a_failure(end, phase):
 
 
 def test_ends_after_a_stop_are_no_failures():
-    state = begun(at(Stopping(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
+    state = begun(at(StopRequested(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
     assert (phases(state), state.first_failure) == (["stopped", "stopped", "stopped", "done"], None)
 
 
 def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
-    state = begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), killed(2, 1, at_s=1.2))
+    state = begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), killed(2, 1, at_s=1.2))
     assert (state.first_failure, phases(state)[2]) == (2, "failed")
 
 
@@ -300,7 +301,7 @@ def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
     ids=["too late", "by our SIGTERM", "an echo too", "went well"],
 )
 def test_blame_stays(later):
-    assert begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), later).first_failure == 0
+    assert begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), later).first_failure == 0
 
 
 def test_blame_stays_where_the_first_had_a_reason_of_its_own():
@@ -333,9 +334,9 @@ def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
 
 
 def test_the_node_whose_torchrun_failed_first():
-    state = begun(at(p.EngineEnded(code=1), 1), at(Stopping(reason="failed")), at(p.EngineEnded(code=-15), 0))
+    state = begun(at(p.EngineEnded(code=1), 1), at(StopRequested(reason="failed")), at(p.EngineEnded(code=-15), 0))
     assert (state.failed_node, [n.code for n in state.nodes]) == (1, [-15, 1])
-    assert begun(at(Stopping(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
+    assert begun(at(StopRequested(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
 
 
 def test_exits_that_torchrun_saw():
@@ -364,13 +365,13 @@ def test_a_node_that_is_lost():
 
 
 def test_phases_of_a_run():
-    stopping = begun(at(Stopping(reason="interrupted")))
+    stopping = begun(at(StopRequested(reason="interrupted")))
     assert stopping.phase == "stopping"
     gone = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="x"), Gone())]
     assert fold(stopping, gone).phase == "stopped"
     assert fold(begun(raised(0)), gone).phase == "failed"
     assert fold(begun(), gone).phase == "failed"
-    assert fold(stopping, [at(Stopping(reason="timeout"))]).stopping == "interrupted"
+    assert fold(stopping, [at(StopRequested(reason="timeout"))]).stopping == "interrupted"
 
 
 # ---- what nodes say of themselves
@@ -381,13 +382,20 @@ def test_the_endpoint():
     assert (dict(state.unreached), state.endpoint_open_at_s) == ({1: "refused"}, 4.0)
     reached = at(p.Endpoint(state="reached"), 1)
     assert dict(fold(state, [reached]).unreached) == {}
-    assert dict(fold(state, [at(Stopping(reason="rendezvous")), reached]).unreached) == {1: "refused"}
+    assert dict(fold(state, [at(StopRequested(reason="rendezvous")), reached]).unreached) == {1: "refused"}
 
 
 def test_notices_are_told_once_and_are_bounded():
     state = begun(*[at(p.Notice(text="full"), 1)] * 3)
     assert state.notices == ("gpu-b: full",)
     assert len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
+
+
+def test_a_host_of_many_notices_leaves_room_for_those_of_others():
+    flood = [at(p.Notice(text=str(i)), 0) for i in range(999)]
+    state = begun(at(p.Notice(text="the disk is full"), 1), *flood, at(p.Notice(text="no space"), 1))
+    assert {"gpu-b: the disk is full", "gpu-b: no space", "gpu-a: 998"} <= set(state.notices)
+    assert len(state.notices) == KEPT_NOTICES
 
 
 def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
@@ -441,6 +449,76 @@ def test_a_whole_run_shuffled_doubled_and_cut():
         dice.shuffle(events)
         hold(fold(begin("j", HOSTS), events[: dice.randrange(len(events))]))
         assert fold(begin("j", HOSTS), events).is_over
+
+
+# ---- which node has which ranks
+
+
+def claim(rank: int, node: int, world: int = 4, number: int = 0) -> Event:
+    return at(p.Worker(rank=rank, local_rank=0, world_size=world, restart=0, pid=7, round=number), node)
+
+
+def owners(state: RunState) -> dict[int, int]:
+    return {rank: worker.node_rank for rank, worker in state.workers.items()}
+
+
+def planned(*ranks: range) -> Event:
+    world = sum(len(one) for one in ranks)
+    return at(Planned(addresses=(), min_nodes=0, ranks=ranks, world_size=world))
+
+
+def test_a_planned_rank_is_its_own_node_s_alone():
+    """The result of rank 0 is fetched, and unpickled, from the node that has rank 0."""
+    plan = planned(range(2), range(2, 4))
+    state = fold(begin("j", HOSTS), [plan, claim(0, 1), claim(2, 1), claim(0, 0), claim(1, 1)])
+    assert owners(state) == {2: 1, 0: 0}
+    state = fold(state, [ended(0, 0), claim(0, 1), claim(0, 1, number=99), ended(0, 1)])
+    assert owners(state) == {2: 1, 0: 0}
+
+
+@pytest.mark.parametrize("world", [3, 5, ranks_fold.KEPT_RANKS])
+def test_only_the_planned_world_is_believed(world):
+    plan = planned(range(2), range(2, 4))
+    state = fold(begin("j", HOSTS), [plan, claim(0, 0), claim(2, 1, world=world)])
+    assert (state.world_size, owners(state)) == (4, {0: 0})
+
+
+def test_in_one_round_a_rank_is_the_node_s_that_told_it_first():
+    state = fold(begin("j", HOSTS), [claim(0, 0), claim(1, 1), claim(0, 1), claim(1, 0)])
+    assert owners(state) == {0: 0, 1: 1}
+    assert owners(fold(state, [ended(0, 0), claim(0, 1)])) == {0: 0, 1: 1}
+
+
+def test_a_rank_that_did_not_end_well_may_come_back_elsewhere():
+    """Some versions of torch don't tell the round."""
+    state = fold(begin("j", HOSTS, 3), [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)])
+    assert owners(state) == {0: 0, 1: 0}
+
+
+def test_a_host_alone_begins_no_new_round():
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    state = fold(
+        start, [claim(0, 0, 2), claim(1, 1, 2), claim(0, 1, 1, number=2**60), ended(0, 1), output("x\n", 1, 1)]
+    )
+    assert (owners(state), state.rdzv_round, state.world_size) == ({0: 0, 1: 1}, 0, 2)
+    state = fold(state, [claim(0, 0, 1, number=1)])
+    assert (owners(state), state.rdzv_round) == ({0: 0}, 1)
+    state = fold(state, [ended(0, 0), at(p.EngineEnded(code=0), 0), at(p.Final(reason="done"), 0)])
+    assert (owners(state), state.workers[0].phase, dict(state.held)) == ({0: 0}, "done", {})
+
+
+def test_a_world_is_as_large_as_the_lead_says():
+    state = fold(begin("j", HOSTS, 3, min_nodes=1), [claim(9, 1, 10), claim(0, 0, 2), claim(5, 1, 10), claim(1, 1, 1)])
+    assert (owners(state), state.world_size) == ({0: 0}, 2)
+
+
+def test_what_waits_for_the_lead_is_bounded():
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    waiting = [claim(1, 1, 2, number=5), *(output("x\n", 1, 1) for _ in range(5000)), ended(1, 1)]
+    state = fold(start, waiting)
+    assert len(state.held[1]) <= 1002
+    state = fold(state, [claim(0, 0, 2, number=5)])
+    assert (owners(state), state.workers[1].phase, dict(state.held)) == ({0: 0, 1: 1}, "done", {})
 
 
 def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():

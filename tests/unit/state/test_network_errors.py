@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
 from distmagic.state import network_errors
+from distmagic.state.events import Gone
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Gone, RunState
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.events import HOSTS, at, ended, hello, output, worker
 

@@ -159,7 +159,7 @@ way = Access(ssh_config={config!r}, warm_idle_s=0.0)
 run = distmagic.run(
     as_value(train), 2, {path!r}, hosts="dm1:2,dm2:1", access=way, screen=runner.Watch(), hang_timeout_s={hang_timeout_s}
 )
-print(dict(run.results), len(run.state.rolls))
+print(dict(run.results), len(run.state.stack_dumps))
 """
 
 

@@ -403,7 +403,7 @@ def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path):
     (tmp_path / "help" / "one.md").write_text(
         "# One\nSee [the second page](two.md#part), [outside](https://x.org/a.md)."
     )
-    monkeypatch.setattr(help_pages.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
     assert help_pages.page("one") == (
         "# One\nSee the second page (`%distributed help two`), [outside](https://x.org/a.md)."
     )

@@ -25,7 +25,7 @@ from distmagic.errors import (
     Unreachable,
 )
 from distmagic.payload.blobs import LocalBlob
-from distmagic.remote.records import places
+from distmagic.remote.records import expiry
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
@@ -134,7 +134,7 @@ class Reaching:
         self.absent: dict[int, str] = {}  # hosts that a job begins without, by place, and what is wrong with them
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
         self._links = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=False)]
-        self._pool.submit(places.tidy)  # this machine keeps payloads too
+        self._pool.submit(expiry.tidy)  # this machine keeps payloads too
 
     def rest(self, node_rank: int, link: Link) -> None:
         """Give back a conversation of which nothing more is to come."""

@@ -4,7 +4,8 @@ Only files are written and read here, and processes are only looked at: nothing 
 full ends no job: its writers note the error and go on.
 
 Read in this order:
-    places        where everything lies, and what is removed when
+    places        where everything lies
+    expiry        what is removed, and when
     atomic_file   a file that appears whole or not at all
     logs          a file that grows within a limit: its beginning and its newest part are kept
     journal       every event of one node, numbered, on disk before it is sent

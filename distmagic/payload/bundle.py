@@ -54,7 +54,7 @@ def build() -> blobs.LocalBlob:
     with _BUILDING:  # all hosts are reached at once
         bundle = _built()
         try:
-            os.utime(bundle.path)  # young again: nobody expires it while a kernel lives from it
+            os.utime(bundle.path)  # so that `places.expire` spares a bundle in use
         except FileNotFoundError:
             _built.cache_clear()
             bundle = _built()

@@ -1,66 +1,79 @@
-"""A state of a run that can be changed, alive within one call of `fold`: so that a batch of events costs one copy."""
+"""A state of a run that can be changed. It lives within one call of `fold`, so that a batch of events costs one copy."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from distmagic.remote.wire import protocol
-from distmagic.state.model import ALIVE, NODE_PHASES, OutputLine, RunState, StackDump
+from distmagic.remote.wire.protocol import Frame, Thread
+from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.events import Event
+from distmagic.state.model import NodeState, OutputLine, RunState, StackDump, WorkerState
+from distmagic.state.phases import ALIVE, NODE_PHASES, NodePhase, RankPhase
 from distmagic.state.series import Series
 
 KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
-KEPT_ROLLS = 4  # roll calls
+KEPT_DUMPS = 4  # requests for stacks, and the answers
+_FRAMES_OF_ALL = 100_000  # frames of one request for stacks, of all ranks together; of each rank at least and at most:
+_FEWEST_FRAMES = 10
+_MOST_FRAMES = 220  # more than an agent of ours sends
+_FRAME_CHARS = 200  # of a file's name, a function's and a line of source, as agents cut them
 STREAMS = ("stdout", "stderr")
 
 
 class RunStateBuilder:
-    """A mutable copy of a state, alive within one call of `fold`."""
+    """A mutable copy of a state, alive within one call of `fold`.
+
+    Its fields are those of `RunState`, which `__init__` and `freeze` go through: lists in place of tuples, and tables
+    that may be changed. `base` is the state before the batch.
+    """
+
+    nodes: list[NodeState]
+    workers: dict[int, WorkerState]
+    world_size: int
+    series: dict[int, Mapping[str, Series]]
+    lines: list[OutputLine]
+    lines_seen: int
+    open_lines: dict[tuple[int, int, str], str]
+    first_failure: int | None
+    first_failure_at_s: float
+    failed_node: int | None
+    notices: list[str]
+    stopping: StopReason | Literal[""]
+    abandoned: str
+    started_at_s: float | None
+    lost: list[tuple[int, str]]
+    unreached: dict[int, str]
+    endpoint_open_at_s: float | None
+    at_s: float
+    min_nodes: int
+    rdzv_round: int
+    culprit: int | None
+    detached_by: str
+    advanced_at_s: float
+    stack_dumps: list[StackDump]
+    held: dict[int, tuple[Event, ...]]
+    planned_world_size: int
 
     def __init__(self, state: RunState) -> None:
         self.base = state
-        self.at_s = state.at_s
-        self.nodes = list(state.nodes)
-        self.workers = dict(state.workers)
-        self.world_size, self.rdzv_round = state.world_size, state.rdzv_round
-        self.series: dict[int, Mapping[str, Series]] = dict(state.series)
         self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
-        self.lines = list(state.lines)
-        self.lines_seen = state.lines_seen
-        self.open_lines = dict(state.open_lines)
-        self.first_failure = state.first_failure
-        self.first_failure_at_s = state.first_failure_at_s
-        self.failed_node = state.failed_node
-        self.notices = list(state.notices)
-        self.stopping = state.stopping
-        self.abandoned = state.abandoned
-        self.started_at_s = state.started_at_s
-        self.lost = list(state.lost)
-        self.unreached = dict(state.unreached)
-        self.endpoint_open_at_s = state.endpoint_open_at_s
-        self.culprit, self.detached_by, self.min_nodes = state.culprit, state.detached_by, state.min_nodes
-        self.advanced_at_s = state.advanced_at_s
-        self.stack_dumps = {roll.request_id: roll for roll in state.stack_dumps}
+        for name in _FIELDS:
+            setattr(self, name, _mutable(getattr(state, name)))
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
-        return replace(
-            self.base, at_s=self.at_s, nodes=tuple(self.nodes), workers=self.workers, world_size=self.world_size,
-            rdzv_round=self.rdzv_round,
-            series=self.series, lines=tuple(self.lines[-KEPT_LINES:]), lines_seen=self.lines_seen,
-            open_lines=self.open_lines, first_failure=self.first_failure,
-            first_failure_at_s=self.first_failure_at_s, failed_node=self.failed_node, notices=tuple(self.notices),
-            stopping=self.stopping, abandoned=self.abandoned, started_at_s=self.started_at_s, lost=tuple(self.lost),
-            unreached=self.unreached, endpoint_open_at_s=self.endpoint_open_at_s, culprit=self.culprit,
-            detached_by=self.detached_by, min_nodes=self.min_nodes, advanced_at_s=self.advanced_at_s,
-            stack_dumps=tuple(self.stack_dumps.values())[-KEPT_ROLLS:],
-        )  # fmt: skip
+        del self.lines[:-KEPT_LINES]
+        fields: dict[str, Any] = {name: _immutable(getattr(self, name)) for name in _FIELDS}
+        return replace(self.base, **fields)
 
-    def advance(self, node: int, phase: str, **more: Any) -> None:
-        """Bring a node to a phase, unless it is beyond it already."""
+    def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
+        """Bring a node to a phase, unless it is in a later one."""
         old = self.nodes[node]
         self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
 
@@ -70,27 +83,41 @@ class RunStateBuilder:
             self.advanced_at_s = self.at_s
 
     def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
-        """Keep where a rank is, as answer to one roll call."""
+        """Keep the stacks of a rank, as answer to one request."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
-            roll = self._roll(what.request_id)
-            self.stack_dumps[what.request_id] = replace(roll, stacks={**roll.stacks, what.rank: what})
+            what = replace(what, threads=_bounded_threads(what.threads, self.world_size))
+            index = self._index_of_dump(what.request_id)
+            dump = self.stack_dumps[index]
+            self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
-        """Note that a node has told of all its ranks."""
-        roll = self._roll(what.request_id)
-        if node_rank not in roll.nodes:
-            self.stack_dumps[what.request_id] = replace(roll, nodes=(*roll.nodes, node_rank))
+        """Note that a node has answered a request for stacks for all its ranks."""
+        index = self._index_of_dump(what.request_id)
+        dump = self.stack_dumps[index]
+        if node_rank not in dump.nodes:
+            self.stack_dumps[index] = replace(dump, nodes=(*dump.nodes, node_rank))
 
-    def _roll(self, request_id: str) -> StackDump:
-        return self.stack_dumps.get(request_id) or StackDump(request_id=request_id, at_s=self.at_s)
+    def _index_of_dump(self, request_id: str) -> int:
+        """Return where the answers to a request are kept; the first answer makes the place."""
+        for index, dump in enumerate(self.stack_dumps):
+            if dump.request_id == request_id:
+                return index
+        self.stack_dumps.append(StackDump(request_id=request_id, at_s=self.at_s))
+        del self.stack_dumps[:-KEPT_DUMPS]
+        return len(self.stack_dumps) - 1
 
     # ---- what several events have in common
 
     def notice(self, text: str) -> None:
-        """Tell something once, unless too much was told already."""
-        if text not in self.notices and len(self.notices) < KEPT_NOTICES:
-            self.notices.append(text)
+        """Keep a notice once. Of too many, the oldest of the host that gave most of them is dropped."""
+        if text in self.notices:
+            return
+        self.notices.append(text)
+        if len(self.notices) > KEPT_NOTICES:
+            givers = [one.partition(": ")[0] for one in self.notices]
+            [(most, _)] = Counter(givers).most_common(1)
+            del self.notices[givers.index(most)]
 
     def lose(self, node: int, why: str) -> None:
         """Count a node as lost, with its ranks."""
@@ -99,8 +126,8 @@ class RunStateBuilder:
         self.lost.append((node, why))
         self.end_all_on(node, "lost")
 
-    def end_all_on(self, node: int, phase: str) -> None:
-        """Bring a node's ranks that still run to this phase."""
+    def end_all_on(self, node: int, phase: RankPhase) -> None:
+        """Bring those ranks of a node that still run to this phase."""
         for rank, worker in self.workers.items():
             if worker.node_rank == node:
                 self.close_lines(rank, node)
@@ -110,14 +137,16 @@ class RunStateBuilder:
     # ---- output
 
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Fold carriage returns and keep whole lines; the rest waits in `open_lines`."""
+        """Keep the whole lines of a text, as a terminal would show them; an unfinished line waits in `open_lines`."""
         key = (rank, node_rank, stream)
         *whole, rest = (self.open_lines.pop(key, "") + text.replace("\r\n", "\n")).split("\n")
         self.lines_seen += len(whole[:-KEPT_LINES])
         for line in whole[-KEPT_LINES:]:
             self.add_line(rank, node_rank, stream, line)
         if rest:
-            end = "\r" if rest.endswith("\r") else ""  # what comes next overwrites it, unless that is a newline
+            end = (
+                "\r" if rest.endswith("\r") else ""
+            )  # the next text overwrites the line, unless it begins with a newline
             self.open_lines[key] = _last_drawn(rest) + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]
@@ -144,6 +173,42 @@ class RunStateBuilder:
             self.own_series.add(rank)
             self.series[rank] = dict(self.series.get(rank, {}))
         return cast(dict[str, Series], self.series[rank])
+
+
+_FIELDS = tuple(RunStateBuilder.__annotations__)
+
+
+def _bounded_threads(threads: tuple[Thread, ...], world_size: int) -> tuple[Thread, ...]:
+    """Return stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each."""
+    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // max(1, world_size)))
+    kept = []
+    for thread in threads:
+        frames = thread.frames[-room:] if room else ()
+        room -= len(frames)
+        if frames:
+            kept.append(Thread(frames=tuple(_bounded_frame(frame) for frame in frames)))
+    return tuple(kept)
+
+
+def _bounded_frame(frame: Frame) -> Frame:
+    if max(len(frame.file), len(frame.function), len(frame.text)) <= _FRAME_CHARS:
+        return frame
+    return replace(
+        frame,
+        file=frame.file[-_FRAME_CHARS:],
+        function=frame.function[:_FRAME_CHARS],
+        text=frame.text[:_FRAME_CHARS],
+    )
+
+
+def _mutable(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _immutable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _last_drawn(text: str) -> str:

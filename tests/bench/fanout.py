@@ -21,7 +21,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Launch
 from distmagic.session.session import Session
-from distmagic.state.model import Gone, Lost
+from distmagic.state.events import Gone, Lost
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch

@@ -11,9 +11,7 @@ from distmagic.errors import NoResult, PreflightError
 from distmagic.planning.jobs import choose
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import runner
-from tests.e2e.test_gang import detach
-from tests.e2e.test_jobs import reach
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value, detach, reach
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]

@@ -23,8 +23,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.e2e import faults, runner
-from tests.e2e.test_jobs import reach
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value, reach
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 

@@ -205,8 +205,14 @@ class Contact:
             self._write(line)
 
     def _relay(self, path: Path, attach: protocol.FollowJob) -> bool:
-        """Carry bytes both ways until the agent closes, which it does as its last act; return whether it said anything."""
+        """Carry bytes both ways until the agent closes; return whether it sent anything.
+
+        An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
+        they are in the journal. If the agent still runs, this process exits, and the notebook connects again.
+        """
         has_spoken = False
+        last = None if attach.live else attach.after  # the number of the last event that was sent on
+        torn = b""  # the beginning of a line: only whole lines are sent on
         with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
             conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
             conn.connect(str(path))
@@ -219,10 +225,16 @@ class Contact:
                 sides = [key.data for key, _ in selector.select()]
                 if "agent" in sides:
                     data = _receive(conn)
+                    if not data and listing.is_running(attach.job, attach.node_rank):
+                        sys.exit(0)
                     if not data:
+                        if has_spoken and last is not None:
+                            self._replay(replace(attach, after=last))
                         return has_spoken
                     has_spoken = True
-                    self._write(data)
+                    whole, newline, torn = (torn + data).rpartition(b"\n")
+                    self._write(whole + newline)
+                    last = _last_number(whole) or last
                 if "notebook" in sides:
                     data = os.read(0, 65536)
                     if not data:
@@ -329,6 +341,15 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+
+
+def _last_number(lines: bytes) -> int:
+    """Return the number of the last event in these lines, 0 for none."""
+    for line in reversed(lines.split(b"\n")):
+        number, message = protocol.decode(line) if line else (0, None)
+        if number:
+            return message.through if isinstance(message, protocol.Skipped) else number
+    return 0
 
 
 def _receive(conn: socket.socket) -> bytes:

@@ -131,7 +131,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
     path = folder / places.TEMPLATE
     settings = {
         SETTINGS: json.dumps({"idle_s": warm.idle_s, "lease_s": warm.lease_s}),
-        processes.MARK: process_title.ROOM,
+        processes.MARK: process_title.JOB_PLACEHOLDER,
     }
     try:
         with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("wb") as log:
@@ -139,7 +139,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
             path.chmod(0o600)
             listener.listen(16)
             child = subprocess.Popen(
-                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE], stdin=listener.fileno(), stdout=log, stderr=log,
+                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE_PLACEHOLDER], stdin=listener.fileno(), stdout=log, stderr=log,
                 env={**env, **settings}, start_new_session=True, umask=umask,
             )  # fmt: skip
     except BaseException:

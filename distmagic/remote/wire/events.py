@@ -152,7 +152,7 @@ class Stacks:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
+class NodeStopping:
     """From here on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
 
     reason: str

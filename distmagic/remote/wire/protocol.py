@@ -34,6 +34,7 @@ from distmagic.remote.wire.events import (
     Final,
     Hello,
     NodeAdded,
+    NodeStopping,
     Notice,
     Output,
     PeerState,
@@ -41,7 +42,6 @@ from distmagic.remote.wire.events import (
     Skipped,
     Stacks,
     StacksDone,
-    Stopping,
     Worker,
 )
 from distmagic.remote.wire.parts import (

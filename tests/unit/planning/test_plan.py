@@ -10,26 +10,10 @@ from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import plan as planning
 from distmagic.planning.plan import Plan, Reached, choose_backend, count_ranks, make_plan
 from distmagic.remote.contact import template_client
-from distmagic.remote.wire.protocol import Facts, Route, TemplateRequest
+from distmagic.remote.wire.protocol import TemplateRequest
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
-
-FACTS = Facts(
-    executable="/usr/bin/python3", torch="2.13.0", gpus=0,
-    cpus=16, address="10.0.0.1", interface="eth0", free_port=40001, free_bytes=1 << 40,
-    state_dir="/home/me/.distmagic",
-)  # fmt: skip
-
-
-def reached(name: str = "gpu-a", address: str = "10.0.0.1", interface: str = "eth0", slots=None, **facts) -> Reached:
-    return Reached(
-        host=Host(name=name, slots=slots),
-        facts=replace(FACTS, address=address, **facts),
-        route=Route(address=address, interface=interface),
-    )
-
-
-A, B = reached(), reached("gpu-b", "10.0.0.2", "ib0", free_port=50001)
+from tests.builders.plans import FACTS, A, B, reached
 
 
 def plan_of(*hosts: Reached, **spec) -> Plan:

@@ -417,3 +417,27 @@ def test_hosts_that_do_not_hear_each_other_are_told_of_as_long_as_that_is_so():
     assert [alert.text for alert in overview(silent).alerts] == [text]
     slow = replace(silent, nodes=tuple(replace(node, phase="starting") for node in silent.nodes))
     assert overview(slow).alerts == overview(state).alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "note"),
+    [
+        *((reason, "stopped") for reason in ("failed", "interrupted", "timeout", "rendezvous", "lost", "stopped")),
+        *((reason, "stopped") for reason in ("hung", "gang", "abandoned")),
+        ("lease", "stopped: it had not heard of this notebook for its lease"),
+        ("too late", "came too late"),
+        ("another host could not start", "stopped: another host could not start"),
+        ("its agent broke down: MemoryError", "its agent broke down: MemoryError"),
+        ("done", ""),
+    ],
+)
+def test_a_stopped_host_without_ranks_says_in_words_why(reason, note):
+    node = NodeState(node_rank=0, host="gpu-a", phase="gone", code=-15, reason=reason)
+    [group] = overview(RunState(job="job", nodes=(node,))).groups
+    assert [(row.host, row.note) for row in group.rows] == [("gpu-a", note)]
+
+
+def test_of_many_notices_the_newest_are_seen():
+    state = run([worker(0)], notices=tuple(f"notice {i}" for i in range(20)))
+    texts = [alert.text for alert in overview(state).alerts]
+    assert texts == [*(f"notice {i}" for i in range(12, 20)), "and 12 more notices"]

@@ -16,7 +16,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.runner import delivery
 from distmagic.runner.delivery import Chain, Delivery, Routes, routes
-from tests.unit.connection.test_link import FakeProcess, lines
+from tests.builders.links import FakeProcess, lines
 
 LARGE, SMALL = 100, 10
 A, B, C = (p.Blob(sha256=letter * 64, size_bytes=size) for letter, size in (("a", LARGE), ("b", LARGE), ("c", SMALL)))

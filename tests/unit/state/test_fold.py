@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import random
 
 import pytest
@@ -14,73 +13,31 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import protocol as p
 from distmagic.state import fold_ranks as ranks_fold
 from distmagic.state.builder import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
-from distmagic.state.fold import begin, fold
-from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
-from distmagic.state.model import (
-    NODE_PHASES,
+from distmagic.state.events import (
     Abandoned,
     Connected,
     Event,
     Gone,
     Lost,
-    RunState,
+    Planned,
     Sending,
     Starting,
-    Stopping,
+    StopRequested,
     Swept,
     Unusable,
     Warned,
 )
+from distmagic.state.fold import begin, fold
+from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
-
-HOSTS = ("gpu-a", "gpu-b")
-
-
-def at(what: object, node: int = 0, at_s: float = 1.0) -> Event:
-    return Event(node_rank=node, at_s=at_s, what=what)
-
-
-def hello(node: int) -> Event:
-    return at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=node, hostname=f"host{node}", pid=9), node)
-
-
-def worker(rank: int, node: int = 0, restart: int = 0, world: int = 4, local: int = 0) -> Event:
-    return at(p.Worker(rank=rank, local_rank=local, world_size=world, restart=restart, pid=100 + rank), node)
-
-
-def progress(rank: int, node: int = 0, at_s: float = 1.0, restart: int = 0, **more: object) -> Event:
-    return at(p.Progress(rank=rank, restart=restart, at_s=at_s, **more), node)
-
-
-def output(text: str, rank: int = 0, node: int = 0, stream: str = "stdout", skipped: int = 0) -> Event:
-    return at(p.Output(rank=rank, stream=stream, offset=0, text=text, skipped_bytes=skipped), node)
-
-
-def ended(rank: int, node: int = 0, restart: int = 0, at_s: float = 1.0, **more: object) -> Event:
-    return at(p.Ended(rank=rank, restart=restart, **{"outcome": "returned", **more}), node, at_s)
-
-
-def raised(rank: int, node: int = 0, message: str = "no", at_s: float = 1.0) -> Event:
-    failure = p.Failure(type="RuntimeError", message=message, traceback="Traceback")
-    return ended(rank, node, at_s=at_s, outcome="raised", code=1, failure=failure)
-
-
-def killed(rank: int, node: int = 0, number: int = 9, at_s: float = 1.0) -> Event:
-    return ended(rank, node, at_s=at_s, outcome="signalled", code=-number)
-
-
-def begun(*events: Event, restarts: int = 0) -> RunState:
-    """Return a run of two nodes with two ranks each, and what happened then."""
-    start = [hello(0), hello(1), worker(0, 0), worker(1, 0, local=1), worker(2, 1), worker(3, 1, local=1)]
-    return fold(begin("j", HOSTS, restarts), [*start, *events])
+from tests.builders.any_events import ECHO, EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, hello, killed, output, progress, raised, texts, worker
+from tests.builders.states import hold
 
 
 def phases(state: RunState) -> list[str]:
     return [state.workers[rank].phase for rank in sorted(state.workers)]
-
-
-def texts(state: RunState) -> list[str]:
-    return [line.text for line in state.lines]
 
 
 # ---- the way of a run
@@ -161,7 +118,7 @@ def test_a_state_that_somebody_holds_does_not_change():
 def test_one_event_at_a_time_or_all_at_once():
     events = [
         *(progress(r, r // 2, at_s=k / 2, step=float(k), rows=(p.MetricRow(at_s=k / 2, metrics={"x": k}),)) for k in range(9) for r in range(4)),
-        output("one\ntw"), output("o\n"), raised(1), at(Stopping(reason="failed")), killed(0, number=15),
+        output("one\ntw"), output("o\n"), raised(1), at(StopRequested(reason="failed")), killed(0, number=15),
     ]  # fmt: skip
     whole, single = begun(*events), begun()
     for event in events:
@@ -329,15 +286,12 @@ def test_what_is_a_failure(end, phase):
 
 
 def test_ends_after_a_stop_are_no_failures():
-    state = begun(at(Stopping(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
+    state = begun(at(StopRequested(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
     assert (phases(state), state.first_failure) == (["stopped", "stopped", "stopped", "done"], None)
 
 
-ECHO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3344"
-
-
 def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
-    state = begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), killed(2, 1, at_s=1.2))
+    state = begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), killed(2, 1, at_s=1.2))
     assert (state.first_failure, phases(state)[2]) == (2, "failed")
 
 
@@ -347,7 +301,7 @@ def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
     ids=["too late", "by our SIGTERM", "an echo too", "went well"],
 )
 def test_blame_stays(later):
-    assert begun(raised(0, message=ECHO, at_s=1.0), at(Stopping(reason="failed")), later).first_failure == 0
+    assert begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), later).first_failure == 0
 
 
 def test_blame_stays_where_the_first_had_a_reason_of_its_own():
@@ -380,9 +334,9 @@ def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
 
 
 def test_the_node_whose_torchrun_failed_first():
-    state = begun(at(p.EngineEnded(code=1), 1), at(Stopping(reason="failed")), at(p.EngineEnded(code=-15), 0))
+    state = begun(at(p.EngineEnded(code=1), 1), at(StopRequested(reason="failed")), at(p.EngineEnded(code=-15), 0))
     assert (state.failed_node, [n.code for n in state.nodes]) == (1, [-15, 1])
-    assert begun(at(Stopping(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
+    assert begun(at(StopRequested(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
 
 
 def test_exits_that_torchrun_saw():
@@ -411,13 +365,13 @@ def test_a_node_that_is_lost():
 
 
 def test_phases_of_a_run():
-    stopping = begun(at(Stopping(reason="interrupted")))
+    stopping = begun(at(StopRequested(reason="interrupted")))
     assert stopping.phase == "stopping"
     gone = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="x"), Gone())]
     assert fold(stopping, gone).phase == "stopped"
     assert fold(begun(raised(0)), gone).phase == "failed"
     assert fold(begun(), gone).phase == "failed"
-    assert fold(stopping, [at(Stopping(reason="timeout"))]).stopping == "interrupted"
+    assert fold(stopping, [at(StopRequested(reason="timeout"))]).stopping == "interrupted"
 
 
 # ---- what nodes say of themselves
@@ -428,13 +382,20 @@ def test_the_endpoint():
     assert (dict(state.unreached), state.endpoint_open_at_s) == ({1: "refused"}, 4.0)
     reached = at(p.Endpoint(state="reached"), 1)
     assert dict(fold(state, [reached]).unreached) == {}
-    assert dict(fold(state, [at(Stopping(reason="rendezvous")), reached]).unreached) == {1: "refused"}
+    assert dict(fold(state, [at(StopRequested(reason="rendezvous")), reached]).unreached) == {1: "refused"}
 
 
 def test_notices_are_told_once_and_are_bounded():
     state = begun(*[at(p.Notice(text="full"), 1)] * 3)
     assert state.notices == ("gpu-b: full",)
     assert len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
+
+
+def test_a_host_of_many_notices_leaves_room_for_those_of_others():
+    flood = [at(p.Notice(text=str(i)), 0) for i in range(999)]
+    state = begun(at(p.Notice(text="the disk is full"), 1), *flood, at(p.Notice(text="no space"), 1))
+    assert {"gpu-b: the disk is full", "gpu-b: no space", "gpu-a: 998"} <= set(state.notices)
+    assert len(state.notices) == KEPT_NOTICES
 
 
 def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
@@ -461,43 +422,6 @@ def test_metrics_are_bounded():
     assert len(begun(progress(0, bars=bars)).workers[0].bars) == ranks_fold.KEPT_BARS
 
 
-SMALL = st.integers(-1, 5)
-FLOATS = st.floats(width=32)
-WORD = st.sampled_from(
-    ["", "returned", "raised", "exited", "signalled", "open", "reached", "unreached", "stdout", "stderr", ECHO]
-)
-ROW = st.builds(p.MetricRow, at_s=FLOATS, step=st.none() | FLOATS, metrics=st.dictionaries(WORD, FLOATS, max_size=3))
-BAR = st.builds(p.Bar, id=SMALL, n=FLOATS, total=st.none() | FLOATS, rate=st.none() | FLOATS, closed=st.booleans())
-FAILURE = st.builds(p.Failure, type=WORD, message=WORD, traceback=WORD)
-EXIT = st.builds(p.Exit, rank=SMALL, local_rank=SMALL, pid=SMALL, code=SMALL)
-
-
-def some(values: st.SearchStrategy) -> st.SearchStrategy:
-    return st.lists(values, max_size=3).map(tuple)
-
-
-ANYTHING = st.one_of(
-    st.builds(p.Hello, protocol=SMALL, job=WORD, node_rank=SMALL, hostname=WORD, pid=SMALL),
-    st.builds(p.Worker, rank=SMALL, local_rank=SMALL, world_size=SMALL, restart=SMALL, pid=SMALL),
-    st.builds(
-        p.Progress, rank=SMALL, restart=SMALL, at_s=FLOATS, step=st.none() | FLOATS, rows=some(ROW), bars=some(BAR)
-    ),
-    st.builds(p.Output, rank=SMALL, stream=WORD, offset=SMALL, text=st.text("a\r\n"), skipped_bytes=SMALL),
-    st.builds(p.Ended, rank=SMALL, restart=SMALL, outcome=WORD, code=st.integers(-20, 3), failure=st.none() | FAILURE),
-    st.builds(p.EngineEnded, code=st.integers(-20, 3), exits=some(EXIT)),
-    st.builds(p.Endpoint, state=WORD, detail=WORD),
-    st.builds(p.Notice, text=WORD),
-    st.builds(p.Final, reason=WORD, survivors=some(WORD)),
-    st.builds(Lost, why=WORD),
-    st.builds(Stopping, reason=st.sampled_from(["failed", "interrupted", "timeout", "rendezvous", "lost"])),
-    st.builds(Swept, survivors=some(WORD)),
-    st.just(Gone()),
-    st.builds(p.Skipped, through=st.integers(0, 99)),
-    st.none(),
-)
-EVENTS = st.lists(st.builds(Event, node_rank=SMALL, at_s=st.floats(0, 100), what=ANYTHING), max_size=30)
-
-
 @settings(max_examples=300)
 @given(EVENTS, st.integers(1, 10))
 def test_any_events_in_any_order(events, batch):
@@ -508,34 +432,6 @@ def test_any_events_in_any_order(events, batch):
         assert state.at_s >= before.at_s
         assert state.lines_seen >= before.lines_seen
         hold(state)
-
-
-def hold(state: RunState) -> None:
-    """Assert what is true of every state, and that all that is derived from it can be asked for."""
-    assert [n.node_rank for n in state.nodes] == [0, 1]
-    assert all(rank == w.rank and 0 <= rank < state.world_size for rank, w in state.workers.items())
-    assert all(w.phase in ("running", "done", "failed", "stopped", "lost") for w in state.workers.values())
-    assert all((w.ended is not None) or w.phase in ("running", "stopped", "lost") for w in state.workers.values())
-    assert all(n.phase in NODE_PHASES for n in state.nodes)
-    if state.first_failure is not None:
-        assert state.workers[state.first_failure].phase == "failed"
-    assert len(state.lines) <= KEPT_LINES
-    assert len(state.notices) <= KEPT_NOTICES
-    assert len({node for node, _ in state.lost}) == len(state.lost)
-    assert all("\n" not in text for text in (*texts(state), *state.open_lines.values()))
-    assert state.phase in (
-        "connecting",
-        "sending",
-        "starting",
-        "running",
-        "stopping",
-        "done",
-        "failed",
-        "stopped",
-        "lost",
-    )
-    for one in state.workers.values():
-        assert (one.label and one.eta_s is None) or math.isnan(one.eta_s) or one.eta_s >= 0
 
 
 def test_a_whole_run_shuffled_doubled_and_cut():
@@ -553,6 +449,76 @@ def test_a_whole_run_shuffled_doubled_and_cut():
         dice.shuffle(events)
         hold(fold(begin("j", HOSTS), events[: dice.randrange(len(events))]))
         assert fold(begin("j", HOSTS), events).is_over
+
+
+# ---- which node has which ranks
+
+
+def claim(rank: int, node: int, world: int = 4, number: int = 0) -> Event:
+    return at(p.Worker(rank=rank, local_rank=0, world_size=world, restart=0, pid=7, round=number), node)
+
+
+def owners(state: RunState) -> dict[int, int]:
+    return {rank: worker.node_rank for rank, worker in state.workers.items()}
+
+
+def planned(*ranks: range) -> Event:
+    world = sum(len(one) for one in ranks)
+    return at(Planned(addresses=(), min_nodes=0, ranks=ranks, world_size=world))
+
+
+def test_a_planned_rank_is_its_own_node_s_alone():
+    """The result of rank 0 is fetched, and unpickled, from the node that has rank 0."""
+    plan = planned(range(2), range(2, 4))
+    state = fold(begin("j", HOSTS), [plan, claim(0, 1), claim(2, 1), claim(0, 0), claim(1, 1)])
+    assert owners(state) == {2: 1, 0: 0}
+    state = fold(state, [ended(0, 0), claim(0, 1), claim(0, 1, number=99), ended(0, 1)])
+    assert owners(state) == {2: 1, 0: 0}
+
+
+@pytest.mark.parametrize("world", [3, 5, ranks_fold.KEPT_RANKS])
+def test_only_the_planned_world_is_believed(world):
+    plan = planned(range(2), range(2, 4))
+    state = fold(begin("j", HOSTS), [plan, claim(0, 0), claim(2, 1, world=world)])
+    assert (state.world_size, owners(state)) == (4, {0: 0})
+
+
+def test_in_one_round_a_rank_is_the_node_s_that_told_it_first():
+    state = fold(begin("j", HOSTS), [claim(0, 0), claim(1, 1), claim(0, 1), claim(1, 0)])
+    assert owners(state) == {0: 0, 1: 1}
+    assert owners(fold(state, [ended(0, 0), claim(0, 1)])) == {0: 0, 1: 1}
+
+
+def test_a_rank_that_did_not_end_well_may_come_back_elsewhere():
+    """Some versions of torch don't tell the round."""
+    state = fold(begin("j", HOSTS, 3), [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)])
+    assert owners(state) == {0: 0, 1: 0}
+
+
+def test_a_host_alone_begins_no_new_round():
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    state = fold(
+        start, [claim(0, 0, 2), claim(1, 1, 2), claim(0, 1, 1, number=2**60), ended(0, 1), output("x\n", 1, 1)]
+    )
+    assert (owners(state), state.rdzv_round, state.world_size) == ({0: 0, 1: 1}, 0, 2)
+    state = fold(state, [claim(0, 0, 1, number=1)])
+    assert (owners(state), state.rdzv_round) == ({0: 0}, 1)
+    state = fold(state, [ended(0, 0), at(p.EngineEnded(code=0), 0), at(p.Final(reason="done"), 0)])
+    assert (owners(state), state.workers[0].phase, dict(state.held)) == ({0: 0}, "done", {})
+
+
+def test_a_world_is_as_large_as_the_lead_says():
+    state = fold(begin("j", HOSTS, 3, min_nodes=1), [claim(9, 1, 10), claim(0, 0, 2), claim(5, 1, 10), claim(1, 1, 1)])
+    assert (owners(state), state.world_size) == ({0: 0}, 2)
+
+
+def test_what_waits_for_the_lead_is_bounded():
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    waiting = [claim(1, 1, 2, number=5), *(output("x\n", 1, 1) for _ in range(5000)), ended(1, 1)]
+    state = fold(start, waiting)
+    assert len(state.held[1]) <= 1002
+    state = fold(state, [claim(0, 0, 2, number=5)])
+    assert (owners(state), state.workers[1].phase, dict(state.held)) == ({0: 0, 1: 1}, "done", {})
 
 
 def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():

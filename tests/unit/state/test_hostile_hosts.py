@@ -22,20 +22,22 @@ from distmagic import render, sanitize
 from distmagic.connection import limits
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, ProtocolError, WorkerFailed
-from distmagic.notebook import job_magic as job_lists
+from distmagic.notebook import job_commands as job_lists
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning.jobs import found_jobs
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.state import fold_ranks as ranks_fold
+from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Event, Gone, RunState
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess
-from tests.unit.planning.test_plan import FACTS
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, output, progress, worker
+from tests.builders.plans import FACTS
 
 MB = 1 << 20
 BANNER = boot.MARK + json.dumps(
@@ -222,7 +224,7 @@ FLOODS = {
     "survivors": (b'{"t":"final","reason":"' + b"r" * 9000 + b'","survivors":[' + b'"",' * 250_000 + b'""]', 20),
     "endpoints": (b'{"t":"endpoint","state":"unreached","detail":"' + b"e" * 90_000 + b'"', 500),
     "exits": (
-        b'{"t":"engineended","code":1,"exits":['
+        b'{"t":"engine_ended","code":1,"exits":['
         + b",".join([b'{"rank":0,"local_rank":0,"pid":1,"code":1}'] * 20_000)
         + b"]",
         10,
@@ -318,6 +320,39 @@ def test_later_failures_keep_the_end_of_their_tracebacks():
     state = begun(raised(2, 1), raised(0, 0), raised(1, 0))
     lengths = {rank: len(w.ended.failure.traceback) for rank, w in state.workers.items() if w.ended}
     assert lengths == {2: 100_000, 0: 4000, 1: 4000}
+
+
+def of_a_thousand_ranks(make: Callable[[int], p.Message]) -> RunState:
+    workers = (p.Worker(rank=r, local_rank=r, world_size=1000, restart=0, pid=1) for r in range(1000))
+    state = fold(begin("j", HOSTS), [at(what) for what in workers])
+    return fold(state, [at(make(rank)) for rank in range(1000)])
+
+
+def test_what_a_thousand_ends_say_is_bounded():
+    failure = p.Failure(type="T" * 2000, message="m" * 40_000, traceback="t" * 150_000)
+    for outcome in ("raised", "returned", "x" * 2000):
+        texts = {"outcome": outcome, "meaning": "m" * 40_000, "failure": failure if outcome != "returned" else None}
+        state = of_a_thousand_ranks(lambda rank: p.Ended(rank=rank, restart=0, code=0, **texts))  # noqa: B023
+        ends = [worker.ended for worker in state.workers.values()]
+        assert sum(len(end.meaning) + len(end.outcome) for end in ends) < 12_000_000
+        assert sum(len(end.failure.message) + len(end.failure.traceback) for end in ends if end.failure) < 12_000_000
+
+
+def test_what_a_thousand_bars_say_is_bounded():
+    bars = tuple(p.Bar(id=i, desc="d" * 2000, unit="u" * 2000, postfix="p" * 2000) for i in range(100))
+    state = of_a_thousand_ranks(lambda rank: p.Progress(rank=rank, restart=0, at_s=1.0, bars=bars))
+    assert sum(len(bar.desc + bar.unit + bar.postfix) for w in state.workers.values() for bar in w.bars) < 15_000_000
+
+
+def test_stacks_that_nobody_asked_for_are_bounded():
+    frame = p.Frame(file="f" * 2000, line=1, function="g" * 2000, text="t" * 2000)
+    threads = (p.Thread(frames=(frame,) * 1000),) * 1000
+    state = of_a_thousand_ranks(lambda rank: p.Stacks(asked="", rank=rank, local_rank=0, threads=threads))
+    frames = [f for one in state.stack_dumps[0].stacks.values() for thread in one.threads for f in thread.frames]
+    assert len(frames) <= 100_000
+    assert {len(f.file + f.function + f.text) for f in frames} == {600}
+    asked = begun(*(at(p.Stacks(asked=str(i), rank=0, local_rank=0)) for i in range(50)))
+    assert [dump.asked for dump in asked.stack_dumps] == ["46", "47", "48", "49"]
 
 
 # ---- what is shown

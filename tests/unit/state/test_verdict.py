@@ -12,11 +12,13 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, Ti
 from distmagic.remote.agent import rank_process
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
-from distmagic.runner.drive import OWN_WORD_S, unheard
+from distmagic.state.decide import OWN_WORD_S, unheard_by_gang
+from distmagic.state.events import Broken, Event, Gone, Lost, StopRequested, Swept
 from distmagic.state.fold import begin, fold
-from distmagic.state.model import Broken, Event, Gone, Lost, RunState, Stopping, Swept
+from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, killed, output, raised
 
 LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j."
 
@@ -122,19 +124,19 @@ def test_the_last_words_are_twelve_lines():
 
 
 def test_an_interrupt():
-    state = over(at(Stopping(reason="interrupted")), killed(0, number=15), code=-15, reason="interrupted")
+    state = over(at(StopRequested(reason="interrupted")), killed(0, number=15), code=-15, reason="interrupted")
     assert said(state) == (Cancelled, "The run was interrupted; every rank on every host was stopped.", "")
     assert isinstance(verdict(state), KeyboardInterrupt)
 
 
 def test_an_interrupt_between_a_failure_and_its_restart():
-    events = (raised(0), at(Stopping(reason="interrupted")))
+    events = (raised(0), at(StopRequested(reason="interrupted")))
     assert said(over(*events, restarts=2))[0] is Cancelled
     assert said(over(*events))[0] is WorkerFailed
 
 
 def test_a_timeout():
-    assert said(over(at(Stopping(reason="timeout")), code=-15, reason="timeout")) == (
+    assert said(over(at(StopRequested(reason="timeout")), code=-15, reason="timeout")) == (
         TimedOut,
         "The run was stopped: its --timeout ran out.",
         "Allow more time, or none: leave --timeout out.",
@@ -143,7 +145,7 @@ def test_a_timeout():
 
 def test_nodes_that_can_not_meet():
     unreached = at(p.Endpoint(state="unreached", detail="10.0.0.1 port 40001 (Connection refused)"), 1)
-    assert said(over(unreached, at(Stopping(reason="rendezvous")), code=-15, reason="rendezvous")) == (
+    assert said(over(unreached, at(StopRequested(reason="rendezvous")), code=-15, reason="rendezvous")) == (
         RendezvousFailed,
         "The nodes can't meet: gpu-b can't dial gpu-a at 10.0.0.1 port 40001 (Connection refused).",
         (
@@ -154,7 +156,7 @@ def test_nodes_that_can_not_meet():
 
 
 def lost(*more: Event) -> RunState:
-    return begun(at(Lost(why="the connection ended."), 1), at(Stopping(reason="lost")), *more)
+    return begun(at(Lost(why="the connection ended."), 1), at(StopRequested(reason="lost")), *more)
 
 
 GONE = [at(what, 0) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
@@ -171,20 +173,20 @@ def test_a_host_that_was_lost():
 
 
 def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts():
-    state = begun(at(Lost(why="cut."), 1), at(Lost(why="silent."), 0), at(Stopping(reason="lost")))
+    state = begun(at(Lost(why="cut."), 1), at(Lost(why="silent."), 0), at(StopRequested(reason="lost")))
     assert said(state)[1] == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
 
 
-UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.Stopping(reason="lost", culprit=1))]
-UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.Stopping(reason="lost", culprit=0))]
+UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.NodeStopping(reason="lost", culprit=1))]
+UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.NodeStopping(reason="lost", culprit=0))]
 
 
 @pytest.mark.parametrize(
-    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.Stopping(reason="lost"), 1)]]
+    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.NodeStopping(reason="lost"), 1)]]
 )
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     state = begun(*words)
-    assert (state.lost, unheard(state)) == ((), ())
+    assert (state.lost, unheard_by_gang(state)) == ((), ())
     ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
     kind, message, _ = said(begun(*words, *ends))
     assert kind is NodeLost
@@ -195,7 +197,7 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
 
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
     events = [
-        *(at(what, 1) for what in (p.Stopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
+        *(at(what, 1) for what in (p.NodeStopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
         at(p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
         *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
@@ -212,20 +214,23 @@ def test_an_elastic_job_whose_ranks_only_lost_each_other():
 
 def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
     accused = begun(*UNHEARD)
-    assert unheard(accused) == ()
-    assert unheard(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
-    assert unheard(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
-    assert unheard(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
+    assert unheard_by_gang(accused) == ()
+    assert unheard_by_gang(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
+    assert unheard_by_gang(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
+    assert unheard_by_gang(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
 
 
 def test_an_interrupt_that_a_host_did_not_confirm():
-    state = begun(at(Stopping(reason="interrupted")), *GONE, at(Lost(why="it did not confirm its end"), 1))
+    state = begun(at(StopRequested(reason="interrupted")), *GONE, at(Lost(why="it did not confirm its end"), 1))
     assert said(state)[::2] == (Cancelled, "What still runs on gpu-b ends by itself when its lease runs out.")
 
 
 def test_a_rank_that_failed_because_a_host_was_lost():
     state = begun(
-        raised(0, message="Connection closed by peer"), at(Stopping(reason="failed")), *GONE, at(Lost(why="cut."), 1)
+        raised(0, message="Connection closed by peer"),
+        at(StopRequested(reason="failed")),
+        *GONE,
+        at(Lost(why="cut."), 1),
     )
     assert said(state)[1:] == (
         "rank 0 (gpu-a, local_rank 0) raised RuntimeError: Connection closed by peer",
@@ -239,14 +244,14 @@ def test_a_port_that_is_taken(word):
     assert said(state) == (
         RendezvousFailed,
         "gpu-a: the port of the rendezvous is taken there.",
-        "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+        "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
     )
 
 
 def test_torchrun_that_ended_first_speaks():
     failed = at(p.EngineEnded(code=2), 1)
     words = output("usage: torchrun\nbad flag\n", -1, 1, "stderr")
-    stop = at(Stopping(reason="failed"))
+    stop = at(StopRequested(reason="failed"))
     ends = [
         at(p.EngineEnded(code=-15), 0),
         *(at(what, n) for n in (0, 1) for what in (p.Final(reason="failed"), Gone())),
@@ -287,7 +292,7 @@ def test_an_elastic_job_that_has_no_restart_left_says_what_used_them_up():
 
 def test_what_could_not_be_ended_is_named():
     ends = [at(p.Final(reason="interrupted", survivors=("python (pid 7, state D)", "sh (pid 8, state D)"))), *GONE[2:]]
-    state = begun(at(Stopping(reason="interrupted")), *ends)
+    state = begun(at(StopRequested(reason="interrupted")), *ends)
     assert said(state)[2] == (
         "Still running, the kernel could not end it: python (pid 7, state D) on gpu-a; sh (pid 8, state D) on gpu-a"
     )
@@ -311,5 +316,5 @@ def test_no_run_looks_well_by_mistake():
         "The run did not end well: gpu-a, gpu-b did not tell how torchrun ended.",
         "See agent.log under ~/.distmagic/jobs/j there.",
     )
-    stopped = over(at(Stopping(reason="lost")))
+    stopped = over(at(StopRequested(reason="lost")))
     assert said(stopped)[1] == "The run did not end well: it was stopped (lost)."

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from distmagic.connection.link import Link
-from distmagic.errors import PreflightError
+from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot, template_client
@@ -32,7 +32,7 @@ from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
-from tests.unit.remote.wire.test_protocol import START
+from tests.builders.messages import START
 
 HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
 FINAL = p.Final(reason="done")
@@ -89,8 +89,33 @@ def test_what_an_agent_says_after_it_has_stopped_listening_is_told(link: Link, a
     link.send(p.StopNode(grace_s=0.0))
     link.send(p.RenewLease())
     conn.sendall(p.encode(FINAL, 2))
+    agent.leave()
     conn.close()
     assert list(events) == [(2, FINAL)]
+
+
+def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(link: Link, agent: PlayedAgent) -> None:
+    """It waits no longer for a connection that takes nothing, and drops it in the middle of a line."""
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
+    conn, _ = agent.listener.accept()
+    conn.recv(65536)
+    conn.sendall(p.encode(HELLO, 1) + p.encode(FINAL, 2)[:9])
+    agent.leave()
+    conn.close()
+    assert list(link.events()) == [(1, HELLO), (2, FINAL)]
+
+
+def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(link: Link, agent: PlayedAgent) -> None:
+    """So that the notebook connects again: the job has not ended."""
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
+    conn, _ = agent.listener.accept()
+    conn.recv(65536)
+    conn.sendall(p.encode(HELLO, 1))
+    conn.close()
+    events = link.events()
+    assert next(events) == (1, HELLO)
+    with pytest.raises(ConnectionLost):
+        next(events)
 
 
 def test_an_agent_that_leaves_before_it_has_let_anybody_in(link: Link, agent: PlayedAgent) -> None:

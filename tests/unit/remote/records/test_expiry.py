@@ -52,6 +52,7 @@ def make(path: Path, age_s: float, size: int = 1) -> Path:
 
 def test_nothing_there(home):
     expiry.expire(NOW)
+    assert not home.exists()
 
 
 def test_what_is_old_goes(home):
@@ -158,28 +159,37 @@ def test_links_are_not_followed(home, tmp_path):
 
 
 def test_what_can_not_be_removed_makes_no_run_fail(home, monkeypatch):
-    make(home / "blobs" / "stuck", 100 * DAY_S)
-    make(home / "jobs" / "stuck" / "0-a" / "log", 100 * DAY_S)
+    blob = make(home / "blobs" / "stuck", 100 * DAY_S)
+    log = make(home / "jobs" / "stuck" / "0-a" / "log", 100 * DAY_S)
+    refused = []
 
-    def refuse(*args, **more):
+    def refuse(path, **more):
+        refused.append(path)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refuse)
     monkeypatch.setattr(expiry.shutil, "rmtree", refuse)
     expiry.expire(NOW)
+    assert refused == [home / "jobs" / "stuck", blob]
+    assert log.exists()
 
 
 def test_what_goes_at_the_same_time_makes_no_run_fail(home, monkeypatch):
-    make(home / "blobs" / "there", 1.0)
-    real = Path.lstat
+    make(home / "blobs" / "there", 100 * DAY_S)
+    old = make(home / "blobs" / "other", 100 * DAY_S)
+    real, looked = Path.lstat, []
 
     def gone(self):
         if self.name == "there":
+            looked.append(self)
             raise FileNotFoundError(2, "No such file or directory")
         return real(self)
 
     monkeypatch.setattr(Path, "lstat", gone)
     expiry.expire(NOW)
+    assert looked == [home / "blobs" / "there"]
+    monkeypatch.undo()
+    assert not old.exists()
 
 
 def test_it_is_tidied_at_most_once_a_minute(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from distmagic.remote.records import journal, listing, places
 from distmagic.remote.wire import protocol as p
-from tests.unit.remote.wire.test_protocol import START, TERMS
+from tests.builders.messages import START, TERMS
 
 
 def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
@@ -23,6 +23,7 @@ def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
 
 def test_what_can_not_be_noted_makes_no_job_fail(tmp_path):
     listing.enlisted(tmp_path / "gone", ("a",))
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / listing.FILE).write_text("torn")
     listing.enlisted(tmp_path, ("a",))
 

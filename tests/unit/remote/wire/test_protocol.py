@@ -15,24 +15,16 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
 from tests import REPOSITORY
+from tests.builders.messages import SHA, START, TERMS
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "wire.jsonl"
-SHA = "ab" * 32
 BLOB = p.Blob(sha256=SHA, size_bytes=7)
 SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
-TERMS = p.JobTerms(
-    lease_s=60.0, owner="laptop:nb.ipynb", goes_on_alone=True, survives_logout=True, max_restarts=1, timeout_s=90.0,
-    hang_timeout_s=60.0, min_nodes=2, max_nodes=4, awaited=("gpu-c",),
-)  # fmt: skip
 LISTED = p.JobListing(
     protocol=2, job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), began_s=1.5, terms=TERMS, is_running=True,
     is_detached=True, reason="done", size_bytes=7, age_s=90.0,
 )  # fmt: skip
 WARM = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
-START = p.StartNode(
-    job="j-1", node_rank=1, torchrun=("--nnodes=2",), env={}, defaults={}, cwd="/", call=SHA, code=SHA, endpoint="",
-    hosts=("gpu-a",), lead=True, terms=p.JobTerms(lease_s=60.0),
-)  # fmt: skip
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),
@@ -151,7 +143,7 @@ MESSAGES = (
     (0, p.Removed(size_bytes=7)),
     (0, p.PruneBlobs(removes=True)),
     (11, p.PeerState(node_rank=1, state="joined")),
-    (12, p.Stopping(reason="lost", culprit=1)),
+    (12, p.NodeStopping(reason="lost", culprit=1)),
     (13, p.Detached(why="asked")),
     (0, p.DetachJob()),
     (0, WARM),

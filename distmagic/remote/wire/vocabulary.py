@@ -1,0 +1,35 @@
+"""The words in text fields of messages that have a fixed set of values: why ranks are stopped, how a rank ended.
+
+On the wire they are plain text: another version of distmagic may write a word that this one doesn't know. Whoever
+reads one brings it into the type first, with `known_stop_reason` for reasons.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+# Why the ranks of a node, or of all nodes, are ended before they have ended by themselves.
+StopReason = Literal[
+    "failed",  # a rank, or torchrun, failed
+    "lost",  # a node was lost, or this node lost the others
+    "lease",  # no notebook renewed the lease
+    "interrupted",  # Ctrl-C
+    "timeout",  # --timeout ran out
+    "rendezvous",  # a node can't dial the endpoint
+    "hung",  # no rank advanced for --hang-timeout
+    "stopped",  # `%distributed stop`, also from another notebook
+    "the agent was asked to end",  # SIGTERM came to the agent
+    "gang",  # --detach, but the nodes don't hear each other
+    "abandoned",  # the notebook's own code failed
+    "too late",  # a node came to an elastic job that was over
+    "another host could not start",
+]
+STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
+
+# How a rank ended. "replaced": its agent killed it, because an elastic job forms anew.
+RankOutcome = Literal["returned", "raised", "exited", "signalled", "replaced"]
+
+
+def known_stop_reason(text: str) -> StopReason:
+    """Return a reason that came as text; "stopped" for one that this version doesn't know."""
+    return text if text in STOP_REASONS else "stopped"

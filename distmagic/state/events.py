@@ -1,0 +1,136 @@
+"""The events that change a run's state: those of the launcher, which is this notebook, and the envelope of all events.
+
+The events of hosts are messages (remote/wire/events.py). fold.py makes a state from both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """The notebook has connected to a host and has its facts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unusable:
+    """A host can't take part in the run, for the reason `why`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """A warning for the user, in one line that names the host."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What the plan says of all nodes: their addresses, and how many of them the job needs.
+
+    `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
+    each node runs, empty where the nodes decide that among themselves. `world_size` is 0 where nodes may come and go.
+    """
+
+    addresses: tuple[str, ...]
+    min_nodes: int
+    present: tuple[int, ...] | None = None
+    ranks: tuple[range, ...] = ()
+    world_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """`sent_bytes` of the payload were sent to a node, which lacked `total_bytes` of it."""
+
+    sent_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """A node has the payload, and its agent was told to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """The run ended before it had begun on all hosts. `why` is a sentence that names each cause once.
+
+    `is_wish`: the user ended it. Else something was wrong with a host or with the request.
+    """
+
+    why: str
+    is_wish: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A node counts as lost: its host, its agent or the way there is gone for good."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """The connection to a node broke. Its ranks go on, and the launcher connects again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """The launcher is connected to a node again. No event was lost meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A node's agent has ended. All its events were folded before this one, and its small results were fetched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """The processes that a lost agent had left on its node were ended, but for `survivors`."""
+
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """All nodes are being told to stop the job."""
+
+    reason: StopReason
+
+
+Launched = (
+    Connected
+    | Unusable
+    | Warned
+    | Planned
+    | Sending
+    | Starting
+    | Abandoned
+    | Lost
+    | Swept
+    | Broken
+    | Mended
+    | Gone
+    | StopRequested
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event: `what` happened on node `node_rank`.
+
+    `at_s` is the time at which the notebook got it, in seconds since the run began. `what` None: only time has passed.
+    """
+
+    node_rank: int
+    at_s: float
+    what: protocol.Message | Launched | None

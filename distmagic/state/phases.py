@@ -1,0 +1,68 @@
+"""The phases of nodes, ranks and runs, and what each reason of a stop means. Every list of such words is here.
+
+A list that is kept elsewhere is made from these, so that a new word has one place where its meaning must be given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from distmagic.remote.wire.vocabulary import StopReason
+
+# A node goes through these in this order, and may leave some out. ended: torchrun is over. clear: no process is left.
+# gone: the agent has ended too, and all its events are here.
+NodePhase = Literal["connecting", "connected", "sending", "starting", "running", "ended", "clear", "gone"]
+NODE_PHASES: tuple[NodePhase, ...] = get_args(NodePhase)
+OPENING: tuple[NodePhase, ...] = NODE_PHASES[:4]  # before there is any rank
+
+# stopped: ended by the agent or by torchrun. lost: its node was lost.
+RankPhase = Literal["starting", "running", "done", "failed", "stopped", "lost"]
+ALIVE: tuple[RankPhase, ...] = ("starting", "running")
+
+RunPhase = Literal["connecting", "sending", "starting", "running", "stopping", "done", "failed", "stopped", "lost"]
+
+# What the other nodes know of a node. silent: they have never received a datagram of it. "": nothing is known.
+GangState = Literal["", "joined", "silent", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMeaning:
+    """What follows from one reason of a stop.
+
+    `is_wish`: the notebook that drives the run stopped it, for the user or at a limit that the user set; no node
+    failed. `is_explained`: the rest of the state tells the cause, a failed rank or a lost node. `in_row`: the words in
+    the row of a host without ranks.
+    """
+
+    is_wish: bool = False
+    is_explained: bool = False
+    in_row: str = "stopped"
+
+
+STOP_MEANINGS: dict[StopReason, StopMeaning] = {
+    "failed": StopMeaning(is_explained=True),
+    "lost": StopMeaning(is_explained=True),
+    "lease": StopMeaning(in_row="stopped: it had not heard of this notebook for its lease"),
+    "interrupted": StopMeaning(is_wish=True),
+    "timeout": StopMeaning(is_wish=True),
+    "rendezvous": StopMeaning(is_wish=True),
+    "hung": StopMeaning(is_wish=True),
+    "stopped": StopMeaning(),
+    "the agent was asked to end": StopMeaning(in_row="the agent was asked to end"),
+    "gang": StopMeaning(is_wish=True),
+    "abandoned": StopMeaning(is_wish=True),
+    "too late": StopMeaning(in_row="came too late"),
+    "another host could not start": StopMeaning(in_row="stopped: another host could not start"),
+}
+
+
+def is_explained(reason: str) -> bool:
+    """Whether the rest of the state shows why a node, or the run, ended with this reason."""
+    meaning = meaning_of(reason)
+    return reason in ("", "done") or (meaning is not None and meaning.is_explained)
+
+
+def meaning_of(reason: str) -> StopMeaning | None:
+    """Return what a reason means; None for one of an agent's own words (an error), for "done" and for none."""
+    return STOP_MEANINGS.get(cast(StopReason, reason))

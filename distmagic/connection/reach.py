@@ -12,7 +12,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostErrors, SpecError, Unreachable
 from distmagic.payload.bundle import build
-from distmagic.remote.records import places
+from distmagic.remote.records import expiry
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 
@@ -37,7 +37,7 @@ class Reaching:
         self.absent: dict[int, str] = {}  # hosts that a job begins without, by index, and what is wrong with them
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
         self.futures = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=False)]
-        self._pool.submit(places.tidy)  # this machine keeps payloads too
+        self._pool.submit(expiry.tidy)  # this machine keeps payloads too
 
     # ---- the first link to each host
 

@@ -27,7 +27,7 @@ class LocalBlob:
 
 
 def folder() -> Path:
-    """Return this machine's own folder of blobs, which `places.expire` keeps bounded. Raises OSError."""
+    """Return this machine's own folder of blobs, which `expiry.expire` keeps bounded. Raises OSError."""
     return places.make_private(places.home() / "blobs")
 
 

@@ -59,7 +59,7 @@ def pack_call(
     try:
         call = _dumped(Call(thunk), folder, seen, limit_bytes)
     except parcel.Unpicklable as error:
-        raise _cannot_travel(error.culprit, thunk) from error
+        raise _cannot_travel(error.cause, thunk) from error
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
     modules = set(seen.modules)

@@ -107,7 +107,7 @@ class Executor:
     def _meet(self, action: Meet) -> None:
         def connect() -> Link | None:
             link = self._reaching.link(action.host_index)
-            found = {(one.job, one.node_rank) for one in link.jobs()}
+            found = {(one.job, one.node_rank) for one in link.jobs(self._job)}
             if (self._job, action.node_rank) not in found:
                 link.close()
                 return None

@@ -1,1 +1,13 @@
-"""Answers the notebook over one SSH channel, and keeps what is warm."""
+"""Answers the notebook on a host, over one SSH channel, and keeps torch loaded between runs.
+
+A contact holds nothing: when its channel ends it ends, and agents go on under their lease. It starts agents and never
+runs a rank. The template is a process of its own, from which agents are forked.
+
+Read in this order:
+    boot              the first program on a host: unpacks the bundle
+    contact           one request after the other; carries bytes between notebook and agent
+    blob_receiver     files that come in, from the notebook or from another host
+    blob_server       files that are handed on to the next host, over TLS
+    template_client   finds, starts and ends templates
+    template          a process that has torch loaded and forks agents
+"""

@@ -1,12 +1,12 @@
-"""Blobs from host to host: who has them, or is just getting them, serves them to one other host.
+"""Blobs from host to host: a host that has them, or is receiving them, serves them to one other host.
 
-Both ends are told the same certificate and key over SSH, made for this one delivery. They speak TLS 1.3, and each end
+Both ends get the same certificate and key over SSH, made for this one delivery. They speak TLS 1.3, and each end
 goes on only if the other shows that very certificate, before any byte of a blob. Then the server alone speaks:
 
     4 bytes, big-endian: how many bytes follow; none: nothing new yet, but still here
 
-The blobs follow one another in an order that both know. Whoever takes them checks their SHA-256, and turns to the
-notebook when anything is wrong: nothing here has to be tried again.
+The blobs follow one another in an order that both know. The receiver checks their SHA-256, and asks the notebook for
+them when anything is wrong: so nothing here is tried again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALONE_S = 30.0  # a server to which nobody comes gives up
 STALL_S = 5.0  # a server that says nothing at all for so long is given up
 _SLOW_S = 30.0  # for a taker to take something
 _ALIVE_S = 1.0  # between two signs of life
-_AT_THE_DOOR = 32  # connections that have not shown their certificate; one more, and the oldest has to go
+_MOST_HANDSHAKES = 32  # connections without a certificate so far; one more, and the oldest is closed
 _BACKLOG = 128
 _TICK_S = 0.1
 FRAME_BYTES = 1 << 18
@@ -58,7 +58,7 @@ class Growing:
                 self._changed.notify_all()
 
     def grow(self, number: int, ready_bytes: int) -> None:
-        """Say that so many bytes of a file are there."""
+        """Note that so many bytes of a file are there."""
         with self._changed:
             self._ready[number] = max(ready_bytes, self._ready[number])
             self._changed.notify_all()
@@ -78,7 +78,7 @@ class Growing:
         return data
 
     def close(self) -> None:
-        """Let go of the files: whoever waits for more gives up."""
+        """Close the files; a `read` that waits for more raises EOFError."""
         with self._changed:
             self._is_over = True
             for file in self._files:
@@ -111,16 +111,18 @@ def _check(tls: ssl.SSLSocket, secret: Secret) -> None:
 
 
 class BlobServer:
-    """Serves files that grow to the first who proves to have the secret; in a thread of its own, until `close`.
+    """Serves files that grow to the first peer that has the secret; in a thread of its own, until `close`.
 
-    It listens on `address` alone, and no longer than until that one has come. `sizes` are the files' bytes.
+    It listens on `address` alone, and only until that peer has come. `sizes` are the files' bytes.
     """
 
     def __init__(self, address: str, secret: Secret, files: Growing, sizes: Sequence[int]) -> None:
         self._secret, self._files, self._sizes = secret, files, sizes
         self._context = context(secret, is_server=True)
         self._is_over = threading.Event()
-        self._plug: socket.socket | None = None  # the same connection, for `close`: a TLS socket is its own thread's
+        self._raw: socket.socket | None = (
+            None  # the socket below TLS, for `close`: a TLS socket may be used by one thread only
+        )
         self._listener = socket.create_server((address, 0), family=family_of(address), backlog=_BACKLOG)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
@@ -131,9 +133,9 @@ class BlobServer:
         """Stop, whatever it is doing, and return when nothing listens and no connection is open."""
         self._is_over.set()
         self._files.close()
-        if self._plug is not None:
+        if self._raw is not None:
             with contextlib.suppress(OSError):
-                self._plug.shutdown(socket.SHUT_RDWR)
+                self._raw.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def _run(self) -> None:
@@ -141,7 +143,7 @@ class BlobServer:
             with self._listener:
                 taker = self._meet()
             if taker is not None:
-                with taker, self._plug or contextlib.nullcontext():
+                with taker, self._raw or contextlib.nullcontext():
                     self._send_all(taker)
         except (OSError, EOFError):
             return  # the taker is gone, or there is nothing to serve any more: it turns to the notebook
@@ -149,17 +151,17 @@ class BlobServer:
             self._files.close()
 
     def _meet(self) -> ssl.SSLSocket | None:
-        """Return the connection of the one who has the secret; None if nobody came."""
-        door = _Door(self._listener, self._context, self._secret)
+        """Return the connection of the host that has the secret; None if it did not come."""
+        handshakes = _Handshakes(self._listener, self._context, self._secret)
         try:
             give_up = time.monotonic() + ALONE_S
             while not self._is_over.is_set() and time.monotonic() < give_up:
-                if (found := door.look(_TICK_S)) is not None:
-                    self._plug = socket.socket(fileno=os.dup(found.fileno()))
+                if (found := handshakes.look(_TICK_S)) is not None:
+                    self._raw = socket.socket(fileno=os.dup(found.fileno()))
                     return found
             return None
         finally:
-            door.close()
+            handshakes.close()
 
     def _send_all(self, taker: ssl.SSLSocket) -> None:
         taker.settimeout(_SLOW_S)
@@ -172,8 +174,8 @@ class BlobServer:
         taker.recv(1)  # it hangs up when it has all: closing sooner could throw away what is on its way
 
 
-class _Door:
-    """Connections that have not proved anything yet: few, each for a short time, and none can hold up another."""
+class _Handshakes:
+    """TLS handshakes that are under way: few, each for a short time, and none holds up another."""
 
     def __init__(self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret) -> None:
         self._listener, self._context, self._secret = listener, tls, secret
@@ -182,24 +184,24 @@ class _Door:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def look(self, timeout_s: float) -> ssl.SSLSocket | None:
-        """Let everybody at the door go one step; return the one who has got through."""
+        """Go on with every handshake; return a connection that has shown the certificate."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
-                self._let_in()
-            elif key.fileobj in self._waiting and self._has_proved(key.fileobj):
-                return self._taken(key.fileobj)
+                self._accept()
+            elif key.fileobj in self._waiting and self._is_done(key.fileobj):
+                return self._remove(key.fileobj)
         now = time.monotonic()
         for late in [tls for tls, until in self._waiting.items() if until < now]:
-            self._turn_away(late)
+            self._refuse(late)
         return None
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         try:
             plain, _ = self._listener.accept()
         except OSError:
             return  # it has gone again
-        if len(self._waiting) >= _AT_THE_DOOR:
-            self._turn_away(next(iter(self._waiting)))
+        if len(self._waiting) >= _MOST_HANDSHAKES:
+            self._refuse(next(iter(self._waiting)))
         try:
             plain.setblocking(False)
             tls = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
@@ -209,7 +211,7 @@ class _Door:
         self._waiting[tls] = time.monotonic() + HANDSHAKE_S
         self._selector.register(tls, selectors.EVENT_READ)
 
-    def _has_proved(self, tls: ssl.SSLSocket) -> bool:
+    def _is_done(self, tls: ssl.SSLSocket) -> bool:
         try:
             tls.do_handshake()
             _check(tls, self._secret)
@@ -218,23 +220,23 @@ class _Door:
         except ssl.SSLWantWriteError:
             self._selector.modify(tls, selectors.EVENT_WRITE)
         except (OSError, ValueError):
-            self._turn_away(tls)
+            self._refuse(tls)
         else:
             return True
         return False
 
-    def _taken(self, tls: ssl.SSLSocket) -> ssl.SSLSocket:
+    def _remove(self, tls: ssl.SSLSocket) -> ssl.SSLSocket:
         self._selector.unregister(tls)
         del self._waiting[tls]
         return tls
 
-    def _turn_away(self, tls: ssl.SSLSocket) -> None:
-        self._taken(tls).close()
+    def _refuse(self, tls: ssl.SSLSocket) -> None:
+        self._remove(tls).close()
 
     def close(self) -> None:
-        """Turn everybody away."""
+        """Close all connections whose handshake is under way."""
         for tls in list(self._waiting):
-            self._turn_away(tls)
+            self._refuse(tls)
         self._selector.close()
 
 
@@ -242,7 +244,7 @@ class Source:
     """The taker's end of a connection to a `BlobServer`. `wait` waits for a socket, and ends all when the notebook does."""
 
     def __init__(self, address: str, port: int, secret: Secret, wait: Wait) -> None:
-        """Connect. Raises OSError; SSLError for one who has not the secret."""
+        """Connect. Raises OSError; SSLError for a server that doesn't have the secret."""
         self._wait = wait
         plain = socket.socket(family_of(address))
         try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from distmagic.remote.contact import blob_receiver, template_client
-from distmagic.remote.records import journal, listing, logs, places
+from distmagic.remote.records import expiry, journal, listing, logs, places
 from distmagic.remote.system import facts, logout, processes, socket_peer
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
@@ -67,7 +67,7 @@ class Contact:
         # After the facts, which the notebook waits for: on a slow disk it takes its time.
         _sweep_dead()
         with contextlib.suppress(OSError):
-            places.tidy()
+            expiry.tidy()
         while (line := self._line()) is not None:
             _, request = protocol.decode(line)
             if type(request) in self._handlers:  # a request for an agent that ended meanwhile has no handler here
@@ -256,7 +256,7 @@ class Contact:
                 self._send_part(file, min(skip, size), size)
                 skip -= min(skip, size)
         if path.suffix == ".result":
-            places.mark_fetched(path)
+            expiry.mark_fetched(path)
 
     def _send_part(self, file: BinaryIO, at: int, end: int) -> None:
         file.seek(at)
@@ -284,9 +284,9 @@ class Contact:
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
         """Send how many bytes are kept of blobs that nobody uses, and remove these if the request says so."""
-        found = places.unused(Path(sys.path[0]).name)
+        found = expiry.unused(Path(sys.path[0]).name)
         if request.removes:
-            places.remove(path for path, _ in found)
+            expiry.remove(path for path, _ in found)
         self.say(protocol.Removed(size_bytes=sum(size for _, size in found)))
 
     # ---- templates

@@ -1,1 +1,13 @@
-"""What is kept on a host: directories, journals, logs, the list of jobs."""
+"""What is kept on a host: directories, journals, logs, the list of jobs.
+
+Only files are written and read here, and processes are only looked at: nothing is started, ended or sent. A disk that is
+full ends no job: its writers note the error and go on.
+
+Read in this order:
+    places        where everything lies
+    expiry        what is removed, and when
+    atomic_file   a file that appears whole or not at all
+    logs          a file that grows within a limit: its beginning and its newest part are kept
+    journal       every event of one node, numbered, on disk before it is sent
+    listing       the jobs of which this host has something
+"""

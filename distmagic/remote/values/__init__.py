@@ -1,1 +1,13 @@
-"""Values in files: pickles, tensors, large side files."""
+"""Values in files: how a function travels to the ranks, and how what it returns travels back.
+
+Tensors and arrays are written straight from their memory and mapped when they are loaded. Nothing here knows of hosts or
+jobs. cloudpickle, torch and numpy are imported only where a value needs them.
+
+Read in this order:
+    parcel        one value in one file: `dump` and `load`
+    pickling      the pickler and the unpickler, and what they do in their own way
+    storages      which bytes of which tensor travel
+    side_files    large values in files of their own, which are not sent again while they stay the same
+    unpicklable   which part of a value can't be pickled, in words
+    call          what the payload of a job holds, and how a rank runs it
+"""

@@ -5,7 +5,7 @@
 cloudpickle makes the pickle; the memory of tensors and numpy arrays follows it out of band, written straight from
 where it lies and mapped, never copied, by `load` (writable; changes stay private). Tensors always arrive on the CPU.
 The trailer comes last, so a file that was cut off is known by its missing end. With `beside`, large values are in
-files of their own in that folder, and the table says which (see side_files.py).
+files of their own in that folder, and the table says in which (see side_files.py).
 
 Functions and classes of `__main__` travel by value. Loaded with `namespace`, they and what they use become names in
 it; without, they get a namespace of their own and touch nobody else's.
@@ -49,11 +49,11 @@ class ParcelError(Exception):
 
 
 class Unpicklable(ParcelError):
-    """Some part of the value can't be pickled; `culprit` is the smallest part that was found."""
+    """Some part of the value can't be pickled; `cause` is the smallest such part that was found."""
 
-    def __init__(self, culprit: unpicklable.UnpicklablePart) -> None:
-        super().__init__(f"{culprit.sentence}.", "Return only what can be pickled: numbers, tensors, a state_dict().")
-        self.culprit = culprit
+    def __init__(self, cause: unpicklable.UnpicklablePart) -> None:
+        super().__init__(f"{cause.sentence}.", "Return only what can be pickled: numbers, tensors, a state_dict().")
+        self.cause = cause
 
 
 class TooLarge(ParcelError):
@@ -74,17 +74,17 @@ def dump(
     name: str = "result",
     beside: Path | None = None,
 ) -> int:
-    """Write `value` to `path` (aside, then renamed; readable by its owner only) and return the file's bytes.
+    """Write `value` to `path`, whole or not at all and readable by its owner only; return the size of the file in bytes.
 
     `beside` is the folder where large values get files of their own; `load` wants them in the parcel's own folder.
-    `seen` takes notes, also of these, and the file's SHA-256. Raises `Unpicklable`, which names the part starting from `name`,
-    `TooLarge` before any buffer is written, and OSError when the disk is full.
+    `seen` takes notes, also of these, and of the file's SHA-256. Raises `Unpicklable`, which names the part starting from
+    `name`, `TooLarge` before any buffer is written, and OSError when the disk is full.
     A DistributedDataParallel module travels as the module in it: its process group ends with the run.
     """
     with atomic_write(Path(path)) as file:
         sink = _Sink(file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes)
         sink.write(MAGIC)
-        sink.splices = None if beside is None else []
+        sink.omitted = None if beside is None else []
         seen = seen or Seen()
         packer = _pickled(value, sink, seen, refuse, name)
         _write_values(packer, sink, beside, seen)
@@ -103,32 +103,43 @@ def measure(value: object, *, refuse: Refuse | None = None) -> int:
 def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) -> None:
     """Write what follows the pickle: the values, and the table that says where each of them is."""
     buffers, windows, rows = packer.plan()
-    splices, sink.splices = sink.splices or [], None
-    values = [*(side_files.of_memory(data) for _, data in splices), *map(side_files.of_memory, buffers),
-              *(Value(size_bytes=w.size_bytes, chunks=w.chunks) for w in windows)]  # fmt: skip
-    sink.check(sink.size + sum(value.size_bytes for value in values))
-    spans: dict[int, list[int]] = {}
-    for group in [] if beside is None else side_files.grouped([value.size_bytes for value in values]):
-        number = len(seen.side_files)
-        side_file, offsets = _write_volume([values[n] for n in group], beside or Path(), sink)
-        seen.side_files.append(side_file)
-        spans |= {n: [at, values[n].size_bytes, number] for n, at in zip(group, offsets, strict=True)}
+    omitted = sink.omitted or []
+    sink.omitted = None  # from here on the sink takes everything
+    values = [side_files.of_memory(data) for _, data in omitted]
+    values += [side_files.of_memory(data) for data in buffers]
+    values += [Value(size_bytes=window.size_bytes, chunks=window.chunks) for window in windows]
+    sizes = [value.size_bytes for value in values]
+    sink.check(sink.size + sum(sizes))
+
+    # A span is where a value is: [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
+    spans: list[list[int]] = [[] for _ in values]
+    if beside is not None:
+        for group in side_files.grouped(sizes):
+            side_file, offsets = _write_side_file([values[n] for n in group], beside, sink)
+            for n, offset in zip(group, offsets, strict=True):
+                spans[n] = [offset, sizes[n], len(seen.side_files)]
+            seen.side_files.append(side_file)
     for n, value in enumerate(values):
-        if n not in spans:
-            spans[n] = [sink.write_value(value), value.size_bytes]
-    ordered = [spans[n] for n in range(len(values))]
-    first, last = len(splices), len(splices) + len(buffers)
-    table: dict[str, list[Any]] = {"buffers": ordered[first:last], "windows": ordered[last:], "rows": rows}
-    if splices or seen.side_files:
+        if not spans[n]:
+            spans[n] = [sink.write_value(value), sizes[n]]
+
+    first_window = len(omitted) + len(buffers)
+    table: dict[str, list[Any]] = {
+        "buffers": spans[len(omitted) : first_window],
+        "windows": spans[first_window:],
+        "rows": rows,
+    }
+    if seen.side_files:
         table["side_files"] = [[side_file.sha256, side_file.size_bytes] for side_file in seen.side_files]
-        table["splices"] = [[at, span] for (at, _), span in zip(splices, ordered, strict=False)]
+    if omitted:
+        table["omitted"] = [[at, spans[n]] for n, (at, _) in enumerate(omitted)]
     sink.align()
     offset = sink.size
     length = sink.write(json.dumps(table, separators=(",", ":")).encode())
     sink.write(_TRAILER.pack(offset, length, _END))
 
 
-def _write_volume(values: Sequence[Value], folder: Path, main: _Sink) -> tuple[SideFile, list[int]]:
+def _write_side_file(values: Sequence[Value], folder: Path, main: _Sink) -> tuple[SideFile, list[int]]:
     """Write a file with these values; return it, and where each of them is in it."""
     with side_files.new_file(folder) as (file, name):
         sink = _Sink(file=file, sha256=side_files.new_digest())
@@ -149,8 +160,8 @@ def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name
     except Exception as error:
         if sink.error is not None:
             raise sink.error from None
-        culprit = unpicklable.find(value, name, error, functools.partial(_why_not, refuse=refuse))
-        raise Unpicklable(culprit) from error
+        cause = unpicklable.find(value, name, error, functools.partial(_why_not, refuse=refuse))
+        raise Unpicklable(cause) from error
     return packer
 
 
@@ -167,7 +178,8 @@ def _why_not(value: object, refuse: Refuse | None) -> Exception | None:
 class _Sink:
     """Where a parcel's bytes go: a file, or nowhere when they are only counted.
 
-    `splices`, if it is a list, takes what is large in place of the file: (where it belongs, bytes).
+    `omitted`, if it is a list, takes what is large in place of the file: (offset at which it belongs, bytes). So the
+    pickle of a large text or array of bytes stays short, and the text has a file of its own.
     """
 
     file: Any = None
@@ -175,26 +187,28 @@ class _Sink:
     limit_bytes: int | None = None
     size: int = 0
     error: OSError | None = None
-    splices: list[tuple[int, Any]] | None = None
-    held: int = 0
+    omitted: list[tuple[int, Any]] | None = None
+    omitted_bytes: int = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
-        if self.splices is not None and len(view) >= side_files.LARGE_BYTES:
-            self.splices.append((self.size, data))
-            self.held += len(view)
-            self.check(self.size + self.held)
+        if self.omitted is not None and len(view) >= side_files.LARGE_BYTES:
+            self.omitted.append((self.size, data))
+            self.omitted_bytes += len(view)
+            self.check(self.size + self.omitted_bytes)
             return len(view)
         self.size += len(view)
         self.check(self.size)
+        if self.file is None:
+            return len(view)
         try:
-            for at in range(0, len(view), CHUNK_BYTES) if self.file is not None else ():
+            for at in range(0, len(view), CHUNK_BYTES):
                 part = view[at : at + CHUNK_BYTES]
                 self.file.write(part)
                 if self.sha256 is not None:
                     self.sha256.update(part)
         except OSError as error:
-            self.error = error  # told apart from an OSError that pickling some object raised
+            self.error = error  # kept, since pickling some object may raise an OSError as well
             raise
         return len(view)
 
@@ -224,9 +238,9 @@ def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) 
         memory, table = _open(file, str(path))
         places = _Places(memory, table.get("side_files", ()), Path(path).parent)
         buffers = (places.view(span) for span in table["buffers"])
-        shelf = TensorLoader([places.find(span) for span in table["windows"]], table["rows"])
-        pickled = places.pickled(table.get("splices", ()))
-        loader = Loader(pickled, buffers, shelf, {"__name__": "__main__"} if namespace is None else namespace)
+        tensors = TensorLoader([places.find(span) for span in table["windows"]], table["rows"])
+        pickled = places.pickled(table.get("omitted", ()))
+        loader = Loader(pickled, buffers, tensors, {"__name__": "__main__"} if namespace is None else namespace)
         try:
             value, definitions = loader.load(), loader.load()
         except MemoryError:
@@ -252,18 +266,22 @@ def _open(file: Any, path: str) -> tuple[mmap.mmap, dict[str, Any]]:
         raise cut
     try:
         table = json.loads(memory[offset : offset + length])
-        spans = [*table["buffers"], *table["windows"], *(span for _, span in table.get("splices", ()))]
-        inside = all(len(MAGIC) <= at and at + n <= offset for at, n, *side_file in spans if not side_file)
-        sound = inside and isinstance(table["rows"], list)
+        spans = [*table["buffers"], *table["windows"], *(span for _, span in table.get("omitted", ()))]
+        own_spans = [(at, size) for at, size, *side_file in spans if not side_file]
+        is_inside = all(len(MAGIC) <= at and at + size <= offset for at, size in own_spans)
+        is_sound = is_inside and isinstance(table["rows"], list)
     except (ValueError, KeyError, TypeError) as error:
         raise ParcelError(f"{path} is damaged: {error}.") from error
-    if not sound:
+    if not is_sound:
         raise ParcelError(f"{path} is damaged: its table points outside of it.")
     return memory, table
 
 
 class _Places:
-    """The memory of a loaded parcel and of its volumes. A span is [offset, bytes] in it, or [offset, bytes, volume]."""
+    """The memory of a loaded parcel and of its side files.
+
+    A span is [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
+    """
 
     def __init__(self, memory: mmap.mmap, found: Sequence[tuple[str, int]], folder: Path) -> None:
         self._memories = [memory]
@@ -287,13 +305,16 @@ class _Places:
         memory, offset, size = self.find(span)
         return memoryview(memory)[offset : offset + size]
 
-    def pickled(self, splices: Sequence[tuple[int, Sequence[int]]]) -> io.BufferedReader:
-        """Return the pickle as it was made, what is kept elsewhere put in again."""
-        pieces, at, main = [], len(MAGIC), memoryview(self._memories[0])
-        for where, span in splices:
-            pieces += [main[at:where], self.view(span)]
-            at = where
-        return io.BufferedReader(side_files.Joined([*pieces, main[at:]]), 1 << 16)
+    def pickled(self, omitted: Sequence[tuple[int, Sequence[int]]]) -> io.BufferedReader:
+        """Return the pickle as it was made, with what was omitted put in again."""
+        main = memoryview(self._memories[0])
+        pieces = []
+        at = len(MAGIC)
+        for offset, span in omitted:
+            pieces += [main[at:offset], self.view(span)]
+            at = offset
+        pieces.append(main[at:])
+        return io.BufferedReader(side_files.Joined(pieces), 1 << 16)
 
 
 def _not_here(error: Exception) -> ParcelError:

@@ -1,4 +1,4 @@
-"""How objects are pickled for a parcel, and unpickled: cloudpickle with a say of our own.
+"""How objects are pickled for a parcel, and unpickled: cloudpickle, but for what is listed here.
 
 - tensors and storages become numbers in a table, their memory goes beside the pickle (see storages.py);
 - functions of `__main__` get, where they are loaded, the globals of that `__main__`, and the names that it defines
@@ -24,7 +24,7 @@ from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, 
 
 @dataclass(slots=True)
 class Seen:
-    """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its volumes."""
+    """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its side files."""
 
     codes: list[types.CodeType] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
@@ -36,7 +36,7 @@ Refuse = Callable[[object], None]  # raises for an object that must not travel a
 
 
 class Packer:
-    """One value on its way into a parcel: pickles it, and holds the buffers until they are written."""
+    """Pickles one value for a parcel, and holds its buffers until they are written."""
 
     def __init__(self, sink: Any, seen: Seen, refuse: Refuse | None) -> None:
         self._storages = Storages()
@@ -56,7 +56,7 @@ class Packer:
         return self._buffers, *self._storages.plan()
 
     def reduce(self, obj: Any) -> Any:
-        """Return how to pickle `obj`; NotImplemented leaves it to cloudpickle. Also takes notes."""
+        """Return how to pickle `obj`, as `__reduce__` does; NotImplemented leaves it to cloudpickle. Also takes notes."""
         if obj is sys.stdout or obj is sys.stderr:
             return getattr, (sys, "stdout" if obj is sys.stdout else "stderr")  # those of the other end
         if self._refuse is not None:
@@ -167,12 +167,12 @@ _MAIN = _Main(__name__="__main__")  # not empty: cloudpickle would fill an empty
 class Loader(pickle.Unpickler):
     """Unpickles, with the names above bound to one parcel's memory and one namespace."""
 
-    def __init__(self, file: Any, buffers: Any, shelf: TensorLoader, namespace: dict[str, Any]) -> None:
+    def __init__(self, file: Any, buffers: Any, tensors: TensorLoader, namespace: dict[str, Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._own = {
-            "_tensor": shelf.tensor,
-            "_storage": shelf.storage,
-            "_typed_storage": shelf.typed_storage,
+            "_tensor": tensors.tensor,
+            "_storage": tensors.storage,
+            "_typed_storage": tensors.typed_storage,
             "_main": lambda: namespace,
             "_same": _same,
         }

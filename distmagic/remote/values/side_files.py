@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 LARGE_BYTES = 1 << 20
-AT_MOST = 64  # volumes of one parcel: each holds a descriptor while it is mapped
+AT_MOST = 64  # side files of one parcel: each holds a descriptor while it is mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ def of_memory(memory: Any) -> Value:
 
 
 def grouped(sizes: Sequence[int]) -> list[list[int]]:
-    """Return which values share a volume, by their numbers; those in no group stay in the parcel.
+    """Return which values share a side file, by their numbers; those in no group stay in the parcel.
 
-    A large value has a volume to itself. Small ones share: each only with its neighbours, so that a change of one
-    touches few others. What is large grows with the whole: there are never more than `AT_MOST` volumes.
+    A large value has a side file to itself. Small ones share: each only with its neighbours, so that a change of one
+    touches few others. The more bytes there are in all, the larger a value must be for a file to itself: there are never more than `AT_MOST` side files.
     """
     large = LARGE_BYTES
     while sum(sizes) > AT_MOST * large:
@@ -68,8 +68,11 @@ def grouped(sizes: Sequence[int]) -> list[list[int]]:
 
 @contextmanager
 def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
-    """Give a file to write, and a function that names it in the end; a file that got no name is removed."""
-    aside = folder / f".volume-{secrets.token_hex(8)}"
+    """Give a new file to write, and a function that names it; a file that was not named is removed after the block.
+
+    Its name is the hash of its bytes, which is known only when all are written: `atomic_write` needs the name before.
+    """
+    aside = folder / f".side-file-{secrets.token_hex(8)}"
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
 
@@ -83,12 +86,12 @@ def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
 
 
 def new_digest() -> Any:
-    """Return what a volume's name is made with."""
+    """Return the digest that makes a side file's name."""
     return hashlib.sha256()
 
 
 def mapped(path: Path, size_bytes: int) -> mmap.mmap:
-    """Return a volume's memory; what is written there stays private. Raises OSError, ValueError if it isn't whole."""
+    """Map a side file; what is written there stays private. Raises OSError, ValueError if it isn't whole."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size != size_bytes:
             raise ValueError(f"{path} is not whole")

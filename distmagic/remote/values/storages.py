@@ -23,9 +23,9 @@ from typing import Any
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
 
-TensorRow = list[
-    Any
-]  # [window, dtype, offset, size, stride, requires_grad, conj, neg], as JSON keeps it; offset in elements
+# How to build a tensor, as JSON keeps it: [window, dtype, offset, size, stride, requires_grad, conj, neg]; the offset is
+# in elements from the beginning of the window. Window -1: it has no elements.
+TensorRow = list[Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,22 +124,23 @@ class Storages:
         """Return the windows to write, and for each number a row that says how to build it from them."""
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
-        for numbers in self._by_storage():
-            for stretch in self._stretches(numbers):
-                first = self._views[stretch.views[0]]
-                packs = len(stretch.views) == 1 and first.is_sparse
-                if packs:
-                    rows[stretch.views[0]] = _packed_row(first, len(windows))
-                    window = Window(
-                        storage=first.storage, start=0, packed=first.tensor,
-                        size_bytes=first.tensor.numel() * first.tensor.element_size(),
-                    )  # fmt: skip
-                else:
-                    window = Window(storage=first.storage, start=stretch.start, size_bytes=stretch.stop - stretch.start)
-                    for number in stretch.views:
-                        rows[number] = _row(self._views[number], len(windows), stretch.start)
-                windows.append(window)
+        stretches = [stretch for numbers in self._by_storage() for stretch in self._stretches(numbers)]
+        for stretch in stretches:
+            first = self._views[stretch.views[0]]
+            if self._is_packed(stretch):
+                rows[stretch.views[0]] = _packed_row(first, len(windows))
+                size_bytes = first.tensor.numel() * first.tensor.element_size()
+                window = Window(storage=first.storage, start=0, size_bytes=size_bytes, packed=first.tensor)
+            else:
+                for number in stretch.views:
+                    rows[number] = _row(self._views[number], len(windows), stretch.start)
+                window = Window(storage=first.storage, start=stretch.start, size_bytes=stretch.stop - stretch.start)
+            windows.append(window)
         return windows, rows
+
+    def _is_packed(self, stretch: _Stretch) -> bool:
+        """Whether a stretch travels as a contiguous copy of the one tensor that sees it."""
+        return len(stretch.views) == 1 and self._views[stretch.views[0]].is_sparse
 
     def _by_storage(self) -> list[list[int]]:
         """Return the numbers of the views that see anything, a list for each storage."""
@@ -155,16 +156,21 @@ class Storages:
         for number in sorted(numbers, key=lambda n: (self._views[n].start, n)):
             view = self._views[number]
             start = view.start // ALIGN * ALIGN  # keeps every element aligned as it was
-            if found and start <= -(-found[-1].stop // ALIGN) * ALIGN:
+            if found and start <= _aligned(found[-1].stop):
                 found[-1].stop = max(found[-1].stop, view.stop)
                 found[-1].views.append(number)
             else:
                 found.append(_Stretch(start=start, stop=view.stop, views=[number]))
-        dense = [s for s in found if len(s.views) > 1 or not self._views[s.views[0]].is_sparse]
+        whole_bytes = sum(s.stop - s.start for s in found if not self._is_packed(s))
         storage_bytes = self._views[numbers[0]].storage.nbytes()
-        if len(found) > 1 and 2 * sum(s.stop - s.start for s in dense) >= storage_bytes:
+        if len(found) > 1 and 2 * whole_bytes >= storage_bytes:
             return [_Stretch(start=found[0].start, stop=max(s.stop for s in found), views=list(numbers))]
         return found
+
+
+def _aligned(offset: int) -> int:
+    """Return the first aligned offset that is not before this one."""
+    return -(-offset // ALIGN) * ALIGN
 
 
 def _row(view: _View, window: int, start: int) -> TensorRow:

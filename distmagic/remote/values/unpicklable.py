@@ -1,4 +1,4 @@
-"""Which part of a value can't be pickled: found by trying its parts one by one, and told in words.
+"""Which part of a value can't be pickled, and what that part is in words: its parts are tried one by one.
 
 The parts of a function are the variables that it captures, those of anything else what pickle itself would look at.
 """
@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-MAX_TRIALS = 5_000  # parts that are tried before the part found so far is called the culprit
+MAX_TRIALS = 5_000  # parts that are tried; then the part found so far has to do
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), types.CodeType, types.ModuleType)
 
 WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
@@ -50,48 +50,64 @@ class UnpicklablePart:
 
 
 def find(value: object, name: str, error: Exception, why_not: WhyNot) -> UnpicklablePart:
-    """Return the culprit in `value`, which failed with `error`; `name` is what to call the value itself."""
-    part, visited, trials = Part(owner="", path=name, value=value), {id(value)}, 0
-    kept = [value]  # so that no id is used twice
+    """Return the smallest part of `value` that can't be pickled. Pickling `value` raised `error`.
+
+    `name` is what to call the value itself.
+    """
+    part = Part(owner="", path=name, value=value)
+    tried: dict[int, object] = {id(value): value}  # the objects too: an id is used again once its object is gone
     while not is_known(part.value):
-        for child in parts(part):
-            if isinstance(child.value, _ATOMS) or id(child.value) in visited:
-                continue
-            visited.add(id(child.value))
-            kept.append(child.value)
-            trials += 1
-            child_error = why_not(child.value)
-            if child_error is not None:
-                part, error = child, child_error
-                break
-            if trials > MAX_TRIALS:
-                return UnpicklablePart(part=part, what=describe(part.value), error=error)
-        else:
+        found = _unpicklable_child(part, tried, why_not)
+        if found is None:
             break
+        part, error = found
     return UnpicklablePart(part=part, what=describe(part.value), error=error)
+
+
+def _unpicklable_child(part: Part, tried: dict[int, object], why_not: WhyNot) -> tuple[Part, Exception] | None:
+    """Return the first part of a part that can't be pickled, and why; None where there is none, or time is up."""
+    for child in parts(part):
+        if isinstance(child.value, _ATOMS) or id(child.value) in tried:
+            continue
+        if len(tried) > MAX_TRIALS:
+            return None
+        tried[id(child.value)] = child.value
+        error = why_not(child.value)
+        if error is not None:
+            return child, error
+    return None
 
 
 def parts(part: Part) -> Iterator[Part]:
     """Yield what a value is made of."""
     value = part.value
     if isinstance(value, types.FunctionType):
-        yield from (Part(owner=_name(value), path=name, value=v) for name, v in captured(value))
+        for name, used in captured(value):
+            yield Part(owner=_name(value), path=name, value=used)
     elif isinstance(value, type):
         yield from _class_parts(part, value)
     elif isinstance(value, types.MethodType):
         yield Part(owner=part.owner, path=part.path, value=value.__func__)
         yield Part(owner=part.owner, path=f"{part.path}.__self__", value=value.__self__)
     elif isinstance(value, functools.partial):
-        yield Part(owner=part.owner, path=part.path, value=value.func)
-        owner = _name(value.func)
-        yield from (Part(owner=owner, path=f"args[{i}]", value=v) for i, v in enumerate(value.args))
-        yield from (Part(owner=owner, path=name, value=v) for name, v in value.keywords.items())
+        yield from _partial_parts(part, value)
     elif isinstance(value, dict):
-        yield from (_below(part, f"[{key!r:.60}]", v) for key, v in value.items())
+        for key, item in value.items():
+            yield _below(part, f"[{key!r:.60}]", item)
     elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from (_below(part, f"[{i}]", v) for i, v in enumerate(value))
+        for i, item in enumerate(value):
+            yield _below(part, f"[{i}]", item)
     else:
         yield from _reduced_parts(part)
+
+
+def _partial_parts(part: Part, partial: functools.partial[object]) -> Iterator[Part]:
+    yield Part(owner=part.owner, path=part.path, value=partial.func)
+    owner = _name(partial.func)
+    for i, arg in enumerate(partial.args):
+        yield Part(owner=owner, path=f"args[{i}]", value=arg)
+    for name, arg in partial.keywords.items():
+        yield Part(owner=owner, path=name, value=arg)
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -126,8 +142,10 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 def travels_by_value(value: object) -> bool:
     """Whether a function or class goes into the pickle itself, because no module holds it under its name."""
-    if not isinstance(value, (types.FunctionType, type)) or value.__module__ == "__main__":
-        return isinstance(value, (types.FunctionType, type))
+    if not isinstance(value, (types.FunctionType, type)):
+        return False
+    if value.__module__ == "__main__":
+        return True
     found: object = sys.modules.get(value.__module__ or "")
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -153,22 +171,27 @@ def _reduced_parts(part: Part) -> Iterator[Part]:
     """Yield the parts of an object that its own reduction names; nothing where that fails."""
     try:
         reduced = part.value.__reduce_ex__(4)
-    except Exception:  # noqa: BLE001 - whatever it raises, the object itself is the culprit
+    except Exception:  # noqa: BLE001 - whatever it raises, the object itself can't be pickled
         return
     if not isinstance(reduced, tuple):
         return
+    # What __reduce__ may return: a function, its arguments, a state, items of a list, pairs of a dict.
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
-    plain = function in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
-    yield from (_below(part, "", arg) for arg in args[1 if plain else 0 :])
-    if plain and travels_by_value(args[0]):
+    makes_instance = function in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
+    for arg in args[1:] if makes_instance else args:
+        yield _below(part, "", arg)
+    if makes_instance and travels_by_value(args[0]):
         yield Part(owner=part.owner, path=args[0].__qualname__, value=args[0])
-    for table in state if isinstance(state, tuple) else (state,):
+    for table in state if isinstance(state, tuple) else (state,):  # with slots there are two tables
         if isinstance(table, dict):
-            yield from (_below(part, f".{key}", v) for key, v in table.items())
+            for key, attribute in table.items():
+                yield _below(part, f".{key}", attribute)
         else:
             yield _below(part, "", table)
-    yield from (_below(part, f"[{i}]", v) for i, v in enumerate(items or ()))
-    yield from (_below(part, f"[{key!r:.60}]", v) for key, v in pairs or ())
+    for i, item in enumerate(items or ()):
+        yield _below(part, f"[{i}]", item)
+    for key, item in pairs or ():
+        yield _below(part, f"[{key!r:.60}]", item)
 
 
 _MODULE_TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")

@@ -1,1 +1,14 @@
-"""What the two halves say to each other: messages, and lines of bytes."""
+"""What notebook and hosts send each other: messages, and the lines of JSON that carry them.
+
+Both halves use these files, so that they can't disagree. Nothing here opens a connection, reads a file or decides
+anything. Every line that arrives is checked field by field before anybody sees a message.
+
+Read in this order:
+    protocol   all names in one place, and the protocol's number: everybody imports from here
+    parts      records that messages are made of; `JobTerms` is what a job runs on
+    requests   what the notebook asks of a host
+    answers    what a host replies
+    events     what happens in a job, numbered
+    codec      how a message becomes a line, and a line a message or a `BadLine`
+    lines      lines and blocks of bytes out of a stream
+"""

@@ -12,9 +12,11 @@ from distmagic.remote.wire.requests import StartNode
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a host is like, gathered in a moment without importing torch; `running` are the jobs on it.
+    """What a host is like, gathered in a moment without importing torch. `running` are the jobs that run on it.
 
-    `logout` says why, and how that can be changed, a run here ends with the connection; "" where it does not.
+    `torch` is its version, None without one. `address` and `interface` are those by which the notebook reached the host.
+    `free_port` is a TCP port that was free, `free_bytes` the room on the disk of `state_dir`, where all is kept. `logout`
+    says why a run here ends with the connection, and how that can be changed; "" where it does not.
     `write_error`: why nothing can be written to `state_dir`, "" where it can. Jobs that are there can be followed and
     stopped all the same.
     """
@@ -36,7 +38,7 @@ class Facts:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The address of this host, and its interface, from which the asked-for peer is dialled."""
+    """The address of this host, and its interface, from which it dials the peer of the request."""
 
     address: str
     interface: str
@@ -53,7 +55,7 @@ class MissingBlobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """The port where the host serves; 0 if it can't, and why."""
+    """The port at which the host serves blobs; 0 if it can't, and `why`."""
 
     port: int
     why: str = ""
@@ -62,7 +64,7 @@ class Serving:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedBytes:
-    """So many bytes of what is to be taken are here."""
+    """So many bytes of the blobs of `ReceiveBlobs` have arrived, of all together."""
 
     size_bytes: int
 
@@ -70,7 +72,10 @@ class ReceivedBytes:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedBlob:
-    """Ask the notebook for the rest of a blob, from `offset` on: its bytes follow. `why` not from the other host."""
+    """Ask the notebook for the rest of a blob, from `offset` on: its bytes follow.
+
+    `why` says why they do not come from the other host, "" where there is none.
+    """
 
     sha256: str
     offset: int = 0
@@ -96,7 +101,7 @@ class Jobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What a job had left, or what was kept of what was sent, is gone: so many bytes of it."""
+    """So many bytes were removed: of a job, or of blobs. For `PruneBlobs` without `removes`: would be."""
 
     size_bytes: int
 
@@ -104,7 +109,7 @@ class Removed:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadStart:
-    """What a lead was told when it was started, the gang channel's secret in it: never in a journal."""
+    """The message with which the lead of a job was started. The gang channel's secret is in it: it is in no journal."""
 
     start: StartNode
 
@@ -112,9 +117,9 @@ class LeadStart:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentGone:
-    """The agent of the job that was started or attached to is gone; requests are answered again.
+    """The agent of the job that was started or followed is gone; this conversation answers other requests again.
 
-    `error` is the last line it wrote to its own log, "" for none: an agent that ends well writes nothing there.
+    `error` is the last line of the agent's own log, "" for none: an agent that ends well writes nothing there.
     """
 
     error: str = ""
@@ -123,7 +128,7 @@ class AgentGone:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The request can't be met, in words that name the cause."""
+    """The request can't be met; `error` says why in words, `what` is the name of the request on the wire."""
 
     what: str
     error: str
@@ -132,7 +137,7 @@ class Refused:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """What a notebook keeps warm on this host; a template itself greets with the one that it is."""
+    """The templates of a notebook on this host. A template greets whoever connects with this, and itself alone in it."""
 
     templates: tuple[Template, ...] = ()
 

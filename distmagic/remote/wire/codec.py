@@ -1,6 +1,7 @@
-"""Lines of JSON, and the frozen dataclasses that they carry: how protocol.py's messages are written and read.
+"""Writes messages as lines of JSON, and reads them again.
 
-Reading checks everything: whatever a host sends, `decode` gives a message whose fields have their types, or raises.
+Reading checks everything: whatever bytes a host sends, `decode` returns a message whose fields have their types, or
+raises `BadLine`.
 """
 
 from __future__ import annotations

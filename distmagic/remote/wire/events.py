@@ -51,7 +51,7 @@ class Worker:
 class Progress:
     """What a rank reported since the last line: coalesced, at most about 10 lines a second and rank.
 
-    `step`, `total`: the latest of `report`, None if never told. `rows`: metrics in order, thinned out when a rank
+    `step`, `total`: the latest of `report`, None if there was none. `rows`: metrics in order, thinned out when a rank
     reports faster than is useful. `bars`: those that changed.
     """
 
@@ -70,9 +70,9 @@ class Progress:
 class Output:
     """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
 
-    `skipped_bytes` in front of it are in the log but not sent, because they came too fast to be read by anybody.
-    The journal keeps `size_bytes` in place of the text, which stands in the log already; the text itself where a full
-    disk kept it out of the log.
+    `skipped_bytes` in front of it are in the log but are not sent: nobody can read that fast.
+    The journal keeps `size_bytes` in place of the text, which is in the log already. Where a full disk kept the text out
+    of the log, the journal has the text.
     """
 
     rank: int
@@ -103,7 +103,7 @@ class Ended:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnded:
-    """torchrun ended on this node, and what it says of ranks that failed."""
+    """torchrun ended on this node with exit code `code`; `exits` are the ranks that failed, as torchrun reports them."""
 
     code: int
     exits: tuple[Exit, ...] = ()
@@ -112,7 +112,7 @@ class EngineEnded:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something a user should know that is no failure."""
+    """Something that a user should know and that is no failure."""
 
     text: str
 
@@ -120,7 +120,7 @@ class Notice:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerState:
-    """What this node knows of another one by the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
+    """How this node hears another one over the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
 
     node_rank: int
     state: str
@@ -153,7 +153,7 @@ class Stacks:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStopping:
-    """From here on this node ends its ranks: for what reason, and because of which node (-1: of none)."""
+    """From here on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
 
     reason: str
     culprit: int = -1
@@ -162,7 +162,7 @@ class NodeStopping:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detached:
-    """The job needs no notebook from here on; told by the lead. `why`: "asked", or "disconnected" for too long."""
+    """The job needs no notebook from here on. Only the lead sends it. `why`: "asked", or "disconnected" for too long."""
 
     why: str
 
@@ -181,7 +181,7 @@ class Skipped:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksDone:
-    """The stacks of all `ranks` ranks that run on this node have been told, for the request `request_id`."""
+    """The stacks of all `ranks` ranks that run on this node have been sent, for the request `request_id`."""
 
     request_id: str
     ranks: int
@@ -190,8 +190,9 @@ class StacksDone:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
-    """Nothing of the job runs on this node any more, but for `survivors` (pid and name, and why). The last event of all
-    but the lead, which may still have news of other nodes.
+    """Nothing of the job runs on this node any more, but for `survivors` (name, pid and state).
+
+    It is the last event of a node, but for the lead: that may still have news of other nodes.
 
     `reason`: "done", "stopped", "lease" (nobody renewed it) or an error in words.
     """

@@ -1,10 +1,10 @@
-"""What the notebook and a host say to each other: JSON Lines, one frozen dataclass a type. Both halves use this file.
+"""All names of the wire: JSON Lines, one frozen dataclass a type. Both halves use this file.
 
 A line is `{"t": type, "n": sequence number, ...fields}`. Events of a job are numbered from 1 by the agent's journal;
 everything else has n = 0. Unknown types and fields are ignored, so halves of different age understand each other
 within one `PROTOCOL`. Binary (bundle, payload, results) follows a line that tells its size, never inside a line.
-The messages stand in events.py (of a job), answers.py and requests.py, what they are made of in parts.py; wire.py writes
-and reads them, and `tests/golden/wire.jsonl` freezes one line per type.
+The messages stand in requests.py, answers.py and events.py, and what they are made of in parts.py; codec.py writes and
+reads them. `tests/golden/wire.jsonl` freezes one line per type.
 """
 
 from __future__ import annotations

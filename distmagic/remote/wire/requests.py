@@ -11,7 +11,7 @@ from distmagic.remote.wire.parts import Blob, JobTerms, JoinTemplate, Membership
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetRoute:
-    """Ask for the `Route` to `peer`, an address; "" is: to whoever reached this host."""
+    """Ask for the `Route` to `peer`, an address; "" means the machine that opened this connection."""
 
     peer: str
 
@@ -37,7 +37,8 @@ class CheckBlobs:
 class ServeBlobs:
     """Serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
 
-    `has_them`: else the host will be told to `ReceiveBlobs` them. `address` is its own, the only one that it is to listen on.
+    `has_them`: the blobs are there. If not, `ReceiveBlobs` follows, and they are handed on while they arrive. `address`
+    is the host's own, and the only one that it listens on.
     """
 
     blobs: tuple[Blob, ...]
@@ -49,7 +50,7 @@ class ServeBlobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveBlobs:
-    """Take these blobs, in this order, from the host that serves them there; port 0: from the notebook.
+    """Take these blobs, in this order, from the host that serves them at `address` and `port`; port 0: from the notebook.
 
     Any number of `ReceivedBytes` and `NeedBlob` follow, and in the end `MissingBlobs` without any.
     """
@@ -63,7 +64,7 @@ class ReceiveBlobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRequest:
-    """Have torch loaded by the time that a job with these variables comes, and keep it for the next ones.
+    """Have torch loaded by the time that a job with these variables starts, and keep it loaded for the next ones.
 
     `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used one for `idle_s`.
     `env` and `defaults` are those of `StartNode` as far as they are known.
@@ -124,7 +125,7 @@ class RenewLease:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachJob:
-    """Let the job live without a notebook; said to the lead, which tells `Detached`."""
+    """Let the job live without a notebook. It is sent to the lead, which answers with the event `Detached`."""
 
 
 @message
@@ -147,7 +148,7 @@ class DumpStacks:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetStart:
-    """Ask the lead of an elastic job for its own orders; `LeadStart` or `Refused` follows."""
+    """Ask the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
 
 
 @message
@@ -208,7 +209,7 @@ class RemoveJob:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneBlobs:
-    """Tell the bytes of what was once sent here and nobody uses now; with `removes` it is gone. `Removed` follows."""
+    """Count the bytes of blobs that nobody uses, and remove these if `removes`. `Removed` follows."""
 
     removes: bool = False
 
@@ -216,7 +217,7 @@ class PruneBlobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFacts:
-    """Ask for `Facts` once more: a conversation that was kept open begins anew."""
+    """Ask for `Facts` once more: with it a conversation that was kept open between runs begins anew."""
 
 
 @message
@@ -230,7 +231,7 @@ class ListTemplates:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTemplates:
-    """End the templates of a notebook; `Templates` follows, with none. Their jobs go on."""
+    """End the templates of a notebook; an empty `Templates` follows. Jobs that they started go on."""
 
     owner: str
 

@@ -244,7 +244,7 @@ def test_a_flood_is_bounded(serve):
             lambda: flood[60].recv(1) == b"" if select.select([flood[60]], [], [], 0)[0] else False,
             "the 61st to be turned away",
         )
-        assert len(os.listdir("/proc/self/fd")) - before <= 100 + blob_server._AT_THE_DOOR + 5
+        assert len(os.listdir("/proc/self/fd")) - before <= 100 + blob_server._MOST_HANDSHAKES + 5
 
 
 def test_who_waits_at_the_door_is_turned_away(serve, monkeypatch):

@@ -35,7 +35,7 @@ def split(value: object, folder: Path) -> tuple[Path, Seen]:
 
 
 @given(st.lists(st.integers(0, 4 * MB), max_size=300))
-def test_every_value_has_one_place_and_volumes_are_large(sizes):
+def test_every_value_has_one_place_and_side_files_are_large(sizes):
     groups = side_files.grouped(sizes)
     numbers = [number for group in groups for number in group]
     assert len(set(numbers)) == len(numbers)
@@ -90,7 +90,7 @@ def test_views_share_their_memory_again(tmp_path):
     assert back[1].eq(5).all()
 
 
-def test_many_parameters_share_volumes(tmp_path):
+def test_many_parameters_share_side_files(tmp_path):
     model = torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(100)))
     path, seen = split(model.state_dict(), tmp_path)
     assert 1 <= len(seen.side_files) <= 4
@@ -119,7 +119,7 @@ def test_without_a_folder_all_is_in_one_file(tmp_path):
 # ---- what goes wrong
 
 
-def test_a_volume_that_is_missing_or_cut(tmp_path):
+def test_a_side_file_that_is_missing_or_cut(tmp_path):
     path, seen = split(torch.zeros(MB), tmp_path)
     (side_file,) = seen.side_files
     file = tmp_path / side_file.sha256
@@ -143,7 +143,7 @@ def test_a_table_that_points_outside(tmp_path, old, new):
 
 
 @pytest.mark.parametrize("value", [torch.zeros(MB), bytes(4 * MB), [bytes(2 * MB), bytes(2 * MB)]])
-def test_the_limit_counts_volumes_too_and_nothing_is_left(tmp_path, value):
+def test_the_limit_counts_side_files_too_and_nothing_is_left(tmp_path, value):
     with pytest.raises(parcel.TooLarge) as caught:
         parcel.dump(value, tmp_path / "value", limit_bytes=3 * MB, beside=tmp_path)
     assert caught.value.size_bytes >= 4 * MB

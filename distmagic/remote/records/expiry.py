@@ -1,0 +1,165 @@
+"""What is removed of what a host keeps, and when: what is old, and the oldest where there is much.
+
+A contact removes it after its first answer, at most once a minute. Nobody else does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distmagic.remote.records import places
+
+KEPT_DAYS = 7.0
+KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
+_PARTIAL_S = 3600.0
+_TIDY_S = 60.0
+_TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
+_YOUNG_S = 300.0  # what changed this recently may be in use
+_LOOK_S = 5.0  # at jobs, and again at blobs: a notebook waits for its answer meanwhile
+_FETCHED = ".fetched"  # beside a result
+
+
+def tidy() -> None:
+    """`expire`, unless somebody has within the last minute: it looks at every file, which takes long where many are."""
+    stamp = places.home() / "tidied"
+    with contextlib.suppress(OSError):
+        if 0 <= time.time() - stamp.stat().st_mtime < _TIDY_S:
+            return
+    with contextlib.suppress(OSError):  # no folder yet, or no room
+        stamp.touch(mode=0o600)
+    expire()
+
+
+def expire(now: float | None = None) -> None:
+    """Remove jobs and blobs that are older than `KEPT_DAYS` or beyond `KEPT_BYTES`, the oldest first.
+
+    A job that still runs is kept, and what it came from: its agent touches them while it lives. The newest job does not
+    count against the size, nor does one with results that nobody has fetched, unless the disk is full. On a disk that is
+    slow not all is looked at each time.
+    """
+    now = time.time() if now is None else now
+    _expire_jobs(now)
+    _expire_blobs(now)
+
+
+def _expire_jobs(now: float) -> None:
+    jobs = sorted(_entries(places.home() / "jobs"), key=lambda entry: entry.changed_s, reverse=True)
+    is_full = bool(jobs) and shutil.disk_usage(places.home()).free < places.FULL_BYTES
+    kept_bytes = 0
+    for number, job in enumerate(jobs):
+        age_s = now - job.changed_s
+        if age_s > KEPT_DAYS * 86400:
+            _remove(job.path)
+            continue
+        if number == 0 or (job.has_unfetched_results and not is_full):
+            continue
+        kept_bytes += job.size_bytes
+        if kept_bytes > KEPT_BYTES and age_s > _YOUNG_S:
+            _remove(job.path)
+
+
+def _expire_blobs(now: float) -> None:
+    blobs = sorted(_entries(places.home() / "blobs"), key=lambda entry: entry.changed_s, reverse=True)
+    # The first blobs of a large payload grow old while the last ones arrive.
+    arriving = [
+        blob
+        for blob in blobs
+        if places.is_sha256(blob.path.name.strip(".").partition(".")[0]) and "." in blob.path.name
+    ]
+    is_receiving = any(now - blob.changed_s <= _YOUNG_S for blob in arriving)
+    kept_bytes = 0
+    for blob in blobs:
+        kept_bytes += blob.size_bytes
+        age_s = now - blob.changed_s
+        is_partial = len(blob.path.name) != 64  # the process that wrote it was killed
+        is_old = age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400)
+        is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
+        if is_old or is_beyond:
+            _remove(blob.path)
+
+
+def mark_fetched(result: Path) -> None:
+    """Note that a result has been sent to a notebook as a whole. A disk that is full makes no job fail."""
+    with contextlib.suppress(OSError):
+        result.with_name(result.name + _FETCHED).touch(mode=0o600)
+
+
+def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
+    """Return the blobs that nobody uses, and their bytes: not this bundle, nor what a living process touches."""
+    now = time.time() if now is None else now
+    entries = [entry for entry in _entries(places.home() / "blobs") if entry.path.name != bundle]
+    return [(entry.path, entry.size_bytes) for entry in entries if now - entry.changed_s > _TOUCHED_S]
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders, as far as that can be done."""
+    for path in paths:
+        _remove(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A job's folder, or a blob: when something of it was changed last, in seconds since 1970, and its size."""
+
+    path: Path
+    changed_s: float
+    size_bytes: int
+    has_unfetched_results: bool
+
+
+def _entries(folder: Path) -> list[_Entry]:
+    """Return the entries of a folder that can be looked at, in any order; as many as there is time for."""
+    if not folder.is_dir():
+        return []
+    paths = list(folder.iterdir())
+    random.shuffle(paths)  # where there is no time for all, each has its turn
+    until = time.monotonic() + _LOOK_S
+    found = []
+    for path in paths:
+        if time.monotonic() > until:
+            break
+        try:
+            files = [path, *path.rglob("*")] if _is_folder(path) else [path]
+            stats = {file.relative_to(path): stat for file in files if (stat := _look(file)) is not None}
+        except OSError:
+            continue  # another contact removes at the same time; or not ours, and then not ours to remove
+        if stats:
+            entry = _Entry(
+                path=path,
+                changed_s=max(stat.st_mtime for stat in stats.values()),
+                size_bytes=sum(stat.st_size for stat in stats.values()),
+                has_unfetched_results=_has_unfetched(stats),
+            )
+            found.append(entry)
+    return found
+
+
+def _has_unfetched(stats: Mapping[Path, os.stat_result]) -> bool:
+    results = [file for file, stat in stats.items() if file.suffix == ".result" and stat.st_size]
+    return any(file.with_name(file.name + _FETCHED) not in stats for file in results)
+
+
+def _look(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:  # gone just now, as the old pieces of a log that is written to
+        return None
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)  # a link is not followed
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path) if _is_folder(path) else path.unlink()
+    except OSError:
+        return  # gone already, or it can't be removed: it makes no run fail

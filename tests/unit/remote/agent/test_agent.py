@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import pytest
 
-from distmagic.remote.agent import agent as agent_module
 from distmagic.remote.agent.agent import Agent
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.engine import engine_start
@@ -368,8 +367,3 @@ def test_an_agent_that_breaks_down_takes_everything_along(start: protocol.StartN
     orphan = processes.read(int(done.stdout))
     assert orphan is None or orphan.state in "ZX"
     assert not places.run_dir(JOB, 0).exists()
-
-
-def test_the_engine_s_unwinding_is_no_break_down() -> None:
-    """A child that is forked in `begin` passes through `serve` by `BecomeChild`: it must end nobody's processes."""
-    assert not issubclass(agent_module.engine_start.forking.BecomeChild, Exception)

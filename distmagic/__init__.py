@@ -15,7 +15,7 @@ nothing flows back.
     the way there     --opening.Opening-->     the same RunState, from the first moment: hosts reached, sent to, started
     RunState          --drive.decide-->        go on, or stop and why; drive.py is the loop around it
     RunState          --hangs.is_hung-->       whether no rank advances; hang_response.py asks where they are then
-    RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
+    RunState          --render-->              text and HTML; screens/ puts them on notebook, terminal or log
     the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
 
 In an elastic job a host may come (back) later: elastic_join.py tries those that are lost, node_joiner.py brings one in, as the

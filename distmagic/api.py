@@ -36,7 +36,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     kwargs: Mapping[str, Any] | None = None,
     hosts: str | Sequence[Host] | None = None,
     nproc_per_node: Slots | None = None,
-    nnodes: tuple[int, int] | None = None,
+    nnodes: int | tuple[int, int] | None = None,
     max_restarts: int = 0,
     rdzv_backend: str | None = None,
     rdzv_endpoint: str | None = None,
@@ -69,7 +69,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         kwargs               keyword arguments of fn
         hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: DISTMAGIC_HOSTS, else here
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
-        nnodes               number of nodes of an elastic job: (min, max)
+        nnodes               number of nodes, or (min, max) of an elastic job
         max_restarts         restarts of all ranks after a failure
         rdzv_backend         rendezvous: "static" or "c10d"
         rdzv_endpoint        address at which the nodes meet: "10.0.0.1:29500"
@@ -100,6 +100,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     check_system()
     for name in unknown:
         raise _unknown(name)
+    if isinstance(nnodes, int):
+        nnodes = (nnodes, nnodes)
     # None leaves an option as `access` has it, or as it is for every job.
     options = {
         "nproc_per_node": nproc_per_node,

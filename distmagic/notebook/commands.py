@@ -67,6 +67,10 @@ def _complete_add(words: Sequence[str], host_names: HostNames) -> list[str]:
     return _complete_hosts(words, host_names)
 
 
+def _complete_clean(words: Sequence[str], _host_names: HostNames) -> list[str]:
+    return ["--everybody"] if words[0] == "all" and len(words) > 1 else ["all"]
+
+
 def _complete_help(_words: Sequence[str], _host_names: HostNames) -> list[str]:
     return list(help_pages.topics())
 
@@ -129,8 +133,12 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         name="clean",
-        usages=(Usage(arguments="[ID|all]", text="show what ended jobs keep on the hosts; remove it"),),
+        usages=(
+            Usage(arguments="[ID|all]", text="show what ended jobs keep on the hosts; remove it"),
+            Usage(arguments="all --everybody", text="remove also what jobs of other notebooks keep"),
+        ),
         handler=job_commands.clean,
+        complete=_complete_clean,
     ),
     Subcommand(
         name="status",

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
     _expect(line, 0, 0, "%distributed jobs takes nothing after it.")
-    print(table(_jobs(line), time.time()))
+    print(table(_jobs(line), time.time(), _owner()))
 
 
 def attach(line: CommandLine) -> object:
-    """Follow a job to its end and return its run. Raises what a run raises."""
+    """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
     _expect(line, 1, 2, "%distributed attach needs the name of a job.")
     job_name, *variables = line.words
     for name in variables:
@@ -47,7 +47,7 @@ def attach(line: CommandLine) -> object:
         notebook.shell.push(dict.fromkeys(variables, error.run))
         raise
     notebook.shell.push(dict.fromkeys(variables, run))
-    return run
+    return None if variables else run  # as for a cell: Out would keep a run whose name is gone
 
 
 def add(line: CommandLine) -> None:
@@ -61,7 +61,7 @@ def add(line: CommandLine) -> None:
         raise SpecError(f"{job.hosts[0]}, the first host of {job.name}, did not answer; it takes in all others.")
 
     def tell(host: str, node_rank: int) -> None:
-        print(f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew")
+        _print(f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew")
 
     # The first host counts the nodes, so it is reached as well.
     line.notebook.session().add(_reach(line, (known[0], *new)), job, tell)
@@ -75,10 +75,10 @@ def stop(line: CommandLine) -> None:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
     line.notebook.session().stop(_reach(line, hosts), job)
     stopped = dict.fromkeys(job.hosts[node] for node in job.known)
-    print(f"{job.name} was stopped on {', '.join(stopped)}")
+    _print(f"{job.name} was stopped on {', '.join(stopped)}")
     if job.missing:
         missing = ", ".join(dict.fromkeys(job.missing))
-        print(f"{missing} could not be asked; there it ends when it no longer hears the others")
+        _print(f"{missing} could not be asked; there it ends when it no longer hears the others")
 
 
 def logs(line: CommandLine) -> None:
@@ -126,26 +126,44 @@ def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
 
 
 def clean(line: CommandLine) -> None:
-    """Show what ended jobs keep on the hosts, or remove it."""
-    _expect(line, 0, 1, "%distributed clean takes the name of one job, or all.")
+    """Show what ended jobs keep on the hosts, or remove it.
+
+    `all` takes the jobs that this notebook began: others on the same account may still want theirs.
+    """
+    _expect(line, 0, 2, "%distributed clean takes the name of one job, or all.")
+    everybody = line.words == ("all", "--everybody")
+    if len(line.words) == 2 and not everybody:
+        raise SpecError(
+            "%distributed clean takes the name of one job, or all.", "%distributed alone lists all commands."
+        )
     found = _jobs(line)
-    if line.words in ((), ("all",)):
-        chosen = [job for job in found if not job.is_running]
+    ended = [job for job in found if not job.is_running]
+    own = [job for job in ended if job.terms.owner == _owner()]
+    if not line.words or everybody:
+        chosen = ended
+    elif line.words == ("all",):
+        chosen = own
     else:
         chosen = [choose(found, line.words[0])]
         if chosen[0].is_running:
             raise SpecError(f"Job {chosen[0].name} still runs.", f"%distributed stop {chosen[0].name} ends it.")
-    print(table(chosen, time.time()))
+    print(table(chosen, time.time(), _owner()))
     session, hosts = line.notebook.session(), _hosts(line)
+    others = len(ended) - len(own)
+    of_others = f"{others} ended job{'s' if others > 1 else ''} of other notebooks"
     if not line.words:
         kept = sum(session.cached(_reach(line, hosts)))
         print(f"kept of what was sent for jobs that are over: {kept / 1e6:,.1f} MB")
         print("Remove all of it with %distributed clean all, or one job with %distributed clean ID.")
+        if others:
+            print(f"That leaves {of_others}; %distributed clean all --everybody removes these too.")
         return
     freed = session.remove(_reach(line, hosts), chosen)
-    if line.words == ("all",):
+    if line.words[0] == "all":
         freed += sum(session.cached(_reach(line, hosts), removes=True))
     print(f"removed: {freed / 1e6:,.1f} MB")
+    if line.words == ("all",) and others:
+        print(f"{of_others} left; %distributed clean all --everybody removes these too.")
 
 
 def status(line: CommandLine) -> None:
@@ -153,6 +171,11 @@ def status(line: CommandLine) -> None:
     _expect(line, 0, 0, "%distributed status takes nothing after it.")
     hosts = _hosts(line)
     print(kept_table(hosts, line.notebook.session().templates(_reach(line, hosts))))
+
+
+def _print(text: str) -> None:
+    """Print a text with names in it that a host told: in a terminal nothing in them may be obeyed."""
+    print(sanitize.lines(text))
 
 
 def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
@@ -180,8 +203,15 @@ def _jobs(line: CommandLine) -> tuple[Job, ...]:
     reaching = _reach(line, _hosts(line))
     found = line.notebook.session().jobs(reaching)
     for why in reaching.absent.values():
-        print(f"{why} What it has of jobs is not known.")
+        _print(f"{why} What it has of jobs is not known.")
     return found
+
+
+def _owner() -> str:
+    """Return the name under which hosts know this notebook as the owner of jobs, "" if Jupyter does not tell."""
+    from distmagic.session.session import owner
+
+    return owner()
 
 
 def _find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
@@ -199,14 +229,16 @@ def _find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
 # ---- tables
 
 
-def table(jobs: Sequence[Job], now_s: float) -> str:
-    """Return the table of jobs, `now_s` seconds after 1970."""
+def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
+    """Return the table of jobs, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
     if not jobs:
         return "no jobs on these hosts"
-    rows = [["job", "state", "hosts", "began", "on disk"]]
+    rows = [["job", "state", "hosts", "began", "on disk", "owner"]]
     for job in jobs:
         hosts = ", ".join(dict.fromkeys(job.hosts))
-        row = [job.name, job.phase, hosts, _ago(now_s - job.began_s), f"{job.size_bytes / 1e6:,.1f} MB"]
+        size = f"{job.size_bytes / 1e6:,.1f} MB"
+        owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
+        row = [job.name, job.phase, hosts, _ago(now_s - job.began_s), size, owner]
         rows.append([sanitize.lines(text) for text in row])
     return _aligned(rows)
 

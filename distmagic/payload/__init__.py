@@ -1,1 +1,10 @@
-"""A call becomes files that travel."""
+"""Turns a call into files that travel to the hosts.
+
+The files are content-addressed: equal calls give equal files, and a host that has a file is not sent it again. Here
+files are written on this machine only; sending them is runner/delivery.py's work. Read the modules in this order:
+
+    blobs.py           content-addressed files on this machine
+    bundle.py          the half of distmagic that runs on hosts, as one zip
+    local_modules.py   finds the user's own modules, which hosts don't have
+    pack.py            the call, its code and its large values become a `Payload`
+"""

@@ -62,7 +62,7 @@ def imports_of_text(text: str | bytes, filename: str) -> Iterator[str]:
     try:
         tree = ast.parse(text, filename)
     except (SyntaxError, ValueError):
-        return  # a file of a package that nobody imports, perhaps; whoever does gets the error on the rank
+        return  # perhaps no rank imports this file of the package; one that does gets the error
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

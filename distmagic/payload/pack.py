@@ -1,8 +1,8 @@
 """A call becomes files: the pickled call, the code that it refers to, and the large values in it.
 
-    call      parcel of a `Call` or a `Whole` (remote/values/call.py)
-    code      zip: modules/...py, the local modules; sources.json, the text of the cells and their labels
-    volumes   the large values of the call, which lie in files of their own (remote/values/side_files.py)
+    call         parcel of a `Call` or a `Whole` (remote/values/call.py)
+    code         zip: modules/...py, the local modules; sources.json, the text of the cells and their labels
+    side files   the large values of the call, each in a file of its own (remote/values/side_files.py)
 
 What can't travel is named by the variable that holds it.
 """
@@ -62,10 +62,13 @@ def pack_call(
         raise _cannot_travel(error.culprit, thunk) from error
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
-    imported = (name for code in seen.codes for name in local_modules.imports_of_code(code))
-    code = _code({*seen.modules, *imported}, _texts(seen.codes), labels, folder)
-    sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}
-    return Payload(call=call, code=code, side_files=tuple(_local(folder, *side_file) for side_file in sizes.items()))
+    modules = set(seen.modules)
+    for code_object in seen.codes:
+        modules.update(local_modules.imports_of_code(code_object))
+    code = _code(modules, _texts(seen.codes), labels, folder)
+    sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}  # equal files once
+    side_files = tuple(_local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items())
+    return Payload(call=call, code=code, side_files=side_files)
 
 
 def pack_whole(
@@ -158,29 +161,32 @@ _CURES = {
 def _cannot_travel(culprit: unpicklable.UnpicklablePart, thunk: Callable[[], object]) -> PayloadError:
     part = culprit.part
     owner = _user(part, thunk)
+    user = "The call" if owner == "the call" else owner
+    verb = "is" if part.path == "the call" else f"uses `{part.path}`,"
     cure = _CURES.get(culprit.what, _INSIDE)
-    name = f" uses `{part.path}`," if part.path != "the call" else " is"
     return PayloadError(
-        f"{'The call' if owner == 'the call' else owner}{name} {culprit.what}, which can't be pickled{culprit.detail}.",
+        f"{user} {verb} {culprit.what}, which can't be pickled{culprit.detail}.",
         f"{cure}; or write %%distributed --whole, and every rank runs the whole cell by itself.",
     )
 
 
 def _user(part: unpicklable.Part, thunk: Callable[[], object]) -> str:
-    """Return who uses a part: a function or class by its name, or the call itself, whose function has no name."""
+    """Return the name of the function or class that uses a part, or "the call", whose function has no name."""
     return "the call" if part.owner in ("", getattr(thunk, "__qualname__", "")) else part.owner
 
 
 def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
-    sizes = sorted(((_measure(part.value), part) for part in _variables(thunk)), key=lambda pair: -pair[0])
-    large = [
-        f"`{part.path}` ({_size(size)}, used by {_user(part, thunk)})"
-        for size, part in sizes
-        if size > limit_bytes / 50
-    ]
-    total = max(size_bytes, sum(size for size, _ in sizes))
+    sizes = [(_measure(part.value), part) for part in _variables(thunk)]
+    sizes.sort(key=lambda pair: pair[0], reverse=True)
+    large = []
+    for size, part in sizes:
+        if size > limit_bytes / 50:
+            large.append(f"`{part.path}` ({_size(size)}, used by {_user(part, thunk)})")
     named = f" The largest: {', '.join(large[:_NAMED_AT_MOST])}." if large else ""
-    allowed = next(g for g in (1, 2, 4, 8, 16, 32, 64, 1 << 40) if g << 30 >= 1.1 * total)
+    total = max(size_bytes, sum(size for size, _ in sizes))
+    allowed = 1  # GiB, in round numbers
+    while allowed << 30 < 1.1 * total:
+        allowed *= 2
     return PayloadTooLarge(
         f"The call takes {_size(total)} to send to every host; at most {_size(limit_bytes)} are allowed.{named}",
         f"Load it inside the function, from the hosts' own disks; or allow it with --payload-limit {allowed}G.",

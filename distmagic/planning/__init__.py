@@ -1,1 +1,11 @@
-"""From the facts of hosts to what each of them is told to start. Pure."""
+"""Decides from the facts of the hosts what each of them is told to start.
+
+Everything here is pure: what hosts told comes in, a plan or an error goes out. Nothing here speaks to a host. Read the
+modules in this order:
+
+    preflight.py        what stands in the way of a job, before anything is started
+    torchrun.py         torchrun's flags, and how torchrun numbers ranks
+    plan.py             the plan: what every host starts
+    start_messages.py   the plan as messages to the agents
+    jobs.py             the jobs of all hosts, as their listings tell them
+"""

@@ -1,21 +1,28 @@
-"""What stands in the way of a job on a host, before anything is started. Pure."""
+"""Finds what stands in the way of a job on a host, before anything is started. Pure.
+
+Each check raises `PreflightError`, which names the host and the cure. `check` also returns warnings.
+"""
 
 from __future__ import annotations
 
 import re
 
 from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
-
-_NEEDED_BYTES = 16 << 20
 
 
 def no_python(host: str, python: str, code: int | None, said: str) -> ConnectionLost | PreflightError:
-    """Return why an interpreter ended without a word; `code` None: how is not known, `said` on stderr."""
-    if code in (126, 127) or (code in (None, 1) and "not found" in said.lower()):  # 1: csh
+    """Return the error of an interpreter that ended before it wrote anything on stdout.
+
+    `code` is its exit code, None where that is not known; `said` is its stderr.
+    """
+    is_shells_answer = code in (126, 127) or (code in (None, 1) and "not found" in said.lower())  # 1: csh
+    if is_shells_answer:
+        answer = said[-300:] or f"exit code {code}"
         return PreflightError(
             host,
-            f"there is no {python} (the host said: {said[-300:] or f'exit code {code}'}).",
+            f"there is no {python} (the host said: {answer}).",
             f"Name its Python, one that has torch: --python {host}=/path/to/python",
         )
     words = f": {said[-500:]}" if said else ""
@@ -60,14 +67,22 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
             f"Python {facts.executable} has no torch.",
             f"Install torch there, or name a Python that has it: --python {host}=/path/to/python",
         )
-    if facts.free_bytes < _NEEDED_BYTES:
+    if facts.write_error:
+        raise PreflightError(
+            host,
+            f"can't write to {facts.state_dir}: {facts.write_error}.",
+            "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
+        )
+    if facts.free_bytes < places.FULL_BYTES:
         raise PreflightError(
             host,
             f"the disk under {facts.state_dir} is full ({facts.free_bytes >> 20} MiB free).",
             "Make room there, or set DISTMAGIC_HOME on the host to a directory on another disk.",
         )
-    logout = [f"{host}: {facts.logout}"] if facts.logout else []
-    return (*_torch_warnings(host, facts.torch, local_torch), *logout)
+    warnings = _torch_warnings(host, facts.torch, local_torch)
+    if facts.logout:
+        warnings.append(f"{host}: {facts.logout}")
+    return tuple(warnings)
 
 
 def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
@@ -94,8 +109,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 def check_among(names: tuple[str, ...], facts: tuple[Facts, ...]) -> None:
     """Raise `PreflightError` unless all hosts have one minor version of torch: their ranks must understand each other."""
     known = [(name, one.torch) for name, one in zip(names, facts, strict=True) if one.torch and _numbers(one.torch)]
+    if not known:
+        return
+    first, ours = known[0]
     for name, version in known[1:]:
-        first, ours = known[0]
         if _numbers(version) != _numbers(ours):
             raise PreflightError(
                 name,

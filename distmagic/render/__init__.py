@@ -1,12 +1,24 @@
-"""How a run looks, as text and as HTML. Pure: a `RunState` goes in, a string comes out.
+"""Writes a run as text and as HTML.
 
-    RunState  --overview-->  Overview: what to say, in which order; rows.py has the table
-    Overview  --as_text-->   text: the final table, a terminal's status lines, milestones for a log
-    Overview  --as_html-->   HTML: head and table; curves.py draws the metrics, output.py the last words
+Everything here is pure: a `RunState` goes in, a string comes out. Nothing here knows of notebooks, widgets or terminals
+(screens/ does), and no text of a host reaches a page or a terminal unescaped.
 
-quantities.py writes numbers and times, text_width.py makes text of hosts harmless, shown.py leaves
-out what torchrun says without need, stacks.py shows where ranks are that go nowhere, style.css is all of the looks.
-screen.py is the interface of the package `screens`, which puts all this where a user looks.
+    RunState  --overview-->  Overview  --as_text-->  text
+                                       --as_html-->  HTML
+
+Read the modules in this order:
+
+    overview.py     what to say of a run, in which order: the one model of text and HTML
+    rows.py         the table: a row a rank, or a row a host
+    as_text.py      text: the final table, a terminal's status lines, milestones for a log
+    as_html.py      HTML: head and table; style.css is all of the looks
+    curves.py       metrics as SVG curves
+    output.py       the last lines of output
+    stacks.py       where the ranks of a run are that hangs
+    shown.py        which lines of torchrun's own are left out
+    quantities.py   numbers, sizes and times in words
+    text_width.py   makes text of hosts harmless, and cuts it to a width
+    screen.py       the interface of the package `screens`, which puts all this where a user looks
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be said of a run, in which order: the one model that text and HTML share."""
+"""Decides what to show of a run, in which order: the one model that text and HTML share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All but curves and output. `facts` are the head's short phrases after the phase, `slow` names who is behind."""
+    """All but curves and output. `facts` are the head's short phrases after the phase, `slow` names the ranks that are behind."""
 
     job: str
     phase: RunPhase
@@ -46,7 +46,7 @@ class Overview:
 
 
 def overview(state: RunState) -> Overview:
-    """Return what is to be said of a run."""
+    """Return what to show of a run."""
     workers = [state.workers[rank] for rank in sorted(state.workers)]
     slow = slow_ranks(workers)
     return Overview(
@@ -109,16 +109,20 @@ def _size(state: RunState) -> str:
 
 
 def _alerts(state: RunState) -> Iterable[Alert]:
-    found = [*_failure(state), *_hosts_in_trouble(state)]
-    found += [Alert(level="warning", text=text) for text in _joined_notices(state)]
-    yield from found[:_MAX_ALERTS]
-    if len(found) > _MAX_ALERTS:
-        yield Alert(level="warning", text=f"and {len(found) - _MAX_ALERTS} more notices")
+    urgent = [*_failure(state), *_hosts_in_trouble(state)]
+    notices = [Alert(level="warning", text=text) for text in _joined_notices(state)]
+    room = max(0, _MAX_ALERTS - len(urgent))
+    newest = notices[-room:] if room else []
+    yield from urgent[:_MAX_ALERTS]
+    yield from newest  # an old notice has been seen; a new one may be of a full disk
+    more = len(urgent[_MAX_ALERTS:]) + len(notices) - len(newest)
+    if more:
+        yield Alert(level="warning", text=f"and {more} more notices")
 
 
 def _failure(state: RunState) -> Iterable[Alert]:
     if state.abandoned:
-        if state.stopping or not any(node.unusable for node in state.nodes):  # else the hosts' own rows tell
+        if state.stopping or not any(node.unusable for node in state.nodes):  # else the hosts' own rows show it
             yield Alert(level="warning" if state.stopping else "error", text=one_line(state.abandoned))
         return
     told = state.first_failure is None or state.first_failure in state.workers
@@ -127,7 +131,7 @@ def _failure(state: RunState) -> Iterable[Alert]:
     error = verdict(state)
     if error is not None:
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
-        level = "warning" if isinstance(error, Cancelled) else "error"  # that is no surprise to who asked for it
+        level = "warning" if isinstance(error, Cancelled) else "error"  # no surprise: the user asked for it
         yield Alert(level=level, text=one_line(error.message), detail=detail)
 
 

@@ -85,12 +85,17 @@ def mean(values: Iterable[float | None]) -> float | None:
 def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
     """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
     done = {w.rank: w.progress[0] or 0.0 for w in workers if w.phase in ("running", "done")}
-    if len(done) < 2:  # nobody to compare with
+    if len(done) < 2:  # no rank to compare with
         return set()
-    middle = statistics.median_high(done.values())
-    usual = statistics.median([w.rate for w in workers if w.rate] or [0.0])
-    late = {w.rank for w in workers if middle - done.get(w.rank, middle) > max(1.0, _LATE_S * (w.rate or usual))}
-    return {w.rank for w in workers if w.rank in late and w.phase == "running" and done[w.rank] < _SLOW * middle}
+    median_steps = statistics.median_high(done.values())
+    median_rate = statistics.median([w.rate for w in workers if w.rate] or [0.0])
+    slow = set()
+    for w in workers:
+        if w.phase == "running" and done[w.rank] < _SLOW * median_steps:
+            steps_behind = median_steps - done[w.rank]
+            if steps_behind > max(1.0, _LATE_S * (w.rate or median_rate)):
+                slow.add(w.rank)
+    return slow
 
 
 def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> Iterable[Group]:
@@ -128,11 +133,12 @@ def _bounded(rows: list[Row]) -> list[Row]:
     """Return at most `MAX_HOSTS` rows: those that want to be seen, in their order, and one that counts the others."""
     if len(rows) <= MAX_HOSTS:
         return rows
-    urgent = sorted(range(len(rows)), key=lambda i: (urgency(rows[i].phase), rows[i].fraction or 0.0))
-    kept = sorted(urgent[: MAX_HOSTS - 1])
-    phases = Counter(rows[i].phase for i in urgent[MAX_HOSTS - 1 :])
-    words = ", ".join(f"{n} {phase}" for phase, n in phases.items())
-    rest = Row(name="", host=f"{len(rows) - len(kept)} more hosts", phase=next(iter(phases)), note=words)
+    most_urgent_first = sorted(range(len(rows)), key=lambda i: (urgency(rows[i].phase), rows[i].fraction or 0.0))
+    kept = sorted(most_urgent_first[: MAX_HOSTS - 1])
+    left_out = most_urgent_first[MAX_HOSTS - 1 :]
+    phases = Counter(rows[i].phase for i in left_out)
+    note = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    rest = Row(name="", host=f"{len(left_out)} more hosts", phase=rows[left_out[0]].phase, note=note)
     return [*(rows[i] for i in kept), rest]
 
 
@@ -179,18 +185,32 @@ def _why_it_ended(node: NodeState) -> str:
 
 def _rank_row(state: RunState, w: WorkerState, slow: set[int]) -> Row:
     done, total = w.progress
-    by_report = w.step is not None
-    inner = w.bars if by_report else w.bars[1:]
-    words = ([] if by_report else [_postfix(bar) for bar in w.bars[:1]]) + [
-        _bar_words(b) for b in inner[-2:] if not b.closed
-    ]
     return Row(
-        name=str(w.rank), rank=w.rank, host=plain(w.host), phase=_phase_of(state, w), device=plain(w.device),
-        fraction=fraction_of(w), count="" if done is None else _outer_count(w, done, total),
-        inner=", ".join(filter(None, words)) if w.phase in ALIVE else "",
-        metrics=w.metrics, rate=q.rate(w.rate or 0.0, _unit(w)), left="" if w.eta_s is None else q.eta(w.eta_s),
-        slow=w.rank in slow and not _is_out_of_sight(state, w), note=_rank_note(state, w),
-    )  # fmt: skip
+        name=str(w.rank),
+        rank=w.rank,
+        host=plain(w.host),
+        phase=_phase_of(state, w),
+        device=plain(w.device),
+        fraction=fraction_of(w),
+        count="" if done is None else _outer_count(w, done, total),
+        inner=_inner_bars(w) if w.phase in ALIVE else "",
+        metrics=w.metrics,
+        rate=q.rate(w.rate or 0.0, _unit(w)),
+        left="" if w.eta_s is None else q.eta(w.eta_s),
+        slow=w.rank in slow and not _is_out_of_sight(state, w),
+        note=_rank_note(state, w),
+    )
+
+
+def _inner_bars(w: WorkerState) -> str:
+    """Return the bars that are not in the column of the count. A rank that reports has its steps in that column."""
+    words = []
+    inner = w.bars
+    if w.step is None and w.bars:
+        words.append(_postfix(w.bars[0]))
+        inner = w.bars[1:]
+    words += [_bar_words(bar) for bar in inner[-2:] if not bar.closed]
+    return ", ".join(filter(None, words))
 
 
 def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
@@ -250,18 +270,29 @@ def _code_words(code: int) -> str:
 
 
 def _host_row(state: RunState, node: NodeState, workers: Sequence[WorkerState]) -> Row:
+    """Return the row of all ranks of a host: means of what they report, and the phase that a user must see first."""
+    first, last = workers[0], workers[-1]
+    name = str(first.rank) if len(workers) == 1 else f"{first.rank}-{last.rank}"
     phases = Counter(_phase_of(state, w) for w in workers)
-    worst = min(phases, key=urgency)
-    names = dict.fromkeys(name for w in workers for name in w.metrics)
-    rates = [w.rate for w in workers if w.rate]
+    note = ""
+    if len(phases) > 1:
+        note = ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
+    metrics: dict[str, float] = {}
+    for metric in dict.fromkeys(name for w in workers for name in w.metrics):
+        metrics[metric] = mean(w.metrics.get(metric) for w in workers) or 0.0
+    rate = mean(w.rate for w in workers if w.rate) or 0.0
     left = [w.eta_s for w in workers if w.eta_s is not None]
     return Row(
-        name=f"{workers[0].rank}-{workers[-1].rank}" if len(workers) > 1 else str(workers[0].rank),
-        host=plain(node.host), phase=worst, fraction=mean(fraction_of(w) for w in workers),
-        count=_range_of_counts(workers), metrics={name: mean(w.metrics.get(name) for w in workers) or 0.0 for name in names},
-        rate=q.rate(mean(rates) or 0.0, _unit(workers[0])), left=q.eta(max(left)) if left else "",
-        note=", ".join(f"{phases[p]} {p}" for p in PHASES if phases[p]) if len(phases) > 1 else "",
-    )  # fmt: skip
+        name=name,
+        host=plain(node.host),
+        phase=min(phases, key=urgency),
+        fraction=mean(fraction_of(w) for w in workers),
+        count=_range_of_counts(workers),
+        metrics=metrics,
+        rate=q.rate(rate, _unit(first)),
+        left=q.eta(max(left)) if left else "",
+        note=note,
+    )
 
 
 def _range_of_counts(workers: Sequence[WorkerState]) -> str:
@@ -269,5 +300,6 @@ def _range_of_counts(workers: Sequence[WorkerState]) -> str:
     if not done:
         return ""
     low, high = q.count(min(done)), q.count(max(done))
+    counts = low if low == high else f"{low}-{high}"
     total = workers[0].progress[1]
-    return (low if low == high else f"{low}-{high}") + ("" if total is None else f"/{q.count(total)}")
+    return counts if total is None else f"{counts}/{q.count(total)}"

@@ -1,4 +1,4 @@
-"""Which lines of output are shown: all of the ranks', and torchrun's own where nobody else explains what happens."""
+"""Decides which lines of output are shown: all of the ranks', and torchrun's own where nothing else explains a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def count_of_lines(state: RunState) -> int:
 
 
 def _torchrun_matters(state: RunState) -> bool:
-    """Return whether nobody else tells what goes on. It warns in runs that go well, and of every stop that we ordered.
+    """Whether torchrun's lines are the only explanation. It also warns in runs that go well, and of every stop of ours.
 
     All of its words stay in run.logs(-1).
     """

@@ -18,7 +18,7 @@ def stacks_text(found: Explanation, job: str) -> str:
 
 
 def stacks_html(found: Explanation, job: str) -> str:
-    """Return the same as a page; the stack of each place is unfolded by a click, that of who stands out is open."""
+    """Return the same as a page; the stack of each place is unfolded by a click, that of the odd ranks is open."""
     parts = [
         f'<div class="dm-head"><span>{escape(one_line(line))}</span></div>'
         for line in (_title(found, job), found.advice)

@@ -23,7 +23,7 @@ def plain(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return what a host or an exception said as one line of bounded length."""
+    """Return text of a host or an exception as one line of bounded length."""
     line = plain(" ".join(text[: 4 * _MAX_WORDS].split()))
     return line if len(line) <= _MAX_WORDS else line[: _MAX_WORDS - 1] + "…"
 
@@ -134,7 +134,7 @@ def wrapped(text: str, columns: int, indent: str) -> list[str]:
 
 
 def cut_middle(text: str, columns: int) -> str:
-    """As `cut`, but what is missing is missing in the middle: ends of host names tell them apart."""
+    """As `cut`, but the middle is left out: host names often differ in their ends only."""
     if columns_of(text) <= columns:
         return text
     tail = text[-((columns - 1) // 2) :] if columns > 2 else ""

@@ -217,8 +217,11 @@ def _needed(function: Function) -> list[str]:
     """Return the arguments without a default."""
     args = function.args
     positional = [*args.posonlyargs, *args.args]
-    named = [arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
-    return [arg.arg for arg in (*positional[: len(positional) - len(args.defaults)], *named)]
+    without_default = positional[: len(positional) - len(args.defaults)]  # defaults belong to the last ones
+    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        if default is None:
+            without_default.append(arg)
+    return [arg.arg for arg in without_default]
 
 
 def _call_text(function: Function) -> str:
@@ -229,7 +232,7 @@ def _call_text(function: Function) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def make_thunk(plan: CellPlan, namespace: dict[str, object], filename: str, flags: int = 0) -> Callable[[], object]:
@@ -261,16 +264,22 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
     tree = ast.parse(plan.text)
     if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
         return {}
-    wanted, defined = set(), set(dir(builtins))
+    wanted = set()
+    defined = set(dir(builtins))
     for table in _tables(symtable.symtable(plan.text, "<cell>", "exec")):
-        names = [symbol for symbol in table.get_symbols() if symbol.is_global() or table.get_type() == "module"]
-        wanted |= {symbol.get_name() for symbol in names if symbol.is_referenced()}
-        defined |= {s.get_name() for s in names if s.is_assigned() or s.is_imported() or s.is_namespace()}
-    lines = ((node.id, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Name))
-    first: dict[str, int] = {}
-    for name, lineno in lines:
-        first[name] = min(lineno, first.get(name, lineno))
-    return {name: first.get(name, 1) for name in sorted(wanted - defined) if not name.startswith("__")}
+        for symbol in table.get_symbols():
+            if not symbol.is_global() and table.get_type() != "module":
+                continue  # a function's own
+            if symbol.is_referenced():
+                wanted.add(symbol.get_name())
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                defined.add(symbol.get_name())
+    first_line: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            first_line[node.id] = min(node.lineno, first_line.get(node.id, node.lineno))
+    missing = sorted(name for name in wanted - defined if not name.startswith("__"))
+    return {name: first_line.get(name, 1) for name in missing}
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

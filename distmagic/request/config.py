@@ -13,7 +13,16 @@ from traitlets.config import Configurable
 from distmagic.errors import SpecError
 from distmagic.request.flags import Defaults, Request, parse_size
 from distmagic.request.hosts import LOCALHOST, Host, parse_hostfile, parse_hosts, parse_slots
-from distmagic.request.spec import CONNECT_TIMEOUT_S, LEASE_S, PAYLOAD_LIMIT_BYTES, WARM_IDLE_S, Access
+from distmagic.request.spec import (
+    CONNECT_TIMEOUT_S,
+    LEASE_S,
+    PAYLOAD_LIMIT_BYTES,
+    WARM_IDLE_S,
+    Access,
+    check_connect_timeout,
+    check_lease,
+    check_warm_idle,
+)
 
 
 class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets' base may be untyped
@@ -39,13 +48,11 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
 
     def defaults(self, environ: Mapping[str, str]) -> Defaults:
         """Return these settings as the magic's defaults. Raises `SpecError` naming the setting."""
-        _positive(self.lease_s, "Distmagic.lease_s")
-        _positive(self.connect_timeout_s, "Distmagic.connect_timeout_s")
-        if not self.warm_idle_s >= 0:
-            raise SpecError(
-                f"Distmagic.warm_idle_s: {self.warm_idle_s:g} is not a time.", "Use seconds; 0: not at all."
-            )
-        pythons = {**({"": self.python} if self.python else {}), **self.pythons}
+        check_lease(self.lease_s, "Distmagic.lease_s:")
+        check_connect_timeout(self.connect_timeout_s, "Distmagic.connect_timeout_s:")
+        check_warm_idle(self.warm_idle_s, "Distmagic.warm_idle_s:")
+        pythons = {"": self.python} if self.python else {}  # "" stands for all hosts that are not named
+        pythons.update(self.pythons)
         nproc = self.nproc_per_node
         return Defaults(
             access=Access(
@@ -71,14 +78,9 @@ def settings_of(parent: Configurable) -> Distmagic:
         raise SpecError(f"A setting can't be used: {error}", hint) from None
 
 
-def _positive(seconds: float, where: str) -> None:
-    if not seconds > 0:
-        raise SpecError(f"{where}: {seconds:g} is not a time.", "Use a number of seconds above 0.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The hosts of a run, and who named them (`source`, in words)."""
+    """The hosts of a run. `source` says in words where they were named."""
 
     hosts: tuple[Host, ...] = field(default=(LOCALHOST,))
     source: str = "no hosts are named: this machine"

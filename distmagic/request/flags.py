@@ -18,10 +18,8 @@ from typing import NoReturn
 from distmagic.errors import SpecError
 from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
 from distmagic.request.spec import (
-    BACKENDS,
     CONNECT_TIMEOUT_S,
     LEASE_S,
-    ON_DISCONNECT,
     PAYLOAD_LIMIT_BYTES,
     Access,
     JobSpec,
@@ -93,7 +91,8 @@ def split(line: str) -> list[str]:
 
 def _without_comment(line: str) -> str:
     """Return `line` up to a # that begins a word outside quotation marks: --env COLOUR=#fff keeps its value."""
-    quote, before = "", " "
+    quote = ""  # the quotation mark that is open
+    before = " "
     for place, char in enumerate(line):
         if quote:
             quote = "" if char == quote else quote
@@ -131,9 +130,10 @@ def parse_duration(text: str, where: str) -> float:
 def parse_size(text: str, where: str) -> int:
     """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `SpecError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
-    if found is None or int(float(found[1]) * _UNITS_BYTES[found[2]]) < 1:
+    size_bytes = int(float(found[1]) * _UNITS_BYTES[found[2]]) if found else 0
+    if size_bytes < 1:
         raise SpecError(f"{where}: {text!r} is not a size.", "Write bytes, or a number with a unit: 512K, 256M, 2G.")
-    return int(float(found[1]) * _UNITS_BYTES[found[2]])
+    return size_bytes
 
 
 def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
@@ -150,7 +150,7 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         cwd=args.cwd,
         timeout_s=args.timeout,
         node_lost_after_s=args.node_lost_after or _USUAL.node_lost_after_s,
-        on_disconnect=args.on_disconnect or _USUAL.on_disconnect,
+        on_disconnect=_USUAL.on_disconnect if args.on_disconnect is None else args.on_disconnect,
         detach=args.detach,
         hang_timeout_s=args.hang_timeout,
     )
@@ -166,8 +166,9 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _access(args: argparse.Namespace, base: Access) -> Access:
-    pythons = tuple({**dict(base.pythons), **dict(args.python)}.items())
-    said = {
+    pythons = dict(base.pythons)
+    pythons.update(args.python)
+    fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
         "connect_timeout_s": args.connect_timeout,
@@ -175,7 +176,8 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
         "warm_idle_s": args.warm_idle,
         "cold": args.cold or None,
     }
-    return replace(base, pythons=pythons, **{name: value for name, value in said.items() if value is not None})
+    given = {name: value for name, value in fields_of_flags.items() if value is not None}
+    return replace(base, pythons=tuple(pythons.items()), **given)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -186,8 +188,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _hyphened(word: str) -> str:
+    """Return a word of the line with the hyphens of a flag's name in place of underscores; a value stays as it is."""
+    if not word.startswith("--"):
+        return word
     name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+    return name.replace("_", "-") + equals + value
 
 
 def _unknown(word: str) -> SpecError:
@@ -228,6 +233,13 @@ def _parser() -> _Parser:
     return parser
 
 
+def _time(flag: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        return parse_duration(text, flag)
+
+    return read
+
+
 _DIGITS = 9  # of any number that makes sense
 
 
@@ -253,24 +265,14 @@ def _nnodes(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2] or found[1])
 
 
-def _backend(text: str) -> str:
-    if text not in BACKENDS:
-        raise SpecError(f"--rdzv-backend {text!r} is not known.", f"Use {' or '.join(BACKENDS)}.")
-    return text
-
-
-def _on_disconnect(text: str) -> str:
-    if text not in ON_DISCONNECT:
-        raise SpecError(f"--on-disconnect {text!r} is not known.", f"Use {' or '.join(ON_DISCONNECT)}.")
-    return text
-
-
 def _python(text: str) -> tuple[str, str]:
+    """Return (host, path) of `HOST=PATH`, or ("", path): the interpreter of all hosts."""
     host, equals, path = text.partition("=")
-    pair = (host, path) if equals and "/" not in host else ("", text)
-    if not pair[1]:
+    if not equals or "/" in host:  # a path with = in it
+        host, path = "", text
+    if not path:
         raise SpecError(f"--python {text!r} names no interpreter.", "Write --python PATH or --python HOST=PATH.")
-    return pair
+    return host, path
 
 
 def variable_name(text: str, where: str = "-o") -> str:
@@ -287,33 +289,33 @@ _FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] 
     ("ssh-command", ("PROGRAM", str), "reach hosts with the system's ssh program, such as ssh"),
     (
         "connect-timeout",
-        ("TIME", lambda t: parse_duration(t, "--connect-timeout")),
+        ("TIME", _time("--connect-timeout")),
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
     ),
     ("python", ("[HOST=]PATH", _python), "interpreter of all hosts, or of one; may be repeated"),
     ("nproc-per-node", ("N", lambda t: parse_slots(t, "--nproc-per-node")), "ranks a host: N, gpu, cpu or auto"),
     ("nnodes", ("MIN[:MAX]", _nnodes), "number of nodes, or the range of an elastic job"),
     ("max-restarts", ("N", _number("--max-restarts")), "restarts of all ranks after a failure (0)"),
-    ("rdzv-backend", ("NAME", _backend), "rendezvous: static or c10d"),
+    ("rdzv-backend", ("NAME", str), "rendezvous: static or c10d"),
     ("rdzv-endpoint", ("HOST[:PORT]", str), "address at which the nodes meet"),
     ("rdzv-id", ("ID", str), "name of the job at the rendezvous"),
     ("master-port", ("PORT", _number("--master-port")), "port on the first host (a free one)"),
     ("local-addr", ("ADDRESS", str), "address that a node announces to the others"),
     ("env", ("NAME[=VALUE]", str), "variable of every rank, NAME alone: as here; may be repeated"),
     ("cwd", ("DIR", str), "working directory on the hosts"),
-    ("timeout", ("TIME", lambda t: parse_duration(t, "--timeout")), "end the run after 90s, 10m or 2h"),
+    ("timeout", ("TIME", _time("--timeout")), "end the run after 90s, 10m or 2h"),
     (
         "hang-timeout",
-        ("TIME", lambda t: parse_duration(t, "--hang-timeout")),
+        ("TIME", _time("--hang-timeout")),
         "end the run when no rank advances for 5m",
     ),
     (
         "lease",
-        ("TIME", lambda t: parse_duration(t, "--lease")),
+        ("TIME", _time("--lease")),
         f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
     ),
-    ("on-disconnect", ("WHAT", _on_disconnect), "without the notebook for that long: stop (usual) or keep going"),
-    ("node-lost-after", ("TIME", lambda t: parse_duration(t, "--node-lost-after")), "a silent host is lost (10s)"),
+    ("on-disconnect", ("WHAT", str), "without the notebook for that long: stop (usual) or keep going"),
+    ("node-lost-after", ("TIME", _time("--node-lost-after")), "a silent host is lost (10s)"),
     ("detach", None, "return as soon as the job runs; it needs no notebook then"),
     ("warm-idle", ("TIME", _idle), "how long hosts keep torch loaded for the next run (15m; 0: not at all)"),
     ("cold", None, "start every process anew: nothing is kept loaded, and nothing that is gets used"),

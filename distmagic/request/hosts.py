@@ -12,14 +12,18 @@ from distmagic.errors import SpecError
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
 _NAME = re.compile(r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z")  # a dash in front would be an option of ssh
-_USER = re.compile(r"[^\s@:/-][^\s@:/]*\Z")
+# Names, users and zones can come from somebody else's hostfile, and OpenSSH's %h, %n and %r put them into the shell
+# lines of ProxyCommand and `Match exec`. OpenSSH itself refuses characters of a shell there since 9.6 (CVE-2023-51385).
+_SHELL = r"'`\"$;&<>|(){}"
+_USER = re.compile(rf"[^\s@:/{_SHELL}-][^\s@:/{_SHELL}]*(?<!\\)\Z")
+_ZONE = re.compile(r"[A-Za-z0-9._-]+\Z")
 _NUMBER = re.compile(r"[0-9]{1,6}\Z")
 _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One machine as the user named it. `slots` is its number of ranks, None where nothing was said."""
+    """One machine as the user named it. `slots` is its number of ranks, None where none was given."""
 
     name: str
     user: str | None = None
@@ -70,15 +74,18 @@ def _split_name(rest: str, whole: str) -> tuple[str, list[str]]:
         if not bracket or not _is_ipv6(address) or (tail and not tail.startswith(":")):
             raise SpecError(f"{whole!r}: the part in brackets is not an IPv6 address.", "Write [fe80::1]:22.")
         return address, tail[1:].split(":") if tail else []
-    if rest.count(":") > 1 and _is_ipv6(rest):
-        return rest, []
+    if rest.count(":") > 1 and _is_ipv6(rest.partition("%")[0]):
+        return (rest if _is_ipv6(rest) else ""), []  # else its zone is none
     name, *numbers = rest.split(":")
     return (name if _NAME.match(name) else ""), numbers
 
 
 def _is_ipv6(text: str) -> bool:
+    address, percent, zone = text.partition("%")
+    if percent and not _ZONE.match(zone):
+        return False
     try:
-        return ipaddress.ip_address(text.partition("%")[0]).version == 6
+        return ipaddress.ip_address(address).version == 6
     except ValueError:
         return False
 

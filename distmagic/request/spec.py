@@ -1,4 +1,4 @@
-"""What is asked for: the job (no host in it), the way to the hosts, and how it is shown. Pure."""
+"""`JobSpec` is what to run, without any host; `Access` is how hosts are reached. All values are checked here. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from distmagic.errors import SpecError
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
-PAYLOAD_LIMIT_BYTES = 256 << 20  # where nobody says another; so are those below
+PAYLOAD_LIMIT_BYTES = 256 << 20  # used where no other is given; so are those below
 CONNECT_TIMEOUT_S = 15.0
 LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
-TORCHRUNS_OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
-                 "MASTER_PORT")  # fmt: skip
 _SHORTEST_LOSS_S = 2.0
 _MOST_RESTARTS = 1_000_000
 _KINDS = {str: "a text", bool: "True or False", numbers.Integral: "a whole number", numbers.Real: "a number"}
@@ -36,7 +35,7 @@ def check_system() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job, in torchrun's words. None means: not said, decided by `plan`.
+    """One job, in torchrun's words. None: not given, so that the plan decides.
 
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
     log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run, `hang_timeout_s` the
@@ -108,7 +107,7 @@ def _check_env(env: tuple[tuple[str, str], ...]) -> None:
     for name, value in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise SpecError(f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE.")
-        if name in TORCHRUNS_OWN:
+        if name in TORCHRUN_VARIABLES:
             raise SpecError(f"--env {name}: torchrun sets this variable itself.", "Leave it out.")
         if "\0" in value:
             raise SpecError(f"--env {name}: the value has a zero byte in it.", "Variables can't hold one.")
@@ -161,17 +160,36 @@ class Access:
     cold: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.connect_timeout_s <= _DAY_S:
-            raise SpecError(f"--connect-timeout {self.connect_timeout_s:g} is not a time.", "Use seconds, up to a day.")
-        if not 1 <= self.lease_s <= _DAY_S:
-            raise SpecError(f"--lease {self.lease_s:g} is not a lease.", "Use 1 second to a day.")
-        if not 0 <= self.warm_idle_s <= _DAY_S:
-            raise SpecError(f"--warm-idle {self.warm_idle_s:g} is not a time.", "Use 0 (never) to a day.")
+        check_connect_timeout(self.connect_timeout_s)
+        check_lease(self.lease_s)
+        check_warm_idle(self.warm_idle_s)
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""
         table = dict(self.pythons)
         return table.get(name, table.get(""))
+
+
+# A setting of the notebook is checked under its own name, before it becomes part of an `Access`: `where` ends with a
+# colon then.
+
+
+def check_connect_timeout(seconds: float, where: str = "--connect-timeout") -> None:
+    """Raise `SpecError` naming `where` unless a host can be given so long to answer."""
+    if not 0 < seconds <= _DAY_S:
+        raise SpecError(f"{where} {seconds:g} is not a time.", "Use seconds, up to a day.")
+
+
+def check_lease(seconds: float, where: str = "--lease") -> None:
+    """Raise `SpecError` naming `where` unless ranks can outlive their notebook for so long."""
+    if not 1 <= seconds <= _DAY_S:
+        raise SpecError(f"{where} {seconds:g} is not a lease.", "Use 1 second to a day.")
+
+
+def check_warm_idle(seconds: float, where: str = "--warm-idle") -> None:
+    """Raise `SpecError` naming `where` unless a host can keep torch loaded for so long."""
+    if not 0 <= seconds <= _DAY_S:
+        raise SpecError(f"{where} {seconds:g} is not a time.", "Use 0 (never) to a day.")
 
 
 def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
@@ -201,7 +219,7 @@ def _check_kind(name: str, value: object) -> None:
     simple = {str: str, bool: bool, int: numbers.Integral, float: numbers.Real, type(None): type(None)}
     wanted = [simple[kind] for kind in get_args(hint) or (hint,) if kind in simple]
     if len(wanted) < len(get_args(hint) or (hint,)):
-        return  # a tuple, say: whoever takes it apart looks at it
+        return  # a tuple, say, whose items are checked where they are used
     if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and bool not in wanted):
         kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
         raise SpecError(f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}.")

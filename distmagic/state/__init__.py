@@ -1,1 +1,99 @@
-"""Events become the state of a run, and what follows from that state. Pure."""
+"""Folds the events of a run into its state, and says what follows from that state.
+
+Everything here is pure: events and the clock's readings come in by argument, values go out. Nothing here has a thread,
+reads a clock, speaks to a host or writes on a screen. Read the modules in this order:
+
+    phases.py           the phases of nodes, ranks and runs; what each reason of a stop means
+    events.py           the events of the launcher, and the envelope of all events
+    model.py            `RunState` with its `NodeState`s and `WorkerState`s
+    series.py           the points of one metric of one rank
+    builder.py          a state that can be changed, alive within one call of `fold`
+    fold.py             `fold`: events in, the next state out; the events of agents
+    fold_ranks.py       the events of ranks, and which node has which ranks
+    fold_launcher.py    the events of the launcher
+    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed
+    hangs.py            whether a run hangs, and where its ranks are, in words
+    hang_response.py    when ranks are asked where they are, and when a run that hangs is stopped
+    network_errors.py   connection errors of gloo, NCCL and torch's store, in words
+    verdict.py          the error that a run ends with, if it does
+
+Theory of operation
+===================
+
+A run has one `RunState`. `fold(state, events)` is the only function that makes the next one. There are two senders:
+
+- The **launcher** (this notebook) tells what it does and sees itself: events.py.
+- The **agents** (one a node) tell what happens on their hosts: remote/wire/events.py. An agent's events are numbered.
+  The launcher folds each exactly once and in order, also after a broken connection. Events of different nodes come in
+  any order. A host may lie: no event of a host makes `fold` raise, or makes the state grow beyond fixed bounds.
+
+A node
+------
+`NodeState.phase` only goes forward; it may leave phases out.
+
+    phase        begins with the event                           sender
+    connecting   (the state of a new node)
+    connected    Connected                                       launcher
+    sending      Sending                                         launcher
+    starting     Starting; Hello                                 launcher; agent
+    running      Worker, for the node's first rank               agent
+    ended        EngineEnded: torchrun is over, `code` is set    agent
+    clear        Final: no process is left but `survivors`       agent
+                 Swept: the same, after the agent was lost       launcher
+    gone         Gone: the agent is gone, all events are here    launcher
+
+Beside the phase, a node may be
+
+- *unusable* (Unusable, launcher): it can't take part. Nothing starts then.
+- *broken* (Broken, until Mended; launcher): there is no connection just now. Its ranks go on.
+- *stopping* (NodeStopping, agent): its agent ends its ranks, for this reason.
+- *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
+- *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken back
+  when the node itself tells why it stops, or is heard again.
+- *lost* (an entry in `RunState.lost`). Two senders cause it. The launcher tells Lost: it could not reach the node for too
+  long, or the node did not confirm its end. In an elastic job an accusation is a loss at once, decided in fold.py
+  (`_accuse`): the lead goes on without the node, so nobody waits for the node's own word. Only PeerState "back"
+  takes a loss back. A node that is gone can't become lost.
+
+A rank
+------
+    (its node tells Worker)--> running --Ended-----------------> done | failed | stopped
+                               running --(its node is lost)----> lost
+                               running --(its node's Final)----> stopped
+
+A rank is in `workers` from its first Worker on. It *fails* if it ended badly and nobody asked it to end. It is *stopped* if torchrun, an agent or this notebook ended
+it. `first_failure` is the rank that failed first. One exception: a rank that only lost a peer ("connection closed by
+peer") gives way to a rank whose own failure arrives within two seconds. torchrun may start a rank again (Worker with
+a higher `restart`), or on another node in a later round of the rendezvous: then the old failure counts no more.
+
+Which node has which ranks is decided in fold_ranks.py: by the plan where the plan knows it, else by the lead's rounds.
+
+The run
+-------
+`RunState.phase` follows from the rest; it is not kept. While the run is not over:
+
+    stopping                        `stopping` is set
+    running                         a rank is beyond starting
+    connecting, sending, starting   what the node that is least far does
+
+`is_over`: every node is gone or lost, or `abandoned` is set. Then, in this order: *failed* with a `first_failure`, *lost*,
+*failed* or *stopped* by the reason of the stop, *done* if torchrun ended with 0 on each essential node, else *failed*.
+
+`stopping` is set once and never changes: by StopRequested (launcher), by the first NodeStopping of an agent, or by
+Abandoned if the user wished it. The first reason of all is the run's.
+
+Fields that only occur together
+-------------------------------
+- `abandoned`: the run ended before it had begun on all hosts. `stopping` is "interrupted" or "" then.
+- `culprit`: only with `stopping`, and only where the nodes found out among themselves.
+- `first_failure`: always a key of `workers`; that rank's phase is failed.
+- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`.
+- `lost`: each node at most once. `unreached`: only nodes that tell Endpoint "unreached"; kept if that is why it stops.
+- `held`: events of nodes that are in a later round than the lead; empty where there is one round.
+- `is_elastic`: 0 < `min_nodes` < number of nodes. Nodes are only ever added (NodeAdded, lead), never removed.
+
+Promised: the phase of a node never goes back; a run whose nodes are all gone or lost is over; where hosts tell the truth,
+the state does not depend on how the events of different nodes were mixed, but for the order of lines and notices and
+for which of two failures came first. Not promised: that clocks of hosts agree (times are the notebook's); that every line of output is
+here (the logs on the hosts have more); that a node which is lost runs nothing any more.
+"""

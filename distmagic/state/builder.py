@@ -1,13 +1,16 @@
-"""A state of a run that can be changed, alive within one call of `fold`: so that a batch of events costs one copy."""
+"""A state of a run that can be changed. It lives within one call of `fold`, so that a batch of events costs one copy."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import Frame, Thread
 from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.events import Event
 from distmagic.state.model import NodeState, OutputLine, RunState, StackDump, WorkerState
 from distmagic.state.phases import ALIVE, NODE_PHASES, NodePhase, RankPhase
 from distmagic.state.series import Series
@@ -16,6 +19,10 @@ KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
 KEPT_DUMPS = 4  # requests for stacks, and the answers
+_FRAMES_OF_ALL = 100_000  # frames of one request for stacks, of all ranks together; of each rank at least and at most:
+_FEWEST_FRAMES = 10
+_MOST_FRAMES = 220  # more than an agent of ours sends
+_FRAME_CHARS = 200  # of a file's name, a function's and a line of source, as agents cut them
 STREAMS = ("stdout", "stderr")
 
 
@@ -50,6 +57,8 @@ class RunStateBuilder:
     detached_by: str
     advanced_at_s: float
     stack_dumps: list[StackDump]
+    held: dict[int, tuple[Event, ...]]
+    planned_world_size: int
 
     def __init__(self, state: RunState) -> None:
         self.base = state
@@ -60,12 +69,11 @@ class RunStateBuilder:
     def freeze(self) -> RunState:
         """Return the state that it has become."""
         del self.lines[:-KEPT_LINES]
-        del self.stack_dumps[:-KEPT_DUMPS]
         fields: dict[str, Any] = {name: _immutable(getattr(self, name)) for name in _FIELDS}
         return replace(self.base, **fields)
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
-        """Bring a node to a phase, unless it is beyond it already."""
+        """Bring a node to a phase, unless it is in a later one."""
         old = self.nodes[node]
         self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
 
@@ -75,15 +83,16 @@ class RunStateBuilder:
             self.advanced_at_s = self.at_s
 
     def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
-        """Keep where a rank is, as answer to one roll call."""
+        """Keep the stacks of a rank, as answer to one request."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
+            what = replace(what, threads=_bounded_threads(what.threads, self.world_size))
             index = self._index_of_dump(what.request_id)
             dump = self.stack_dumps[index]
             self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
-        """Note that a node has told of all its ranks."""
+        """Note that a node has answered a request for stacks for all its ranks."""
         index = self._index_of_dump(what.request_id)
         dump = self.stack_dumps[index]
         if node_rank not in dump.nodes:
@@ -95,14 +104,20 @@ class RunStateBuilder:
             if dump.request_id == request_id:
                 return index
         self.stack_dumps.append(StackDump(request_id=request_id, at_s=self.at_s))
+        del self.stack_dumps[:-KEPT_DUMPS]
         return len(self.stack_dumps) - 1
 
     # ---- what several events have in common
 
     def notice(self, text: str) -> None:
-        """Tell something once, unless too much was told already."""
-        if text not in self.notices and len(self.notices) < KEPT_NOTICES:
-            self.notices.append(text)
+        """Keep a notice once. Of too many, the oldest of the host that gave most of them is dropped."""
+        if text in self.notices:
+            return
+        self.notices.append(text)
+        if len(self.notices) > KEPT_NOTICES:
+            givers = [one.partition(": ")[0] for one in self.notices]
+            [(most, _)] = Counter(givers).most_common(1)
+            del self.notices[givers.index(most)]
 
     def lose(self, node: int, why: str) -> None:
         """Count a node as lost, with its ranks."""
@@ -112,7 +127,7 @@ class RunStateBuilder:
         self.end_all_on(node, "lost")
 
     def end_all_on(self, node: int, phase: RankPhase) -> None:
-        """Bring a node's ranks that still run to this phase."""
+        """Bring those ranks of a node that still run to this phase."""
         for rank, worker in self.workers.items():
             if worker.node_rank == node:
                 self.close_lines(rank, node)
@@ -122,14 +137,16 @@ class RunStateBuilder:
     # ---- output
 
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Fold carriage returns and keep whole lines; the rest waits in `open_lines`."""
+        """Keep the whole lines of a text, as a terminal would show them; an unfinished line waits in `open_lines`."""
         key = (rank, node_rank, stream)
         *whole, rest = (self.open_lines.pop(key, "") + text.replace("\r\n", "\n")).split("\n")
         self.lines_seen += len(whole[:-KEPT_LINES])
         for line in whole[-KEPT_LINES:]:
             self.add_line(rank, node_rank, stream, line)
         if rest:
-            end = "\r" if rest.endswith("\r") else ""  # what comes next overwrites it, unless that is a newline
+            end = (
+                "\r" if rest.endswith("\r") else ""
+            )  # the next text overwrites the line, unless it begins with a newline
             self.open_lines[key] = _last_drawn(rest) + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]
@@ -159,6 +176,29 @@ class RunStateBuilder:
 
 
 _FIELDS = tuple(RunStateBuilder.__annotations__)
+
+
+def _bounded_threads(threads: tuple[Thread, ...], world_size: int) -> tuple[Thread, ...]:
+    """Return stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each."""
+    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // max(1, world_size)))
+    kept = []
+    for thread in threads:
+        frames = thread.frames[-room:] if room else ()
+        room -= len(frames)
+        if frames:
+            kept.append(Thread(frames=tuple(_bounded_frame(frame) for frame in frames)))
+    return tuple(kept)
+
+
+def _bounded_frame(frame: Frame) -> Frame:
+    if max(len(frame.file), len(frame.function), len(frame.text)) <= _FRAME_CHARS:
+        return frame
+    return replace(
+        frame,
+        file=frame.file[-_FRAME_CHARS:],
+        function=frame.function[:_FRAME_CHARS],
+        text=frame.text[:_FRAME_CHARS],
+    )
 
 
 def _mutable(value: object) -> object:

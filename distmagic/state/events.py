@@ -13,38 +13,41 @@ from distmagic.remote.wire.vocabulary import StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """A host was reached, and has told what it is."""
+    """The notebook has connected to a host and has its facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unusable:
-    """A host can't take part, and why."""
+    """A host can't take part in the run, for the reason `why`."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """Something that the user should know of, in one line that names the host."""
+    """A warning for the user, in one line that names the host."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What the plan says of all nodes, their addresses and how many of them the job needs.
+    """What the plan says of all nodes: their addresses, and how many of them the job needs.
 
-    `present` are the places in the list of hosts of those that are nodes; None: they all are.
+    `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
+    each node runs, empty where the nodes decide that among themselves. `world_size` is 0 where nodes may come and go.
     """
 
     addresses: tuple[str, ...]
     min_nodes: int
     present: tuple[int, ...] | None = None
+    ranks: tuple[range, ...] = ()
+    world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """So much of the payload has been sent to a node, of what it lacks."""
+    """`sent_bytes` of the payload were sent to a node, which lacked `total_bytes` of it."""
 
     sent_bytes: int
     total_bytes: int
@@ -52,14 +55,14 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """A node has all it needs, and was told to start."""
+    """A node has the payload, and its agent was told to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """The run ended before it had begun on all hosts; `why` is a sentence, no cause named twice.
+    """The run ended before it had begun on all hosts. `why` is a sentence that names each cause once.
 
-    By the user if `is_wish`, else because of what was wrong with a host or the request.
+    `is_wish`: the user ended it. Else something was wrong with a host or with the request.
     """
 
     why: str
@@ -68,31 +71,31 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The connection to a node, or its agent, is gone."""
+    """A node counts as lost: its host, its agent or the way there is gone for good."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A connection broke; the ranks go on, and it is tried again."""
+    """The connection to a node broke. Its ranks go on, and the launcher connects again."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mended:
-    """A broken connection stands again, and no event was lost."""
+    """The launcher is connected to a node again. No event was lost meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """A node's agent has said all and is gone, and what is wanted of it has come."""
+    """A node's agent has ended. All its events were folded before this one, and its small results were fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a lost agent had left running on a node was ended, but for `survivors`."""
+    """The processes that a lost agent had left on its node were ended, but for `survivors`."""
 
     survivors: tuple[str, ...]
 
@@ -123,9 +126,9 @@ Launched = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened: on which node, when by the notebook's clock (seconds since the run began), what.
+    """One event: `what` happened on node `node_rank`.
 
-    None is the clock's own: nothing happened, but time has passed.
+    `at_s` is the time at which the notebook got it, in seconds since the run began. `what` None: only time has passed.
     """
 
     node_rank: int

@@ -1,4 +1,4 @@
-"""What the end of a rank says of the rank: a success, a failure of its own, or the echo of another's. Pure."""
+"""Tells a rank's success, its own failure, and the echo of another rank's failure from each other. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ECHOES = (
 
 
 def is_good(end: Ended) -> bool:
-    """Whether the rank did what it was asked to."""
+    """Whether the rank returned, or exited with code 0."""
     return end.outcome == "returned" or (end.outcome == "exited" and end.code == 0)
 
 
 def is_echo(end: Ended) -> bool:
-    """Whether the rank failed because another one was gone, as gloo and NCCL say it."""
+    """Whether the rank failed because a peer was gone, by the words of gloo and NCCL."""
     return end.failure is not None and any(word in end.failure.message.lower() for word in _ECHOES)
 
 
 def is_by_sigterm(end: Ended) -> bool:
-    """Whether it was asked to end, as torchrun and the agent ask."""
+    """Whether SIGTERM ended the rank: torchrun and the agent ask so."""
     return end.outcome == "signalled" and end.code == -signal.SIGTERM

@@ -1,10 +1,9 @@
-"""Folds events into the state of a run. Pure: everything that changes what a user sees is here, and in
-fold_ranks.py and fold_launcher.py.
+"""Folds events into the state of a run. Pure. fold_ranks.py and fold_launcher.py have the rest of the handlers.
 
     Events  --fold-->  RunState  --render-->  text, HTML, widgets
 
 `fold` takes a batch, so that a thousand ranks at 10 Hz cost one copy of the tables a batch and not one an event. Events
-of different nodes come in any order, and nothing that a host says can make it raise or grow without bounds.
+of different nodes come in any order. No event of a host makes `fold` raise, or the state grow without bounds.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ def begin(
     job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0,
     addresses: Sequence[str] = (),
 ) -> RunState:  # fmt: skip
-    """Return the state of a run of which nothing is known but its hosts, and their addresses if these are given.
+    """Return the state of a run that has no event yet.
 
-    `min_nodes` 0: it needs them all.
+    `min_nodes` 0: the run needs all nodes. `addresses` are those of the first hosts, as far as they are known.
     """
     told = dict(enumerate(addresses))
     nodes = tuple(NodeState(node_rank=i, host=host, address=told.get(i, "")) for i, host in enumerate(hosts))
@@ -44,10 +43,33 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     draft = RunStateBuilder(state)
     for event in events:
         draft.at_s = max(draft.at_s, event.at_s)
-        handler = _HANDLERS.get(type(event.what))
-        if handler is not None and 0 <= event.node_rank < len(draft.nodes):
-            handler(draft, event.node_rank, event.what)
+        if 0 <= event.node_rank < len(draft.nodes):
+            if fold_ranks.must_wait(draft, event):
+                fold_ranks.hold(draft, event)
+            else:
+                _take(draft, event)
+                if draft.held:
+                    _take_held(draft)
     return draft.freeze()
+
+
+def _take(draft: RunStateBuilder, event: Event) -> None:
+    handler = _HANDLERS.get(type(event.what))
+    if handler is not None:
+        handler(draft, event.node_rank, event.what)
+
+
+def _take_held(draft: RunStateBuilder) -> None:
+    """Take the events of nodes that need not wait for the lead any more."""
+    for node, events in list(draft.held.items()):
+        if fold_ranks.is_ahead(draft, events[0]):
+            continue
+        del draft.held[node]
+        for event in events:  # the node may be ahead again after some of them
+            if fold_ranks.must_wait(draft, event):
+                fold_ranks.hold(draft, event)
+            else:
+                _take(draft, event)
 
 
 # ---- a node's own events
@@ -73,7 +95,7 @@ def _notice(draft: RunStateBuilder, node: int, what: protocol.Notice) -> None:
 def _skipped(draft: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
     for worker in list(draft.workers.values()):
         if worker.node_rank == node:
-            draft.close_lines(worker.rank, node)  # what comes next does not go on with the line before the gap
+            draft.close_lines(worker.rank, node)  # the next text is not the rest of the line before the gap
     draft.close_lines(-1, node)
     _notice(draft, node, protocol.Notice(text=SKIPPED))
 
@@ -94,11 +116,11 @@ def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded)
 
 
 def _member(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
-    """Take what a node knows of another: the lead of every member, a member of the lead."""
+    """Fold what the lead knows of a member, or a member of the lead."""
     if not 0 <= what.node_rank < len(draft.nodes) or 0 not in (node, what.node_rank) or what.state not in _GANG:
         return
     if draft.base.is_elastic and what.node_rank == 0:
-        return  # a member that lost its own connection would say the same
+        return  # a member that lost its own network would say so of a healthy lead
     draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], gang=_GANG[what.state])
     if what.state == "lost":
         _accuse(draft, what.node_rank)
@@ -108,17 +130,17 @@ def _member(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None
 
 
 def _enlisted(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
-    """Take from the lead which nodes have come to an elastic job."""
+    """Add the nodes that have come to an elastic job; the lead alone may say so."""
     for host in what.hosts[len(draft.nodes) : MOST_NODES] if node == 0 else ():
         draft.nodes.append(NodeState(node_rank=len(draft.nodes), host=host, phase="starting"))
 
 
-def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.Stopping) -> None:
-    """Take why a node ends its ranks; the first reason of all is the run's."""
+def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.NodeStopping) -> None:
+    """Fold why a node ends its ranks. The first reason of all is the run's."""
     reason = known_stop_reason(what.reason)
     draft.nodes[node] = replace(draft.nodes[node], stopping=reason, accused_at_s=None)
     if draft.base.is_elastic and what.reason == "lost" and node != 0:
-        return  # only this node ends: it has lost the others, which go on
+        return  # only this node ends: it has lost the other nodes, which go on
     if not draft.stopping:
         draft.stopping = reason
         draft.culprit = what.culprit if 0 <= what.culprit < len(draft.nodes) else None
@@ -127,7 +149,11 @@ def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.Stopping) -
 
 
 def _accuse(draft: RunStateBuilder, node: int) -> None:
-    """Note that others don't hear a node. One that says itself why it ends is there: only the way between them is not."""
+    """Note that other nodes don't receive a node's heartbeats.
+
+    An elastic job goes on without it, so it is lost at once. Else the node may still say itself why it ends: then it is
+    up, and only the network between the nodes failed. The launcher decides how long to wait for that.
+    """
     if draft.base.is_elastic:
         draft.lose(node, UNHEARD)
     elif not draft.nodes[node].stopping and draft.nodes[node].accused_at_s is None:
@@ -156,7 +182,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Final: _final,
     protocol.PeerState: _member,
     protocol.NodeAdded: _enlisted,
-    protocol.Stopping: _node_stopping,
+    protocol.NodeStopping: _node_stopping,
     protocol.Detached: _detached,
     **fold_ranks.HANDLERS,
     **fold_launcher.HANDLERS,

@@ -1,4 +1,4 @@
-"""How the events of the launcher change the state: hosts that are reached, sent to, lost, found again. Pure; used by `fold`."""
+"""Folds the events of the launcher: hosts that it connects to, sends the payload to, loses and finds again. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distmagic.state.events import (
     Warned,
 )
 
-# ---- what the launcher tells: at first
+# ---- until a node starts
 
 
 def _connected(draft: RunStateBuilder, node: int, _: Connected) -> None:
@@ -43,6 +43,9 @@ def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
     draft.min_nodes = what.min_nodes or len(draft.nodes)
     for node, address in enumerate(what.addresses[: len(draft.nodes)]):
         draft.nodes[node] = replace(draft.nodes[node], address=address)
+    for node, ranks in enumerate(what.ranks[: len(draft.nodes)]):
+        draft.nodes[node] = replace(draft.nodes[node], ranks=ranks)
+    draft.planned_world_size = what.world_size
 
 
 def _sending(draft: RunStateBuilder, node: int, what: Sending) -> None:
@@ -60,16 +63,17 @@ def _abandoned(draft: RunStateBuilder, _: int, what: Abandoned) -> None:
     draft.stopping = draft.stopping or ("interrupted" if what.is_wish else "")
 
 
-# ---- what the launcher tells: later
+# ---- while it runs
 
 
 def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=draft.at_s)
+    since_s = draft.nodes[node].broken_at_s if draft.nodes[node].broken else draft.at_s
+    draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=since_s)
 
 
 def _mended(draft: RunStateBuilder, node: int, _: Mended) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken="")
-    draft.note_advance()  # it may have, and what it said meanwhile is only coming
+    draft.note_advance()  # a rank may have advanced: the events of the time without a connection are only coming
 
 
 def _gone(draft: RunStateBuilder, node: int, _: Gone) -> None:

@@ -1,4 +1,4 @@
-"""How the events of ranks change the state: who is there, how far, what it writes, how it ends. Pure; used by `fold`."""
+"""Folds the events of ranks: their start, progress, output and end, and which node has which ranks. Pure."""
 
 from __future__ import annotations
 
@@ -9,38 +9,107 @@ from dataclasses import replace
 from distmagic.remote.wire import protocol
 from distmagic.state import failure_kind
 from distmagic.state.builder import STREAMS, RunStateBuilder
+from distmagic.state.events import Event
 from distmagic.state.hangs import has_shown_progress, have_moved
 from distmagic.state.model import WorkerState
 from distmagic.state.phases import RankPhase
 from distmagic.state.series import Series
 
 KEPT_METRICS = 50  # names of metrics a rank
+_METRICS_OF_ALL = 100_000  # of all ranks together: with very many ranks each keeps fewer, but at least
+_FEWEST_METRICS = 4
 KEPT_BARS = 20  # bars a rank
+_BARS_OF_ALL = 40_000  # of all ranks together
 KEPT_POINTS = 2000  # points of one metric of one rank
-_KEPT_BY_ALL = 128_000  # points of one metric of all ranks: with very many ranks each keeps fewer
+_POINTS_OF_ALL = 128_000  # points of one metric of all ranks together, and at least of each:
+_FEWEST_POINTS = 50
 KEPT_RANKS = 16_384
 KEPT_OPEN_LINES = 2 * KEPT_RANKS
-_LATER_CHARS = 4000  # of the traceback of a rank that was not the first to fail; its log has all of it
+_LATER_TRACEBACK_CHARS = 4000  # of the traceback of a rank that was not the first to fail; its log has all of it
+_LATER_CHARS = 2000  # of each other text of its end
+_LATER_CHARS_OF_ALL = 8_000_000  # of each text, of all ranks together: with very many ranks each keeps less
+_BAR_CHARS = 200  # of each text of a bar
+_HELD_REPORTS = 1000  # events of one node that wait for the lead, where they are reports and output, and
+_HELD_EVENTS = 4000  # all of them
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
-def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
+# ---- which node has which ranks
+#
+# A host must not take a rank from another host: the result of a rank is fetched from the node that has it, and then
+# unpickled. Where the plan numbers the ranks (rdzv_backend static), a node has those of the plan. Else the lead counts:
+# it is part of every round of the rendezvous, and it holds the store by which the nodes meet, so a round begins with
+# the lead's first rank in it. In one round a rank belongs to the first node that claims it.
+#
+# Events of different nodes come in any order. A node is ahead while it is in a round of which the lead's events have
+# not come: its events wait for those of the lead.
+
+
+def is_ahead(draft: RunStateBuilder, event: Event) -> bool:
+    """Whether an event is of a round that the lead has not begun, as far as its events have come, and may still begin."""
+    lead = draft.nodes[0]
+    is_lead_over = lead.code is not None or lead.phase in ("clear", "gone") or any(node == 0 for node, _ in draft.lost)
+    return (
+        isinstance(event.what, protocol.Worker)
+        and event.node_rank != 0
+        and event.what.round > draft.rdzv_round
+        and not is_lead_over
+    )
+
+
+def must_wait(draft: RunStateBuilder, event: Event) -> bool:
+    """Whether an event has to wait for the lead: its node is ahead, or events of its node wait already."""
+    if event.node_rank in draft.held:
+        return type(event.what) in _OF_RANKS
+    return isinstance(event.what, protocol.Worker) and is_ahead(draft, event)
+
+
+def hold(draft: RunStateBuilder, event: Event) -> None:
+    """Keep an event until the lead is as far. Of very many, reports and output are left out, then everything."""
+    held = draft.held.get(event.node_rank, ())
+    is_large = isinstance(event.what, protocol.Progress | protocol.Output)
+    if len(held) < (_HELD_REPORTS if is_large else _HELD_EVENTS):
+        draft.held[event.node_rank] = (*held, event)
+
+
+def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
+    """Whether a node may have the rank that it claims with this event."""
     if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
+        return False
+    ranks = draft.nodes[node].ranks
+    if draft.planned_world_size not in (0, what.world_size) or (ranks is not None and what.rank not in ranks):
+        return False
+    if node != 0 and what.round > draft.rdzv_round:
+        return False  # the lead is over and has never been in such a round
+    if what.round != draft.rdzv_round:
+        return True
+    has_lead = any(worker.node_rank == 0 for worker in draft.workers.values())
+    if node != 0 and has_lead and what.world_size != draft.world_size:
+        return False
+    owner = draft.workers.get(what.rank)
+    return owner is None or owner.node_rank == node or owner.phase not in ("running", "done")
+
+
+def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
+    if not _may_have(draft, node, what):
         return
     draft.advance(node, "running")
     if what.round < draft.rdzv_round:
-        return  # what other nodes have told of a later round came before this
+        return  # events of a later round came before this one, from other nodes
     draft.rdzv_round = what.round
-    if what.world_size < draft.world_size:  # an elastic job has shrunk
-        draft.workers = {rank: worker for rank, worker in draft.workers.items() if rank < what.world_size}
-    draft.world_size = what.world_size
+    if node == 0:
+        if what.world_size < draft.world_size:  # an elastic job has shrunk
+            draft.workers = {rank: worker for rank, worker in draft.workers.items() if rank < what.world_size}
+        draft.world_size = what.world_size
+    else:  # no smaller world than the lead's, if that is known
+        draft.world_size = max(draft.world_size, what.world_size)
     draft.workers[what.rank] = WorkerState(
         rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
         restart=what.restart, pid=what.pid,
     )  # fmt: skip
     draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
-        draft.first_failure = None  # torchrun started it again, or goes on without it
+        draft.first_failure = None  # torchrun started the rank again, or goes on without it
 
 
 def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> None:
@@ -48,7 +117,7 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
     step = worker.step if what.step is None else what.step
-    bars = _merge_bars(worker.bars, what.bars) if what.bars else worker.bars
+    bars = _merge_bars(worker.bars, what.bars, draft.world_size) if what.bars else worker.bars
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
         draft.note_advance()
     draft.workers[what.rank] = WorkerState(  # spelled out: `replace` costs three times as much
@@ -60,8 +129,11 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
     )  # fmt: skip
 
 
-def _merge_bars(old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]) -> tuple[protocol.Bar, ...]:
+def _merge_bars(
+    old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...], world_size: int
+) -> tuple[protocol.Bar, ...]:
     """Return the open bars, outermost first; if all are closed, the outermost of those that closed just now."""
+    new = tuple(_bounded_bar(bar) for bar in new)
     if len(old) == len(new) == 1 and old[0].id == new[0].id:
         return new
     table = {bar.id: bar for bar in (*old, *new)}
@@ -69,7 +141,14 @@ def _merge_bars(old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]) ->
     was_closed = {bar.id for bar in old if bar.closed}
     alive = [bar for bar in merged if not bar.closed]
     just_closed = [bar for bar in merged if bar.id not in was_closed]
-    return tuple(alive[:KEPT_BARS] or just_closed[:1] or merged[:1])
+    most = max(1, min(KEPT_BARS, _BARS_OF_ALL // max(1, world_size)))
+    return tuple(alive[:most] or just_closed[:1] or merged[:1])
+
+
+def _bounded_bar(bar: protocol.Bar) -> protocol.Bar:
+    if max(len(bar.desc), len(bar.unit), len(bar.postfix)) <= _BAR_CHARS:
+        return bar
+    return replace(bar, desc=bar.desc[:_BAR_CHARS], unit=bar.unit[:_BAR_CHARS], postfix=bar.postfix[:_BAR_CHARS])
 
 
 def _rate(
@@ -93,15 +172,16 @@ def _rate(
 def _add_rows(draft: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
     table, told = draft.series_of(worker.rank), dict[str, list[float]]()
+    most = max(_FEWEST_METRICS, min(KEPT_METRICS, _METRICS_OF_ALL // max(1, draft.world_size)))
     for row in rows:
         step = math.nan if row.step is None else row.step
         for name, value in row.metrics.items():
             if name not in told:
-                if name not in table and len({**table, **told}) >= KEPT_METRICS:
+                if name not in table and len({**table, **told}) >= most:
                     continue
                 told[name] = []
             told[name] += (row.at_s, step, value)
-    limit = max(100, min(KEPT_POINTS, _KEPT_BY_ALL // max(1, draft.world_size)))
+    limit = max(_FEWEST_POINTS, min(KEPT_POINTS, _POINTS_OF_ALL // max(1, draft.world_size)))
     for name, numbers in told.items():
         table[name] = (table.get(name) or Series()).extended(numbers, limit=limit)
     return {**worker.metrics, **{name: numbers[-1] for name, numbers in told.items()}}
@@ -119,7 +199,7 @@ def _output(draft: RunStateBuilder, node: int, what: protocol.Output) -> None:
         draft.close_lines(what.rank, node, (what.stream,))
     worker = draft.workers.get(what.rank)
     if worker is not None and worker.node_rank == node and not has_shown_progress(worker):
-        draft.note_advance()  # it has no other way to show that it goes on
+        draft.note_advance()  # output is its only sign of life
 
 
 def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
@@ -129,8 +209,8 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
     draft.close_lines(what.rank, node)
     draft.note_advance()
     phase: RankPhase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
-    if what.failure is not None and draft.first_failure not in (None, what.rank):
-        what = replace(what, failure=replace(what.failure, traceback=what.failure.traceback[-_LATER_CHARS:]))
+    if draft.first_failure not in (None, what.rank) or phase != "failed":
+        what = _shortened(what, draft.world_size, has_failed=phase != "done")
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
     if what.outcome == "returned" and what.meaning:
         draft.notice(f"{draft.nodes[node].host}: rank {what.rank} has returned, but {what.meaning}")
@@ -138,8 +218,22 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
 
 
+def _shortened(what: protocol.Ended, world_size: int, *, has_failed: bool) -> protocol.Ended:
+    """Return the end of a rank that is not the first to fail, with short texts."""
+    of_traceback = _LATER_CHARS_OF_ALL // max(1, world_size)
+    room = min(_LATER_CHARS, of_traceback) if has_failed else of_traceback  # why a result can't be had may be long
+    failure = what.failure
+    if failure is not None:
+        failure = protocol.Failure(
+            type=failure.type[:room],
+            message=failure.message[:room],
+            traceback=failure.traceback[-min(_LATER_TRACEBACK_CHARS, of_traceback) :],
+        )
+    return replace(what, outcome=what.outcome[:room], meaning=what.meaning[:room], failure=failure)
+
+
 def _explains_first_failure(draft: RunStateBuilder, what: protocol.Ended) -> bool:
-    """Move the blame to a rank that died when it was another one, which lost it as a peer, that could tell first."""
+    """Whether this end explains the first failure: that rank had only lost a peer. Then this rank is the first failure."""
     first = None if draft.first_failure is None else draft.workers[draft.first_failure].ended
     moved = (
         first is not None
@@ -174,3 +268,4 @@ HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Output: _output,
     protocol.Ended: _ended,
 }
+_OF_RANKS = (*HANDLERS, protocol.EngineEnded, protocol.Final, protocol.Stacks, protocol.StacksDone)

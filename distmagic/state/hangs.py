@@ -1,4 +1,4 @@
-"""Where the ranks of a run are that goes nowhere, in words: identical stacks together, who stands out first. Pure."""
+"""Says whether a run hangs, and where its ranks are: ranks with equal stacks together, the odd ones first. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where all ranks are, who stands out first. `unheard` are the hosts that did not answer."""
+    """Where all ranks are, the odd ones first. `unheard` are the hosts that did not answer."""
 
     groups: tuple[StackGroup, ...]
     unheard: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Explanation:
 
     @property
     def advice(self) -> str:
-        """What to look at first, "" where that can't be said."""
+        """What the user should look at first, "" where the stacks don't show it."""
         if not self.groups or self.unheard:
             return ""
         first, *others = self.groups
@@ -81,7 +81,7 @@ class Explanation:
 
 
 def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
-    """Whether no rank has advanced for this long. Never so while a connection is broken: nothing is known then.
+    """Whether no rank has advanced for this long. False while a connection is broken: its ranks may advance unseen.
 
     A rank advances when it starts, reports, moves a bar or ends; one that has never reported also when it prints.
     """
@@ -106,18 +106,18 @@ def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
 
 
 def roll_of(state: RunState, request_id: str) -> StackDump | None:
-    """Return what came in answer to a request, None if nothing has."""
+    """Return the answers to a request, None if there are none yet."""
     return next((roll for roll in state.stack_dumps if roll.request_id == request_id), None)
 
 
 def unheard(state: RunState, roll: StackDump | None) -> tuple[int, ...]:
-    """Return the nodes that have not told of all their ranks, of those where not every rank is done."""
+    """Return the nodes that have not answered for all their ranks. A node whose ranks are all done need not answer."""
     asked = {worker.node_rank for worker in state.workers.values() if worker.phase != "done"}
     return tuple(sorted(asked - set(roll.nodes if roll is not None else ())))
 
 
 def explain_last(state: RunState) -> Explanation | None:
-    """Return where the ranks are that have not advanced since they were asked last, None if they have, or weren't."""
+    """Return where the ranks are, if no rank has advanced since the last request for stacks; else None."""
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
     roll = state.stack_dumps[-1]
@@ -169,9 +169,9 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def _key(stacks: Stacks) -> object:
-    """What is equal for ranks that are at the same place: how they got there in the user's code, and what they wait in.
+    """Return what is equal for ranks at the same place: the frames of the user's own code, and the call they wait in.
 
-    Not the frames of the waiting itself: of two ranks in the same call one may just be looking at its clock.
+    Frames below that call do not count: of two ranks in the same call, one may just be looking at its clock.
     """
     if not stacks.threads:
         return stacks.silence

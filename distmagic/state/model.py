@@ -8,6 +8,7 @@ from typing import Literal
 
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.events import Event
 from distmagic.state.phases import NODE_PHASES, GangState, NodePhase, RankPhase, RunPhase
 from distmagic.state.series import Point as Point  # noqa: PLC0414 - one of the state's nouns
 from distmagic.state.series import Series as Series  # noqa: PLC0414
@@ -15,15 +16,23 @@ from distmagic.state.series import Series as Series  # noqa: PLC0414
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One host in this run. `phase` is one of `NODE_PHASES`; ended: torchrun is over, clear: no process is left.
+    """One host in this run. The package's docstring has the phases, and the events that cause them.
 
-    `hostname` is the host's own name for itself ("" before its agent runs), `host` what the user typed, `address` what
-    the others dial. `unusable`: why the host can't take part, "" if it can. `sent_bytes` of `total_bytes` of the payload
-    have been sent there, both 0 where nothing needed sending. `code` is torchrun's exit code.
-    `survivors`: processes that could not be ended. `gang`: what the other nodes know of it, "joined", "silent" (never
-    heard), "lost" or ""; `stopping`: why its agent ends its ranks, "" while it doesn't. `broken`: why there is no
-    connection just now, "" with one;
-    `broken_at_s`: since when. `accused_at_s`: since when others say that they don't hear it, while it says nothing.
+    host          the name that the user typed
+    hostname      the host's own name for itself, "" before its agent runs
+    address       the address that the other nodes dial
+    unusable      why the host can't take part, "" if it can
+    sent_bytes    so much of `total_bytes` of the payload was sent there; both 0 where the host lacked nothing
+    code          torchrun's exit code, None before its end
+    reason        why the agent ended, in its own words, "done" after a good run; "" before
+    survivors     processes that could not be ended
+    broken        why there is no connection just now, "" with one; since `broken_at_s`
+    gang          what the other nodes know of this one by the gang channel
+    stopping      why its agent ends its ranks, "" while it doesn't
+    accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
+    ranks         the ranks that the plan gives to this node, None without such a plan
+
+    All times are seconds since the run began, by the notebook's clock.
     """
 
     node_rank: int
@@ -42,13 +51,21 @@ class NodeState:
     gang: GangState = ""
     stopping: StopReason | Literal[""] = ""
     accused_at_s: float | None = None
+    ranks: range | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """One rank. `phase`: starting, running, done, failed, stopped (ended by us) or lost (with its node).
+    """One rank, as its node last told of it.
 
-    `rate` is in steps a second (of `report`, else of the outermost bar), `eta_s` in seconds; None where unknown.
+    restart       how often torchrun had started the rank before
+    step, total   as the rank reported them; None where it didn't
+    bars          open progress bars, outermost first
+    metrics       the latest value of each metric
+    at_s          seconds since the rank started, at its last report
+    rate          steps a second (of `report`, else of the outermost bar); None where unknown
+    ended         how the rank ended, as itself or its agent saw it
+    exit          how its process ended, as torchrun saw it
     """
 
     rank: int
@@ -101,7 +118,10 @@ class OutputLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackDump:
-    """Where the ranks said they are when they were asked, by rank; since `at_s`. `nodes` have told of all their ranks."""
+    """The answers to one request for stacks, by rank. The first answer came at `at_s`.
+
+    `asked` names the request. `nodes` are those that have answered for all their ranks.
+    """
 
     request_id: str
     at_s: float
@@ -111,19 +131,33 @@ class StackDump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """All that is known of a run.
+    """All that is known of a run. The package's docstring says which fields occur together.
 
-    `workers` and `series` are keyed by rank, `series` then by metric. `lines` are the last `KEPT_LINES` of output,
-    `open_lines` the unfinished ones, keyed by (rank, node_rank, stream); `lines_seen` counts all lines ever.
-    `first_failure` is the rank that failed first, by arrival (one that only lost its peer gives way to that peer),
-    `failed_node` the node whose torchrun did, before any stop. `stopping` is the reason of a stop, "" before one.
-    `culprit` is the node because of which the nodes stop, where they found out among themselves. `detached_by`: why
-    the job needs no notebook any more, "asked" or "disconnected", "" where it does. An elastic job goes on with
-    `min_nodes` nodes. `abandoned` says why it ended before it had begun, "" if it did not. `started_at_s`: when the first
-    node was told to start, None before. `lost` are (node_rank, why), `unreached` the nodes that can't dial the endpoint,
-    with the endpoint and why. `advanced_at_s`: when a rank advanced last (see `hangs.is_hung`), before any stop;
-    `stack_dumps`: the last few roll calls. It had run for `before_s` when this kernel began to follow it.
-    `rdzv_round` is the last round of the rendezvous of which a rank has been heard.
+    workers             by rank
+    series              points of metrics, by rank and then by name of the metric
+    lines               the last lines of output of all ranks; `lines_seen` counts all lines ever
+    open_lines          unfinished lines, by (rank, node_rank, stream); rank -1 is torchrun
+    first_failure       the rank that failed first, by arrival; at `first_failure_at_s`
+    failed_node         the node whose torchrun failed first, before any stop
+    notices             what a user should know that is no failure, one line each
+    stopping            the reason of the stop, "" before one
+    culprit             the node because of which the nodes stop, where they found out among themselves
+    abandoned           why the run ended before it had begun on all hosts, "" if it did not
+    started_at_s        when the first node was told to start, None before
+    lost                (node_rank, why) of nodes that are lost
+    unreached           endpoint and reason, by node that can't dial the endpoint
+    endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
+    max_restarts        of torchrun
+    min_nodes           how many nodes the run needs to go on
+    rdzv_round          the last round of the rendezvous, as the lead counts them
+    held                events of nodes that are in a later round than the lead, in order
+    planned_world_size  as the plan has it, 0 where no plan gives one
+    detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
+    advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
+    stack_dumps         the answers to the last few requests for stacks
+    before_s            how long the job had run when this kernel began to follow it
+
+    Times are seconds since the run began, or since this kernel began to follow it, by the notebook's clock.
     """
 
     job: str
@@ -153,6 +187,8 @@ class RunState:
     advanced_at_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()
     before_s: float = 0.0
+    held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)
+    planned_world_size: int = 0
 
     @property
     def lost_nodes(self) -> frozenset[int]:
@@ -166,15 +202,23 @@ class RunState:
 
     @property
     def essential(self) -> tuple[NodeState, ...]:
-        """The nodes that decide how the run ends: all, or in an elastic one those that were not lost. The lead always.
+        """The nodes that decide how the run ends: all of them, or some of an elastic run. The lead is always one.
 
-        Nor one that came too late to have a rank: its torchrun fails when the others have ended.
+        In an elastic run a node that is lost does not count. Nor does one that came too late to have a rank: its
+        torchrun fails when the others have ended.
         """
         if not self.is_elastic:
             return self.nodes
         lost = self.lost_nodes
-        there = [n for n in self.nodes if n.node_rank == 0 or (n.node_rank not in lost and n.stopping != "lost")]
-        at_work = [n for n in there if n.node_rank == 0 or n.code in (None, 0) or n.node_rank in self.at_work]
+        had_ranks = self.at_work
+        there = []
+        at_work = []
+        for node in self.nodes:
+            is_lead = node.node_rank == 0
+            if is_lead or (node.node_rank not in lost and node.stopping != "lost"):
+                there.append(node)
+                if is_lead or node.code in (None, 0) or node.node_rank in had_ranks:
+                    at_work.append(node)
         return tuple(at_work if len(at_work) >= self.min_nodes else there)
 
     @property

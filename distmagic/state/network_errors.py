@@ -1,6 +1,6 @@
-"""Connection errors of gloo, NCCL and torch's store in words: which host could not reach which, and what to do. Pure.
+"""Says in words which host could not reach which, from connection errors of gloo, NCCL and torch's store. Pure.
 
-The texts are those of the libraries themselves; none of them names a host as its user does, most only an address.
+The patterns match the texts of these libraries. None of them names a host as its user does; most give only an address.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LATE = "no connection in time"  # torch's store goes on trying, whatever the an
 _ABORTED = "the connection was aborted"  # NCCL says so after it was refused again and again
 _NAMELESS, _LOST = "its name can't be resolved there", "lost"
 _NO_INTERFACE = "no interface"
-_CAUSES = (  # the first that fits counts: more than one may be told, the particular before the general
+_CAUSES = (  # the first that matches counts; a text may match several, so the particular ones come first
     (_NO_INTERFACE, r"no socket interface found|unable to find interface|no interface found"),
     (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname"),
     (_REFUSED, r"connection refused"),
@@ -103,20 +103,28 @@ def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]
 
 
 def _sharpened(found: NetworkTrouble | None, said: Sequence[str]) -> NetworkTrouble | None:
-    """Return what is known with the help of stderr: torch's store tells only there why nobody answered, NCCL whom."""
+    """Return `found` with what stderr adds: NCCL names the peer only there, torch's store the reason.
+
+    `said` are the lines of stderr.
+    """
     if found is None or not found.address:
-        told = [trouble for line in said if "NCCL WARN" in line and (trouble := _with_place(line))]
-        return told[0] if told else found
+        by_nccl = _told_by("NCCL WARN", said)
+        return by_nccl[0] if by_nccl else found
     if found.why == _LATE:
-        told = [trouble for line in said if "[c10d]" in line and (trouble := _with_place(line))]
-        same = [one for one in told if one.port == found.port and one.why != _LATE]
-        return replace(found, why=same[0].why) if same else found
+        for other in _told_by("[c10d]", said):
+            if other.port == found.port and other.why != _LATE:
+                return replace(found, why=other.why)
     return found
 
 
-def _with_place(line: str) -> NetworkTrouble | None:
-    found = trouble(line)
-    return found if found is not None and (found.address or found.why == _NO_INTERFACE) else None
+def _told_by(mark: str, said: Sequence[str]) -> list[NetworkTrouble]:
+    """Return the troubles of the lines with `mark` in them, where a line names the peer, or needs none."""
+    troubles = []
+    for line in said:
+        found = trouble(line) if mark in line else None
+        if found is not None and (found.address or found.why == _NO_INTERFACE):
+            troubles.append(found)
+    return troubles
 
 
 def _peer(found: NetworkTrouble, host: str, names: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ ALIVE: tuple[RankPhase, ...] = ("starting", "running")
 
 RunPhase = Literal["connecting", "sending", "starting", "running", "stopping", "done", "failed", "stopped", "lost"]
 
-# What the other nodes know of a node. silent: they have never heard it. "": nothing was told.
+# What the other nodes know of a node. silent: they have never received a datagram of it. "": nothing is known.
 GangState = Literal["", "joined", "silent", "lost"]
 
 
@@ -58,7 +58,7 @@ STOP_MEANINGS: dict[StopReason, StopMeaning] = {
 
 
 def is_explained(reason: str) -> bool:
-    """Whether the rest of the state tells why a node, or the run, ended with this reason."""
+    """Whether the rest of the state shows why a node, or the run, ended with this reason."""
     meaning = meaning_of(reason)
     return reason in ("", "done") or (meaning is not None and meaning.is_explained)
 

@@ -11,7 +11,7 @@ from typing import overload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value of a metric: seconds since the rank started, the step if it was told, the value."""
+    """One value of a metric: seconds since the rank started, the step if the rank gave one, the value."""
 
     at_s: float
     step: float | None
@@ -34,7 +34,7 @@ class Series(Sequence[Point]):
     def extended(self, numbers: Sequence[float], *, limit: int) -> Series:
         """Return this series and more points; of more than `limit`, every second one is left out.
 
-        `numbers` are at_s, step (NaN where it wasn't told) and value of the first point, of the second, and so on.
+        `numbers` are at_s, step (NaN where the rank gave none) and value of the first point, of the second, and so on.
         """
         end = 3 * self._size
         table = self._table if len(self._table) == end else self._table[:end]  # another successor has grown it already
@@ -58,7 +58,7 @@ class Series(Sequence[Point]):
         return self._point(index % self._size)
 
     def every(self, stride: int) -> tuple[array[float], array[float], array[float]]:
-        """Return at_s, step (NaN where it wasn't told) and value of every `stride`-th point, the last one among them."""
+        """Return at_s, step (NaN where the rank gave none) and value of every `stride`-th point, the last one among them."""
         first, end = (self._size - 1) % stride, 3 * self._size
         at_s, step, value = (self._table[3 * first + column : end : 3 * stride] for column in range(3))
         return at_s, step, value

@@ -1,15 +1,19 @@
-"""From the last state of a run to the exception it ends with, if it does. Pure."""
+"""Makes the exception that a run ends with of its last state, or none. Pure.
+
+`_verdict` is the order in which causes count. Below it stand, for each cause, the words.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from distmagic import sanitize
 from distmagic.errors import Cancelled, Hung, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.remote.system import exit_codes
 from distmagic.state import failure_kind, network_errors
 from distmagic.state.hangs import explain_last, stacks_text
-from distmagic.state.model import NodeState, OutputLine, RunState, WorkerState
+from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.state.phases import is_explained, meaning_of
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
@@ -24,29 +28,41 @@ def verdict(state: RunState) -> RunError | None:
     error = _verdict(state)
     survivors = [f"{what} on {node.host}" for node in state.nodes for what in node.survivors]
     if error is not None and survivors:
-        told = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}".strip()
-        error.hint = sanitize.lines(told)
+        hint = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}"
+        error.hint = sanitize.lines(hint.strip())
     return error
 
 
 def _verdict(state: RunState) -> RunError | None:
     if state.abandoned:
-        return (Cancelled if state.stopping else RunError)(state.abandoned)
-    if state.is_elastic and state.is_lost:  # the ranks that were killed to form anew are no cause
+        return Cancelled(state.abandoned) if state.stopping else RunError(state.abandoned)
+    # Before any failure of a rank: an elastic job that loses a node kills its ranks to form anew.
+    if state.is_elastic and state.is_lost:
         return _node_lost(state)
+    # Before the reason of a stop: a failure is the reason why the others were stopped. But torchrun would have started
+    # a failed rank again, had the user, or a limit of the user, not ended the run.
     could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout", "hung")
     if state.first_failure is not None and not could_restart:
-        worker = state.workers[state.first_failure]
-        node = state.nodes[worker.node_rank]
-        if worker.ended is not None and worker.ended.outcome == "signalled" and _was_ended_by_its_agent(node):
-            return _engine_failed(state, node)
-        return _worker_failed(state, worker)
-    return _stopped(state) or (_node_lost(state) if state.is_lost else _broken(state))
+        return _first_failed(state, state.workers[state.first_failure])
+    # Before a loss: a node that does not confirm its end is lost only after the run was stopped.
+    if (stopped := _stopped(state)) is not None:
+        return stopped
+    if state.is_lost:
+        return _node_lost(state)
+    return _broken(state)
+
+
+def _first_failed(state: RunState, worker: WorkerState) -> RunError:
+    node = state.nodes[worker.node_rank]
+    was_killed = worker.ended is not None and worker.ended.outcome == "signalled"
+    if was_killed and _was_ended_by_its_agent(node):
+        return _ended_by_its_agent(node)
+    return _worker_failed(state, worker)
 
 
 def _stopped(state: RunState) -> RunError | None:
     if state.stopping == "interrupted":
-        hint = "\n".join(part for part in (_where_they_were(state), _lost_hint(state)) if part)
+        hint = _joined(_where_they_were(state), _lost_hint(state))
         where = "every rank that could be reached" if state.lost else "every rank on every host"
         return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
     if state.stopping == "hung":
@@ -58,6 +74,11 @@ def _stopped(state: RunState) -> RunError | None:
     if not state.lost and any(node.stopping == "lost" for node in state.essential):
         return _parted(state)
     return _unreached(state) if state.stopping == "rendezvous" else None
+
+
+def _joined(*lines: str) -> str:
+    """Return the lines that are not empty as one text."""
+    return "\n".join(line for line in lines if line)
 
 
 def _not_joined(state: RunState) -> RunError:
@@ -77,7 +98,7 @@ def _hung(state: RunState) -> Hung:
     if explanation is None:
         return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
     logs = "All that a rank wrote: run.logs(rank). Allow more time with a longer --hang-timeout."
-    hint = "\n".join(part for part in (explanation.advice, logs, _lost_hint(state)) if part)
+    hint = _joined(explanation.advice, logs, _lost_hint(state))
     return Hung(f"{what} Where they were: {explanation.sentence}.", hint, stacks_text(explanation))
 
 
@@ -98,7 +119,7 @@ def _broken(state: RunState) -> RunError | None:
 
 
 def _unexplained(state: RunState) -> RunError:
-    """No run that isn't known to have gone well may look as if it had."""
+    """Return the error of a run that is not known to have gone well, without any known cause."""
     silent = ", ".join(node.host for node in state.nodes if node.code is None)
     what = f"{silent} did not tell how torchrun ended" if silent else f"it was stopped ({state.stopping})"
     return RunError(f"The run did not end well: {what}.", f"See agent.log under ~/.distmagic/jobs/{state.job} there.")
@@ -110,9 +131,11 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
-    where = "\n".join(filter(None, (_connection(state, worker), where)))
+    where = _joined(_connection(state, worker), where)
     if ended.failure is not None:
-        what = f"{worker.label} raised {': '.join(filter(None, (ended.failure.type, ended.failure.message)))}"
+        what = f"{worker.label} raised {ended.failure.type}"
+        if ended.failure.message:
+            what += f": {ended.failure.message}"
         if ended.meaning:
             where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
@@ -122,14 +145,16 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 def _connection(state: RunState, worker: WorkerState) -> str:
     """Return which host this rank could not reach, if that is what it failed of."""
-    names = {name: node.host for node in state.nodes for name in (node.host, node.hostname, node.address) if name}
+    names: dict[str, str] = {}
+    for node in state.nodes:
+        names |= {name: node.host for name in (node.host, node.hostname, node.address) if name}
     failure = worker.ended.failure if worker.ended is not None else None
     text = f"{failure.type}: {failure.message}" if failure is not None else ""
-    return network_errors.in_words(text, [line.text for line in _stderr(state, worker.rank)], worker.host, names)
+    return network_errors.in_words(text, _stderr(state, worker.rank), worker.host, names)
 
 
-def _stderr(state: RunState, rank: int) -> list[OutputLine]:
-    return [line for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
+def _stderr(state: RunState, rank: int) -> list[str]:
+    return [line.text for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
 
 
 def _how(code: int, meaning: str) -> str:
@@ -161,10 +186,13 @@ def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 
 def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
-    lines = [line.text for line in _stderr(state, rank)]
-    if not lines:
-        return hint
-    return "Its last words:\n" + "\n".join(f"    {line}" for line in lines[-_LAST_LINES:]) + f"\n{hint}"
+    lines = _stderr(state, rank)
+    return f"Its last words:\n{_indented(lines)}\n{hint}" if lines else hint
+
+
+def _indented(lines: Sequence[str]) -> str:
+    """Return the last of these lines, as they stand in a hint."""
+    return "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
 
 
 def _unreached(state: RunState) -> RendezvousFailed:
@@ -183,11 +211,11 @@ def _node_lost(state: RunState) -> NodeLost:
 
 
 def _parted(state: RunState) -> NodeLost:
-    """No host is down: all of them told their end, and two did not hear each other."""
+    """Return the error of a run whose hosts are all up, but did not hear each other."""
     lead = state.nodes[0].host
     cut_off = [node.host for node in state.nodes[1:] if node.gang == "lost" or node.node_rank == state.culprit]
-    names = [name for name in cut_off or [node.host for node in state.nodes] if name != lead]
-    others = ", ".join(dict.fromkeys(names))
+    candidates = cut_off or [node.host for node in state.nodes]
+    others = ", ".join(dict.fromkeys(name for name in candidates if name != lead))
     return NodeLost(
         f"{others} and {lead} don't hear each other any more, though this notebook hears them; the run was stopped.",
         "Look at the network between them: UDP at the port of the rendezvous (--master-port names one) must pass all the time.",
@@ -195,7 +223,7 @@ def _parted(state: RunState) -> NodeLost:
 
 
 def _lost_hint(state: RunState) -> str:
-    left = [state.nodes[i] for i, _ in state.lost if state.nodes[i].phase != "clear"]
+    left = [state.nodes[node] for node, _ in state.lost if state.nodes[node].phase != "clear"]
     names = ", ".join(dict.fromkeys(node.host for node in left))
     if not names:
         return ""
@@ -204,7 +232,7 @@ def _lost_hint(state: RunState) -> str:
 
 
 def _was_ended_by_its_agent(node: NodeState) -> bool:
-    """Whether the agent ended its ranks for a reason of its own: the lease ran out, or somebody asked it to end."""
+    """Whether the agent ended its ranks for a reason of its own: the lease ran out, or another notebook stopped it."""
     meaning = meaning_of(node.reason)
     is_wish = meaning is not None and meaning.is_wish
     return not is_wish and not is_explained(node.reason)
@@ -217,28 +245,38 @@ def _spent(state: RunState) -> str:
     return f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
 
 
-def _engine_failed(state: RunState, node: NodeState) -> RunError:
+def _ended_by_its_agent(node: NodeState) -> RunError:
     if node.reason == "stopped":
         return RunError("The job was stopped, by %distributed stop or from another notebook.")
-    if node.reason == "lease" or _was_ended_by_its_agent(node):
-        why = "it had not heard of this notebook for the length of its lease" if node.reason == "lease" else node.reason
-        return RunError(f"{node.host} ended its ranks: {why}.")
+    why = node.reason
+    if why == "lease":
+        why = "it had not heard of this notebook for the length of its lease"
+    return RunError(f"{node.host} ended its ranks: {why}.")
+
+
+def _engine_failed(state: RunState, node: NodeState) -> RunError:
+    """Return the error of a node whose torchrun failed, or that was ended, while no rank is known to have failed.
+
+    The most particular cause counts: what the agent says; then a port that is taken; then a rank whose process failed
+    after its end; then a rank that failed as an echo of another's loss; then the last lines of torchrun.
+    """
+    if _was_ended_by_its_agent(node):
+        return _ended_by_its_agent(node)
     lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
     if any(word in line for line in lines for word in _TAKEN):
         return RendezvousFailed(
             f"{node.host}: the port of the rendezvous is taken there.",
-            "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+            "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
         )
     for worker in state.workers.values():
         if worker.node_rank == node.node_rank and _is_late(worker):
             return _failed_afterwards(state, worker)
     for worker in state.workers.values():
-        if (
-            worker.ended is not None and worker.ended.failure is not None
-        ):  # an elastic job's: it may only have lost a peer
-            return _worker_failed(state, worker)
-    said = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
-    hint = _spent(state) + (f"It said last:\n{said}\nAll of it: run.logs(-1)." if said else "")
+        if worker.ended is not None and worker.ended.failure is not None:
+            return _worker_failed(state, worker)  # of an elastic job: it may only have lost a peer
+    hint = _spent(state)
+    if lines:
+        hint += f"It said last:\n{_indented(lines)}\nAll of it: run.logs(-1)."
     code = node.code or 0
     how = _how(code, exit_codes.meaning_of(code))
     return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

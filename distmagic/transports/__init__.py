@@ -1,11 +1,16 @@
 """The seam between the launcher and a host: start one process there and hold its pipes. Nothing else.
 
-A transport knows nothing of torch, jobs or ranks. `tests/transports/contract.py` is the contract, run over
-every implementation:
+A transport knows nothing of torch, jobs or ranks, and never tries again by itself. `tests/transports/contract.py` is
+the contract, run over every implementation. Read the modules in this order:
 
-- `local`: this machine, no SSH
-- `ssh`: paramiko, one connection a host and a channel a process
-- `ssh_command`: the system's `ssh` program, for configurations that paramiko can't do
+    prompts.py       questions to the user: passwords, passphrases
+    troubles.py      what goes wrong on the way to a host, in words
+    quoting.py       one command line for any log-in shell
+    piped.py         a process on this machine behind pipes
+    local.py         transport: this machine, no SSH
+    ssh/             transport: paramiko, one connection a host and a channel a process
+    ssh_command.py   transport: the system's `ssh` program, for configurations that paramiko can't do
+    ssh_words.py     what that program says when it fails, understood
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Hosts over SSH with the system's own client, for configurations that paramiko can't do. One master a host.
 
-The master connection is a child of ours that runs `cat` on the host: when this process ends, however it ends, its
-pipe closes, `cat` ends and the master with it. Every process is one more session of that master. The client never
-asks anything (BatchMode): keys come from the agent, and what needs a typed answer needs paramiko.
+The master connection is a child process that runs `cat` on the host. When this process ends, however it ends, the
+child's pipe closes, so `cat` ends and the master with it. Every process on the host is one more session of the master.
+The client never asks the user (BatchMode): keys come from the agent, and a log-in that needs a typed answer needs
+paramiko.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
 _END_TIMEOUT_S = 2.0
 _LONG = 60  # bytes of a temporary directory that leave too few for the socket's name
-_FAREWELL_S = 0.3  # how long a master has to end by itself
+_MASTER_END_S = 0.3  # how long a master has to end by itself
 _OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -38,7 +39,9 @@ _OPTIONS = (
     "RemoteCommand=none",
     "RequestTTY=no",
     "PermitLocalCommand=no",
-    "ClearAllForwardings=yes",
+    "ClearAllForwardings=yes",  # these are ports alone, so:
+    "ForwardAgent=no",  # the master lives for hours, and root of the host could use the agent all the time
+    "ForwardX11=no",
     "LogLevel=INFO",
 )
 
@@ -55,7 +58,7 @@ class SessionProcess(PipedProcess):
 class CommandTransport:
     """One master connection, and the directory of its socket."""
 
-    warnings: tuple[str, ...] = ()  # what its configuration is worth, the client says itself
+    warnings: tuple[str, ...] = ()  # the client itself complains about its configuration
 
     def __init__(self, name: str, client: tuple[str, ...], destination: tuple[str, ...], directory: Path) -> None:
         self.name = name
@@ -125,7 +128,7 @@ class CommandTransport:
         master, self._master = self._master, None
         if master is not None:
             master.close()  # its `cat` ends, and with it the connection once no session is left
-            if master.wait(_FAREWELL_S) is None:
+            if master.wait(_MASTER_END_S) is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(master.pid, signal.SIGTERM)
                 if master.wait(_END_TIMEOUT_S) is None:

@@ -15,7 +15,7 @@ from distmagic.errors import DistmagicError
 from distmagic.planning.jobs import Job, whereabouts
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
-from distmagic.runner.outcome import Run
+from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.lab import Lab
 
@@ -107,3 +107,10 @@ def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:
     asked = parse_hosts(hosts)
     job = session().jobs(reach(lab, asked))[-1]
     return job, whereabouts(job, asked)
+
+
+def detach(lab: Lab, hosts: str, fn: Any, *args: Any, **spec: Any) -> Detached:
+    """Start a detached job and return; this process has no part in it afterwards."""
+    left = distmagic.run(fn, *args, hosts=hosts, access=access(lab), screen=Watch(), detach=True, **spec)
+    assert isinstance(left, Detached)
+    return left

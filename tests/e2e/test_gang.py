@@ -19,7 +19,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
 from tests.e2e import programs, runner
 from tests.e2e.programs import count
-from tests.e2e.runner import as_value, reach
+from tests.e2e.runner import as_value, detach, reach
 from tests.lab import Lab
 from tests.lab.files import HOME
 from tests.lab.waiting import wait_until
@@ -46,13 +46,6 @@ def until_told(what: str) -> str:
         os._exit(7)
     while True:
         time.sleep(0.1)
-
-
-def detach(lab: Lab, hosts: str, fn: Any, *args: Any, **spec: Any) -> Detached:
-    """Start a detached job and return; this process has no part in it afterwards."""
-    left = distmagic.run(fn, *args, hosts=hosts, access=runner.access(lab), screen=runner.Watch(), detach=True, **spec)
-    assert isinstance(left, Detached)
-    return left
 
 
 def tell(lab: Lab, *names: str) -> None:

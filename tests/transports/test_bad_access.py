@@ -91,6 +91,19 @@ def test_a_client_that_hangs_while_it_logs_in(home: Home) -> None:
     assert caught.value.message == "127.0.0.1: no answer from 127.0.0.1 within 1 s."
 
 
+@pytest.mark.needs("ssh")
+def test_the_systems_client_lends_a_host_neither_agent_nor_display(home: Home) -> None:
+    """Its master lives for hours; `ssh -G` prints what the client would do."""
+    told = home.folder / "told"
+    client = home.folder / "client"
+    client.write_text(f'#!/bin/sh\nexec ssh -G "$@" > {told}\n')
+    client.chmod(0o755)
+    access = replace(home.configure("ForwardAgent yes\nForwardX11 yes\n"), ssh_command=str(client))
+    with pytest.raises(HostError):
+        ssh_command.connect(Host(name="127.0.0.1"), access, NoAsker())
+    assert {"forwardagent no", "forwardx11 no"} <= set(told.read_text().splitlines())
+
+
 def test_a_port_that_is_no_ssh_server(home: Home, failure: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as web:
 

@@ -20,8 +20,8 @@ PACKAGE = REPOSITORY / "distmagic"
 PACKAGES = (
     "remote",
     "remote.wire",
-    "remote.values",
     "remote.records",
+    "remote.values",
     "remote.system",
     "remote.gang",
     "remote.rank",

@@ -332,7 +332,7 @@ class Agent:
         """End every process: SIGTERM, and SIGKILL after `grace_s`. Later calls can only shorten the time."""
         if self.cause is None:
             self.cause = cause
-            self.journal.add(protocol.Stopping(reason=cause.reason, culprit=cause.culprit))
+            self.journal.add(protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit))
         if self.final_at is None:
             if not self.termination.has_begun:
                 self.reason = cause.reason  # else torchrun had exited before, and the job was done

@@ -18,15 +18,13 @@ from distmagic.remote.engine import forking, rank_fork_server
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
 _MONITOR_S = 0.02  # between two looks of torchrun at its ranks
 _ENDPOINT_S = 3.0  # to wait until the lead listens
 _ATTEMPT_S = 0.5  # for one connection to it
 _PAUSE_S = 0.005  # between two attempts
-# Left by a torchrun in which the agent itself runs; they would mislead ours.
-_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
 
 def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
@@ -49,7 +47,7 @@ def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, r
 
 
 def _is_of_torchrun(name: str) -> bool:
-    return name in _INHERITED or name.startswith(("PET_", "TORCHELASTIC_"))
+    return name in TORCHRUN_VARIABLES or name.startswith(("PET_", "TORCHELASTIC_"))
 
 
 def main(argv: list[str]) -> None:

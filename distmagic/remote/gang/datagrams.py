@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason
+from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason, known_stop_reason
 
 PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
 REASONS: tuple[StopReason | Literal[""], ...] = ("", *STOP_REASONS)  # by number
@@ -47,10 +47,11 @@ class Datagram:
 
 
 def seal(secret: bytes, one: Datagram) -> bytes:
-    """Return the bytes to send."""
+    """Return the bytes to send. A reason that has no number goes as "stopped"."""
+    reason = known_stop_reason(one.reason) if one.reason else ""
     body = _FORM.pack(
         _MAGIC, _VERSION, one.node_rank, one.to, one.counter, one.echo, one.formations, PHASES.index(one.phase),
-        REASONS.index(one.reason), one.culprit,
+        REASONS.index(reason), one.culprit,
     )  # fmt: skip
     return body + _mac(secret, body)
 

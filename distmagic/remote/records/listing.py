@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distmagic.remote.records import journal, logs, places
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire import codec, protocol
 
 FILE = "job.json"
@@ -36,16 +37,18 @@ def remember(folder: Path, start: protocol.StartNode) -> None:
         began_s=time.time(),
         terms=start.terms,
     )
-    (folder / FILE).write_text(json.dumps(codec.plain(listing)))
+    _write(folder, listing)
+
+
+def _write(folder: Path, listing: protocol.JobListing) -> None:
+    with atomic_write(folder / FILE) as file:
+        file.write(json.dumps(codec.plain(listing)).encode())
 
 
 def enlisted(folder: Path, hosts: tuple[str, ...]) -> None:
     """Note which hosts an elastic job has now. A disk that is full makes no job fail."""
     with contextlib.suppress(OSError, ValueError):
-        listing = replace(_read(folder), hosts=hosts)
-        aside = folder / f"{FILE}.new"
-        aside.write_text(json.dumps(codec.plain(listing)))
-        aside.replace(folder / FILE)
+        _write(folder, replace(_read(folder), hosts=hosts))
 
 
 def _read(folder: Path) -> protocol.JobListing:
@@ -77,11 +80,12 @@ def mark_detached(folder: Path) -> None:
         (folder / _DETACHED).touch(mode=0o600)
 
 
-def jobs() -> tuple[protocol.JobListing, ...]:
-    """Return this host's jobs, the oldest first. What can't be read is left out."""
-    host = socket.gethostname()
+def jobs(job: str = "") -> tuple[protocol.JobListing, ...]:
+    """Return this host's jobs, the oldest first, or its nodes of one job. What can't be read is left out."""
+    folders = [places.job_dir(job, 0).parent] if job else sorted((places.home() / "jobs").glob("*"))
+    files = [file for folder in folders for file in sorted(folder.glob(f"*-{socket.gethostname()}/{FILE}"))]
     found = []
-    for file in sorted((places.home() / "jobs").glob(f"*/*-{host}/{FILE}")):
+    for file in files:
         try:
             found.append(_listed(file.parent))
         except (OSError, ValueError):
@@ -124,15 +128,13 @@ def running() -> tuple[protocol.JobListing, ...]:
 
 
 def is_running(job: str, node_rank: int) -> bool:
-    """Whether the agent of this node answers."""
+    """Whether the agent of this node is there; one that is stopped, or has no time, is."""
     run_dir = places.run_dir(job, node_rank)
     try:
         places.check_run_dir(run_dir)
-        with socket.socket(socket.AF_UNIX) as conn:
-            conn.connect(str(run_dir / "readers"))
     except OSError:
         return False
-    return True
+    return places.listens(run_dir / "readers")
 
 
 def _reason(folder: Path) -> str:

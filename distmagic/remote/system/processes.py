@@ -152,6 +152,15 @@ def marked(job: str) -> tuple[ProcessInfo, ...]:
     return tuple(process for process in running if mark in _environ(process.pid))
 
 
+def has_role(process: ProcessInfo, role: str) -> bool:
+    """Whether a process was started as this role of the bundle, or shows it (see process_title.py)."""
+    try:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
+            return role.encode() in file.read().split(b"\0")
+    except OSError:
+        return False  # gone meanwhile
+
+
 def _ancestors() -> set[int]:
     """Return the pids of this process and of all above it."""
     found, pid = set(), os.getpid()

@@ -152,7 +152,7 @@ class Stacks:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
+class NodeStopping:
     """From here on this node ends its ranks: for what reason, and because of which node (-1: of none)."""
 
     reason: str

@@ -192,7 +192,9 @@ class SweepJob:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListJobs:
-    """Ask for `Jobs`."""
+    """Ask what the host has of jobs, or of one `job`: any number of `Jobs` follow, and one without any at the end."""
+
+    job: str = ""
 
 
 @message

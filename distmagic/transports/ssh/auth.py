@@ -1,4 +1,4 @@
-"""Logging in: which keys and answers are offered, in which order. Knows nothing of paramiko.
+"""Logs in: offers keys and answers, in which order. Knows nothing of paramiko.
 
 Order: none (to learn what is accepted), then of the accepted methods publickey, keyboard-interactive, password. Keys:
 the agent's that the configuration names, the agent's others, key files, encrypted key files (asked for once).
@@ -85,12 +85,20 @@ class LogIn:
         return Answer(accepted=False)
 
     def _keys(self, in_agent: tuple[Key, ...]) -> Iterator[Key]:
+        """Yield the keys that were not offered yet: the agent's, then those in files; encrypted files last."""
+        # Before any key is offered: what is wrong with a file comes first in the list of what was tried.
         files = [file for file in self.resolved.identity_files if self._is_usable(file)]
-        public = {blob for file in self.resolved.identity_files if (blob := read_public_key(f"{file}.pub"))}
-        named = [key for key in in_agent if key.blob in public]
-        others = [] if self.resolved.identities_only else [key for key in in_agent if key.blob not in public]
-        yield from (key for key in (*named, *others) if key.blob not in self.offered)
-        encrypted = []
+        configured = {read_public_key(f"{file}.pub") for file in self.resolved.identity_files}
+        of_agent = [key for key in in_agent if key.blob in configured]
+        if not self.resolved.identities_only:
+            of_agent += [key for key in in_agent if key.blob not in configured]
+        for key in of_agent:
+            if key.blob not in self.offered:
+                yield key
+        yield from self._keys_in(files)
+
+    def _keys_in(self, files: list[str]) -> Iterator[Key]:
+        encrypted = []  # asked for after all others, so that the user types a passphrase only where it is needed
         for file in files:
             if read_public_key(f"{file}.pub") in self.offered:
                 continue
@@ -182,7 +190,7 @@ class LogIn:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """The user's time doesn't count; an error that nobody can answer also says what was tried."""
+        """Stop the clock while the user types. If no answer can be had, the error also says what was tried before."""
         try:
             with self.deadline.paused():
                 yield

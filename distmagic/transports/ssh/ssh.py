@@ -66,9 +66,9 @@ def connect(host: Host, access: Access, asker: Asker) -> SshTransport:
 
 
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
-    """Return all hops on the way to `target`, it being the last. Raises `SpecError` for a circle.
+    """Return all hops on the way to `target`, which is the last. Raises `SpecError` for a circle.
 
-    Jump hosts have ways of their own: the first in a ProxyJump line its own ProxyJump or ProxyCommand, each later one
+    The first jump host in a ProxyJump line is reached by its own ProxyJump or ProxyCommand, each later one through
     those before it in the line.
     """
     route = [target]
@@ -90,7 +90,7 @@ def _same_place(one: Resolved, other: Resolved) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """One connection being made, to the last hop of `route`. `opened` is what lies under it."""
+    """One attempt to connect to the last hop of `route`. `opened` is what must be closed with the connection."""
 
     access: Access
     asker: Asker
@@ -164,7 +164,7 @@ class _Attempt:
         """Connect the last of the jump hosts through those before it."""
         attempt = _Attempt(access=self.access, asker=self.asker, route=self.route[:-1], is_jump=True)
         key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
-        shared = _shared.borrow(key, attempt.run)
+        shared = _shared.acquire(key, attempt.run)
         self.opened.append(shared)
         return shared.session
 
@@ -180,28 +180,27 @@ class _Attempt:
     def _where(self) -> str:
         resolved = self.resolved
         place = f"{resolved.hostname} port {resolved.port}"
-        if self.is_jump:
-            return (
-                f"jump host {place}" if resolved.name == resolved.hostname else f"jump host {resolved.name} ({place})"
-            )
-        return place
+        if not self.is_jump:
+            return place
+        is_named_so = resolved.name == resolved.hostname
+        return f"jump host {place}" if is_named_so else f"jump host {resolved.name} ({place})"
 
 
-# ---- jump hosts: one connection for all hosts behind one, so that a one-time password is asked for once
+# ---- jump hosts: all hosts behind one share its connection, so that a one-time password is asked for once
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Loan:
-    """The use of a jump host's session by one connection; `close` gives it back once."""
+class _SharedUse:
+    """The use of a jump host's session by one connection. `close` ends the use, the first time that it is called."""
 
     session: SshSession
-    give_back: Callable[[], None]
+    release: Callable[[], None]
     returned: bool = False
 
     def close(self) -> None:
         if not self.returned:
             self.returned = True
-            self.give_back()
+            self.release()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -211,14 +210,14 @@ class _Entry:
 
 
 class _SharedSessions:
-    """Sessions by the configuration they were made from; the first who needs one makes it, the others wait."""
+    """Sessions by the configuration they were made from. The first connection that needs one makes it; others wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[object, _Entry] = {}
 
-    def borrow(self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]) -> _Loan:
-        """Return the use of the session for `key`. Raises what `make` raised, to all who waited for it."""
+    def acquire(self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]) -> _SharedUse:
+        """Return a use of the session for `key`. An error of `make` is raised in every thread that waited for it."""
         with self._lock:
             entry = self._entries.get(key)
             is_mine = entry is None or _is_dead(entry)
@@ -228,7 +227,7 @@ class _SharedSessions:
         if is_mine:
             self._make(key, entry, make)
         session, _ = entry.future.result()
-        return _Loan(session=session, give_back=lambda: self._give_back(key, entry))
+        return _SharedUse(session=session, release=lambda: self._release(key, entry))
 
     def _make(self, key: object, entry: _Entry, make: Callable[[], tuple[SshSession, list[_Closable]]]) -> None:
         try:
@@ -239,7 +238,7 @@ class _SharedSessions:
                     del self._entries[key]
             entry.future.set_exception(error)
 
-    def _give_back(self, key: object, entry: _Entry) -> None:
+    def _release(self, key: object, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
             if entry.users:

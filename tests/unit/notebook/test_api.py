@@ -77,8 +77,8 @@ def test_every_option_arrives(session):
     assert session.spec == JobSpec(env=(("A", "1"),), **of_job)
     assert session.access == Access(pythons=(("", "/p"),), **of_access)
     assert [host.name for host in session.hosts] == ["gpu-a"]
-    distmagic.run(len, [], detach=True)
-    assert (session.spec.detach, session.hosts) == (True, ())
+    distmagic.run(len, [], detach=True, nnodes=3)
+    assert (session.spec.detach, session.spec.nnodes, session.hosts) == (True, (3, 3), ())
 
 
 def test_options_that_are_not_given_leave_access_as_it_is(session):

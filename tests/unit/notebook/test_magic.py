@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import gc
 import getpass
 import inspect
 import linecache
@@ -10,8 +10,8 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +19,9 @@ import cloudpickle
 import nbformat
 import pytest
 from IPython.core.completer import provisionalcompleter
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from traitlets.config import Config
 
 import distmagic
 from distmagic.connection.prompts import NotebookAsker, asker_of
@@ -34,52 +32,9 @@ from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.session import Session
+from tests.unit.notebook.fakes import FakePlayground, FakeReaching, FakeSession, Lab
 
 WAIT_S = 10
-
-
-@dataclass
-class FakeReaching:
-    cancelled: bool = False
-    absent: dict[int, str] = field(default_factory=dict)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-@dataclass
-class FakeSession:
-    """Runs one rank here: a run is what the thunk returned."""
-
-    log: list[str] = field(default_factory=list)
-    failure: Exception | None = None
-    untold: tuple[str, ...] = ()
-    reachings: list[FakeReaching] = field(default_factory=list)
-
-    def reach(self, hosts, access, asker, spec=None, spare=()):
-        self.hosts, self.access, self.asker = hosts, access, asker
-        self.log.append("reach")
-        self.reachings.append(FakeReaching())
-        return self.reachings[-1]
-
-    def launch(self, reaching, spec, payload, screen):
-        assert not reaching.cancelled
-        self.spec, self.payload, self.screen = spec, payload, screen
-        self.log.append("launch")
-        if self.failure:
-            raise self.failure
-        return payload() if callable(payload) else payload
-
-    def dry_run(self, reaching, spec):
-        self.log.append("dry_run")
-        return f"would run {spec.nproc_per_node}"
-
-    def down(self) -> tuple[str, ...]:
-        self.log.append("down")
-        return self.untold
-
-    def close(self) -> None:
-        self.log.append("close")
 
 
 def public_methods(kind: type) -> dict[str, list[tuple]]:
@@ -90,73 +45,6 @@ def public_methods(kind: type) -> dict[str, list[tuple]]:
             parameters = inspect.signature(method).parameters.values()
             found[name] = [(one.name, one.kind, one.default) for one in parameters]
     return found
-
-
-@dataclass
-class FakePlayground:
-    hosts: tuple
-    ssh_config: str = "/play/config"
-    stopped: bool = False
-
-    def stop(self) -> None:
-        self.stopped = True
-
-
-class Lab:
-    """A shell with the extension loaded, and what the fakes were given."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-        self.session = FakeSession()
-        self.packed: dict = {}
-        self.playgrounds: list[FakePlayground] = []
-        self.backend = Backend(
-            session=lambda: self.session,
-            pack_call=self.pack,
-            pack_whole=self.pack,
-            screen_for=lambda shell: ("screen of", shell),
-            playground=self.playground,
-        )
-        magic.load_ipython_extension(shell, self.backend)
-
-    def pack(self, what, **given):
-        self.packed = given
-        return what
-
-    def playground(self, count: int) -> FakePlayground:
-        self.playgrounds.append(FakePlayground(parse_hosts(",".join(f"play-{n}" for n in range(count)))))
-        return self.playgrounds[-1]
-
-    def run(self, cell: str):
-        return self.shell.run_cell(cell, store_history=True)
-
-    def value(self, cell: str):
-        result = self.run(cell)
-        assert result.success, result.error_in_exec
-        return result.result
-
-    def error(self, cell: str) -> BaseException:
-        result = self.run(cell)
-        assert not result.success
-        return result.error_in_exec
-
-
-@pytest.fixture
-def shell(monkeypatch, tmp_path):
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=Config(HistoryManager={"hist_file": ":memory:"}))
-    shell.run_line_magic("colors", "nocolor")
-    yield shell
-    atexit.unregister(shell.atexit_operations)
-    shell.atexit_operations()
-    InteractiveShell.clear_instance()
-
-
-@pytest.fixture
-def lab(shell):
-    return Lab(shell)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +59,9 @@ def test_the_fakes_have_the_signatures_of_what_they_stand_for(fake, real):
 
 
 def test_statements_run_here_and_the_last_expression_on_ranks(lab):
-    assert lab.value("%%distributed -o run\nn = 3\ndef f(x):\n    return x * n\nf(x=n)") == 9
+    assert lab.value("%%distributed\nn = 3\ndef f(x):\n    return x * n\nf(x=n)") == 9
     assert lab.session.log == ["reach", "launch"]
-    assert lab.shell.user_ns["run"] == 9
+    assert lab.shell.user_ns["_run"] == 9
     assert lab.value("f(5) + n") == 18
     assert lab.session.screen == ("screen of", lab.shell)
     assert not lab.session.reachings[0].cancelled
@@ -188,6 +76,18 @@ def test_hosts_are_being_reached_before_the_cells_own_statements_run(lab):
 def test_the_assigned_name_gets_the_run(lab):
     lab.value("%%distributed\nx = y = len('four')")
     assert (lab.shell.user_ns["x"], lab.shell.user_ns["y"]) == (4, 4)
+
+
+@pytest.mark.parametrize("cell", ["%%distributed -o run\nf()", "%%distributed\nrun = f()"])
+def test_a_run_that_has_a_name_is_let_go_of_with_that_name(lab, cell):
+    lab.value("class Value: pass\ndef f(): return Value()")
+    assert lab.value(cell) is None
+    run = weakref.ref(lab.shell.user_ns["run"])
+    assert lab.shell.user_ns["_run"] is run()
+    lab.value("%%distributed\nlen([])")  # _run is another one now
+    lab.value("del run")
+    gc.collect()
+    assert run() is None, "Out has none of it"
 
 
 def test_the_line_becomes_spec_access_and_hosts(lab):
@@ -242,6 +142,12 @@ def test_dry_run_prints_and_executes_nothing(lab, capsys):
     assert capsys.readouterr().out == "would run 3\n"
     assert "x" not in lab.shell.user_ns
     assert lab.session.log == ["reach", "dry_run"]
+
+
+def test_what_hosts_told_is_no_escape_sequence_in_a_dry_run(lab, capsys):
+    lab.session.dry_run = lambda reaching, spec: "# gpu-a\n\x1b]52;c;AAAA\x07/usr/bin/\x1b[2Jpython"
+    lab.value("%%distributed --dry-run\nlen([])")
+    assert capsys.readouterr().out == "# gpu-a\n/usr/bin/python\n"
 
 
 def test_help_is_printed(lab, capsys):
@@ -376,7 +282,7 @@ def test_a_setting_of_a_wrong_kind(lab):
 def test_a_time_in_the_settings_that_is_none(lab):
     lab.value("%config Distmagic.warm_idle_s = -1.0")
     assert str(lab.error("%%distributed\nlen([])")) == (
-        "Distmagic.warm_idle_s: -1 is not a time.\nUse seconds; 0: not at all."
+        "Distmagic.warm_idle_s: -1 is not a time.\nUse 0 (never) to a day."
     )
 
 

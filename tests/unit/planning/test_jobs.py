@@ -70,7 +70,7 @@ def test_a_host_that_did_not_answer_is_found_by_its_name():
 def test_the_table():
     assert table([], 0.0) == "no jobs on these hosts"
     assert table(list(JOBS), 7300.0).splitlines() == [
-        "job   state    hosts    began    on disk",
+        "job   state    hosts    began    on disk  owner",
         "x1    failed   a, b     2 h ago  1.0 MB",
         "xyz   running  a, b     2 h ago  1.0 MB",
         "yyyy  died     a, b, c  2 h ago  0.5 MB",

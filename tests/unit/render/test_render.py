@@ -435,3 +435,9 @@ def test_a_stopped_host_without_ranks_says_in_words_why(reason, note):
     node = NodeState(node_rank=0, host="gpu-a", phase="gone", code=-15, reason=reason)
     [group] = overview(RunState(job="job", nodes=(node,))).groups
     assert [(row.host, row.note) for row in group.rows] == [("gpu-a", note)]
+
+
+def test_of_many_notices_the_newest_are_seen():
+    state = run([worker(0)], notices=tuple(f"notice {i}" for i in range(20)))
+    texts = [alert.text for alert in overview(state).alerts]
+    assert texts == [*(f"notice {i}" for i in range(12, 20)), "and 12 more notices"]

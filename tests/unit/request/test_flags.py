@@ -234,7 +234,7 @@ def test_settings_become_defaults():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"lease_s": 0}, "Distmagic.lease_s: 0 is not a time."),
+        ({"lease_s": 0}, "Distmagic.lease_s: 0 is not a lease."),
         ({"connect_timeout_s": -1}, "Distmagic.connect_timeout_s: -1 is not a time."),
         ({"nproc_per_node": "0"}, "Distmagic.nproc_per_node: 0 ranks were asked for; a host runs at least 1."),
         ({"payload_limit": "big"}, "Distmagic.payload_limit: 'big' is not a size."),
@@ -283,6 +283,11 @@ def test_flags_are_completed(text):
         ("%distributed hosts --h", ["--hostfile"]),
         ("%distributed playground ", ["stop"]),
         ("%distributed down ", []),
+        ("%distributed add ", []),
+        ("%distributed add ID g", ["gpu-a", "gpu-b"]),
+        ("%distributed clean ", ["all"]),
+        ("%distributed clean all ", ["--everybody"]),
+        ("%distributed nothing x", []),
     ],
 )
 def test_subcommands_are_completed(text, candidates):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, SpecError, Unreachable
+from distmagic.errors import PreflightError, ProtocolError, SpecError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload
 from distmagic.planning import start_messages
@@ -18,8 +18,6 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.request.spec import JobSpec
-from distmagic.runner import elastic_join as growing
-from distmagic.runner.elastic_join import Ground, Growth
 from distmagic.runner.node_joiner import NodeJoiner
 from tests.builders.plans import A, B, reached
 
@@ -255,154 +253,3 @@ def test_a_host_that_does_not_fit_is_brought_nothing(payload):
     with pytest.raises(PreflightError, match="gpu-c"):
         NodeJoiner("j-1", lead.open).admit(link, "a1")
     assert (link.said, lead.links) == ([], [])
-
-
-# ---- until it is there
-
-
-class Field:
-    """A `Ground` whose hosts answer as a script says: an error, or a link. It is over after the last of them."""
-
-    def __init__(self, *answers: object, nodes: tuple[int, ...] = (0, 1, 2)) -> None:
-        self.answers, self.nodes = list(answers), list(nodes)
-        self.pauses: list[float] = []
-        self.told: list[str] = []
-
-    @property
-    def ground(self) -> Ground:
-        return Ground(
-            reopen=self.reopen, is_over=self.is_over,
-            newest=lambda place: max((n for n, other in enumerate(self.nodes) if other == place), default=-1),
-            lose=lambda node, why: self.told.append(f"node {node} is lost: {why}"), warn=self.told.append,
-        )  # fmt: skip
-
-    def is_over(self, seconds: float) -> bool:
-        self.pauses += [seconds] if seconds else []
-        return not self.answers
-
-    def reopen(self, place: int) -> object:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-class FakeNewcomers:
-    """Lets hosts in: the lead counts them as `node_rank`, and tells it to whoever listens."""
-
-    job = "j-1"
-
-    def __init__(self, start: p.StartNode, *errors: Exception) -> None:
-        self.start, self.errors = start, list(errors)
-        self.growth: Growth
-        self.is_told = True
-        self.request_ids: list[str] = []
-
-    def admit(self, link: FakeLink, request_id: str) -> p.StartNode:
-        self.request_ids.append(request_id)
-        if self.is_told:
-            assert self.growth.take_seat(request_id, self.start.node_rank)
-        if self.errors:
-            raise self.errors.pop(0)
-        return self.start
-
-
-def growth(field: Field, payload: Payload, *errors: Exception) -> tuple[Growth, FakeNewcomers]:
-    start = replace(begun(payload, A, B)[1], node_rank=3)
-    newcomers = FakeNewcomers(start, *errors)
-    newcomers.growth = Growth(newcomers, field.ground)  # type: ignore[arg-type]
-    return newcomers.growth, newcomers
-
-
-def test_a_host_is_tried_until_it_is_there(payload):
-    away, link = Unreachable("gpu-c", "no answer", ""), FakeLink(C)
-    field = Field(away, ConnectionLost("gone"), away, away, away, away, link)
-    found, newcomers = growth(field, payload)
-    assert found.come_back(2) == (3, link)
-    assert link.said == [newcomers.start]
-    assert field.pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert field.told == []
-
-
-def test_a_host_that_another_notebook_has_taken_in_is_tried_no_more(payload):
-    field = Field(FakeLink(C), FakeLink(C))
-    field.is_over = lambda seconds: bool(newcomers.request_ids) and field.nodes.append(2) is not None  # type: ignore[method-assign]
-    found, newcomers = growth(
-        field, payload, SpecError("Job j-1 takes in no host now: gpu-c is a node of this job.", "")
-    )
-    newcomers.is_told = False
-    assert found.come_back(2) is None
-    assert (len(newcomers.request_ids), field.told) == (1, [])
-
-
-def test_a_host_that_refuses_is_told_of_and_tried_again_later(payload):
-    link = FakeLink(C)
-    field = Field(PreflightError("gpu-c", "has no torch", ""), link)
-    assert growth(field, payload)[0].come_back(2) == (3, link)
-    assert field.told == ["gpu-c: has no torch The run goes on without this host."]
-    assert field.pauses == [0.25, growing._REFUSED_PAUSE_S]
-
-
-def test_a_node_that_was_counted_and_could_not_be_started_is_lost_and_tried_again(payload):
-    broken, link = FakeLink(C), FakeLink(C)
-    broken.start = lambda request: (_ for _ in ()).throw(ConnectionLost("gpu-c: the connection ended."))  # type: ignore[method-assign]
-    field = Field(broken, link)
-    found, newcomers = growth(field, payload)
-    newcomers.admit = lambda link, request_id, admit=newcomers.admit: (field.nodes.append(2), admit(link, request_id))[
-        1
-    ]  # type: ignore[method-assign]
-    assert found.come_back(2) == (3, link)
-    assert field.told == ["node 3 is lost: gpu-c: the connection ended."]
-    assert not broken.is_open
-
-
-def test_a_number_that_comes_when_nobody_waits_for_it_any_more_is_followed_as_a_strangers(payload):
-    field = Field(FakeLink(C))
-    found, newcomers = growth(field, payload, ConnectionLost("gpu-a: the connection ended."))
-    newcomers.is_told = False
-    assert found.come_back(2) is None
-    assert not found.take_seat(newcomers.request_ids[0], 3)
-
-
-def test_who_waits_for_a_number_when_the_job_ends_waits_no_longer(payload):
-    link = FakeLink(C)
-    found, newcomers = growth(Field(link), payload)
-    newcomers.is_told = False
-    assert found.come_back(2) is None
-    assert not link.is_open
-
-
-def test_a_fault_of_our_own_is_told_and_the_run_goes_on(payload):
-    field = Field(FakeLink(C), FakeLink(C))
-    assert growth(field, payload, RuntimeError("oh"))[0].come_back(2) is None
-    assert field.told == [
-        "node 3 is lost: oh",
-        "a fault of distmagic: RuntimeError('oh'). The run goes on without this host.",
-    ]
-
-
-GONE = ConnectionLost("gpu-b: the connection ended.", "")
-
-
-@pytest.mark.parametrize(
-    ("spec", "errors", "lost"),
-    [
-        ({}, [None, GONE, None], {1: "gpu-b: the connection ended."}),
-        ({}, [None, None, None], {}),
-        ({}, [GONE, None, None], {}),
-        ({"nnodes": (3, 4)}, [None, GONE, None], {}),
-        ({"max_restarts": 0}, [None, GONE, None], {}),
-        ({}, [None, GONE, PreflightError("gpu-c", "has no room", "")], {}),
-        ({}, [None, GONE, KeyboardInterrupt()], {}),
-    ],
-)
-def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_start(spec, errors, lost):
-    plan = make_plan(
-        JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec}),
-        (A, B, C),
-        job="j-1",
-        lease_s=60.0,
-        owner="nb",
-        local_cwd="/nb",
-    )
-    assert growing.lost_at_start(plan, errors) == lost

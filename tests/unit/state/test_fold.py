@@ -19,6 +19,7 @@ from distmagic.state.events import (
     Event,
     Gone,
     Lost,
+    Planned,
     Sending,
     Starting,
     StopRequested,
@@ -390,6 +391,13 @@ def test_notices_are_told_once_and_are_bounded():
     assert len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
 
 
+def test_a_host_of_many_notices_leaves_room_for_those_of_others():
+    flood = [at(p.Notice(text=str(i)), 0) for i in range(999)]
+    state = begun(at(p.Notice(text="the disk is full"), 1), *flood, at(p.Notice(text="no space"), 1))
+    assert {"gpu-b: the disk is full", "gpu-b: no space", "gpu-a: 998"} <= set(state.notices)
+    assert len(state.notices) == KEPT_NOTICES
+
+
 def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
     skipped = at(p.Skipped(through=9))
     state = begun(worker(0), output("half a li", 0), skipped, output("after the gap\n", 0), skipped)
@@ -441,6 +449,76 @@ def test_a_whole_run_shuffled_doubled_and_cut():
         dice.shuffle(events)
         hold(fold(begin("j", HOSTS), events[: dice.randrange(len(events))]))
         assert fold(begin("j", HOSTS), events).is_over
+
+
+# ---- which node has which ranks
+
+
+def claim(rank: int, node: int, world: int = 4, number: int = 0) -> Event:
+    return at(p.Worker(rank=rank, local_rank=0, world_size=world, restart=0, pid=7, round=number), node)
+
+
+def owners(state: RunState) -> dict[int, int]:
+    return {rank: worker.node_rank for rank, worker in state.workers.items()}
+
+
+def planned(*ranks: range) -> Event:
+    world = sum(len(one) for one in ranks)
+    return at(Planned(addresses=(), min_nodes=0, ranks=ranks, world_size=world))
+
+
+def test_a_planned_rank_is_its_own_node_s_alone():
+    """The result of rank 0 is fetched, and unpickled, from the node that has rank 0."""
+    plan = planned(range(2), range(2, 4))
+    state = fold(begin("j", HOSTS), [plan, claim(0, 1), claim(2, 1), claim(0, 0), claim(1, 1)])
+    assert owners(state) == {2: 1, 0: 0}
+    state = fold(state, [ended(0, 0), claim(0, 1), claim(0, 1, number=99), ended(0, 1)])
+    assert owners(state) == {2: 1, 0: 0}
+
+
+@pytest.mark.parametrize("world", [3, 5, ranks_fold.KEPT_RANKS])
+def test_only_the_planned_world_is_believed(world):
+    plan = planned(range(2), range(2, 4))
+    state = fold(begin("j", HOSTS), [plan, claim(0, 0), claim(2, 1, world=world)])
+    assert (state.world_size, owners(state)) == (4, {0: 0})
+
+
+def test_in_one_round_a_rank_is_the_node_s_that_told_it_first():
+    state = fold(begin("j", HOSTS), [claim(0, 0), claim(1, 1), claim(0, 1), claim(1, 0)])
+    assert owners(state) == {0: 0, 1: 1}
+    assert owners(fold(state, [ended(0, 0), claim(0, 1)])) == {0: 0, 1: 1}
+
+
+def test_a_rank_that_did_not_end_well_may_come_back_elsewhere():
+    """Some versions of torch don't tell the round."""
+    state = fold(begin("j", HOSTS, 3), [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)])
+    assert owners(state) == {0: 0, 1: 0}
+
+
+def test_a_host_alone_begins_no_new_round():
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    state = fold(
+        start, [claim(0, 0, 2), claim(1, 1, 2), claim(0, 1, 1, number=2**60), ended(0, 1), output("x\n", 1, 1)]
+    )
+    assert (owners(state), state.rdzv_round, state.world_size) == ({0: 0, 1: 1}, 0, 2)
+    state = fold(state, [claim(0, 0, 1, number=1)])
+    assert (owners(state), state.rdzv_round) == ({0: 0}, 1)
+    state = fold(state, [ended(0, 0), at(p.EngineEnded(code=0), 0), at(p.Final(reason="done"), 0)])
+    assert (owners(state), state.workers[0].phase, dict(state.held)) == ({0: 0}, "done", {})
+
+
+def test_a_world_is_as_large_as_the_lead_says():
+    state = fold(begin("j", HOSTS, 3, min_nodes=1), [claim(9, 1, 10), claim(0, 0, 2), claim(5, 1, 10), claim(1, 1, 1)])
+    assert (owners(state), state.world_size) == ({0: 0}, 2)
+
+
+def test_what_waits_for_the_lead_is_bounded():
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    waiting = [claim(1, 1, 2, number=5), *(output("x\n", 1, 1) for _ in range(5000)), ended(1, 1)]
+    state = fold(start, waiting)
+    assert len(state.held[1]) <= 1002
+    state = fold(state, [claim(0, 0, 2, number=5)])
+    assert (owners(state), state.workers[1].phase, dict(state.held)) == ({0: 0, 1: 1}, "done", {})
 
 
 def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():

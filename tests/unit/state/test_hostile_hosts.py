@@ -185,7 +185,7 @@ def test_jobs_with_names_that_write_on_the_terminal(hosts):
     one = p.JobListing(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, began_s=float("nan"), protocol=p.PROTOCOL,
                    terms=p.JobTerms(lease_s=1.0, owner=TERMINAL, awaited=(TERMINAL,)),
                    is_running=False, reason=TERMINAL, size_bytes=2**63)  # fmt: skip
-    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300))).jobs()
+    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300)) + p.encode(p.Jobs())).jobs()
     assert len(listed) == 300
     shown = job_lists.table(found_jobs([listed]), 0.0)
     assert all(char.isprintable() or char == "\n" for char in shown)
@@ -224,7 +224,7 @@ FLOODS = {
     "survivors": (b'{"t":"final","reason":"' + b"r" * 9000 + b'","survivors":[' + b'"",' * 250_000 + b'""]', 20),
     "endpoints": (b'{"t":"endpoint","state":"unreached","detail":"' + b"e" * 90_000 + b'"', 500),
     "exits": (
-        b'{"t":"engineended","code":1,"exits":['
+        b'{"t":"engine_ended","code":1,"exits":['
         + b",".join([b'{"rank":0,"local_rank":0,"pid":1,"code":1}'] * 20_000)
         + b"]",
         10,
@@ -320,6 +320,39 @@ def test_later_failures_keep_the_end_of_their_tracebacks():
     state = begun(raised(2, 1), raised(0, 0), raised(1, 0))
     lengths = {rank: len(w.ended.failure.traceback) for rank, w in state.workers.items() if w.ended}
     assert lengths == {2: 100_000, 0: 4000, 1: 4000}
+
+
+def of_a_thousand_ranks(make: Callable[[int], p.Message]) -> RunState:
+    workers = (p.Worker(rank=r, local_rank=r, world_size=1000, restart=0, pid=1) for r in range(1000))
+    state = fold(begin("j", HOSTS), [at(what) for what in workers])
+    return fold(state, [at(make(rank)) for rank in range(1000)])
+
+
+def test_what_a_thousand_ends_say_is_bounded():
+    failure = p.Failure(type="T" * 2000, message="m" * 40_000, traceback="t" * 150_000)
+    for outcome in ("raised", "returned", "x" * 2000):
+        texts = {"outcome": outcome, "meaning": "m" * 40_000, "failure": failure if outcome != "returned" else None}
+        state = of_a_thousand_ranks(lambda rank: p.Ended(rank=rank, restart=0, code=0, **texts))  # noqa: B023
+        ends = [worker.ended for worker in state.workers.values()]
+        assert sum(len(end.meaning) + len(end.outcome) for end in ends) < 12_000_000
+        assert sum(len(end.failure.message) + len(end.failure.traceback) for end in ends if end.failure) < 12_000_000
+
+
+def test_what_a_thousand_bars_say_is_bounded():
+    bars = tuple(p.Bar(id=i, desc="d" * 2000, unit="u" * 2000, postfix="p" * 2000) for i in range(100))
+    state = of_a_thousand_ranks(lambda rank: p.Progress(rank=rank, restart=0, at_s=1.0, bars=bars))
+    assert sum(len(bar.desc + bar.unit + bar.postfix) for w in state.workers.values() for bar in w.bars) < 15_000_000
+
+
+def test_stacks_that_nobody_asked_for_are_bounded():
+    frame = p.Frame(file="f" * 2000, line=1, function="g" * 2000, text="t" * 2000)
+    threads = (p.Thread(frames=(frame,) * 1000),) * 1000
+    state = of_a_thousand_ranks(lambda rank: p.Stacks(asked="", rank=rank, local_rank=0, threads=threads))
+    frames = [f for one in state.stack_dumps[0].stacks.values() for thread in one.threads for f in thread.frames]
+    assert len(frames) <= 100_000
+    assert {len(f.file + f.function + f.text) for f in frames} == {600}
+    asked = begun(*(at(p.Stacks(asked=str(i), rank=0, local_rank=0)) for i in range(50)))
+    assert [dump.asked for dump in asked.stack_dumps] == ["46", "47", "48", "49"]
 
 
 # ---- what is shown

@@ -12,7 +12,7 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, Ti
 from distmagic.remote.agent import rank_process
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
-from distmagic.runner.drive import OWN_WORD_S, unheard
+from distmagic.state.decide import OWN_WORD_S, unheard_by_gang
 from distmagic.state.events import Broken, Event, Gone, Lost, StopRequested, Swept
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
@@ -177,16 +177,16 @@ def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts():
     assert said(state)[1] == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
 
 
-UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.Stopping(reason="lost", culprit=1))]
-UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.Stopping(reason="lost", culprit=0))]
+UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.NodeStopping(reason="lost", culprit=1))]
+UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.NodeStopping(reason="lost", culprit=0))]
 
 
 @pytest.mark.parametrize(
-    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.Stopping(reason="lost"), 1)]]
+    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.NodeStopping(reason="lost"), 1)]]
 )
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     state = begun(*words)
-    assert (state.lost, unheard(state)) == ((), ())
+    assert (state.lost, unheard_by_gang(state)) == ((), ())
     ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
     kind, message, _ = said(begun(*words, *ends))
     assert kind is NodeLost
@@ -197,7 +197,7 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
 
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
     events = [
-        *(at(what, 1) for what in (p.Stopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
+        *(at(what, 1) for what in (p.NodeStopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
         at(p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
         *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
@@ -214,10 +214,10 @@ def test_an_elastic_job_whose_ranks_only_lost_each_other():
 
 def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
     accused = begun(*UNHEARD)
-    assert unheard(accused) == ()
-    assert unheard(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
-    assert unheard(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
-    assert unheard(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
+    assert unheard_by_gang(accused) == ()
+    assert unheard_by_gang(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
+    assert unheard_by_gang(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
+    assert unheard_by_gang(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
 
 
 def test_an_interrupt_that_a_host_did_not_confirm():
@@ -244,7 +244,7 @@ def test_a_port_that_is_taken(word):
     assert said(state) == (
         RendezvousFailed,
         "gpu-a: the port of the rendezvous is taken there.",
-        "Name another with --master-port, or leave --master-port out: then a free one is chosen.",
+        "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
     )
 
 

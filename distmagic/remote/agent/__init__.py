@@ -34,7 +34,7 @@ running -> ending, by whichever comes first:
     nobody renewed the lease of a job that needs a notebook           "lease"
     torchrun has exited: with an error, by a signal, or well          "failed", "lost" (elastic), none
 
-The first cause is journaled as `Stopping` and sent to the peers; later ones change nothing. `Final` has the reason for
+The first cause is journaled as `NodeStopping` and sent to the peers; later ones change nothing. `Final` has the reason for
 which the processes were ended, "done" where torchrun had exited by itself before.
 
 ending -> final: no descendant of the agent is left, and torchrun's exit code is known. The agent is a subreaper (prctl),

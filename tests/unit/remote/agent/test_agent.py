@@ -25,7 +25,7 @@ from distmagic.remote.records import journal, places
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
-from tests.unit.remote.wire.test_protocol import START
+from tests.builders.messages import START
 
 JOB = f"unit-{os.getpid()}"
 LEASE_S = 60.0
@@ -129,7 +129,7 @@ def test_a_job_that_ends_well(node: Node) -> None:
     node.end()
     assert node.events(protocol.EngineEnded) == [protocol.EngineEnded(code=0)]
     assert node.events(protocol.Final) == [protocol.Final(reason="done")]
-    assert node.events(protocol.Stopping) == []
+    assert node.events(protocol.NodeStopping) == []
     assert node.agent.may_go()
     assert not node.agent.run_dir.exists()
 
@@ -146,7 +146,7 @@ def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
     conn.close()
     node.end(1)
     reason = "the agent was asked to end"
-    assert node.events(protocol.Stopping) == [protocol.Stopping(reason=reason, culprit=0)]
+    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason=reason, culprit=0)]
     assert node.events(protocol.Final) == [protocol.Final(reason=reason)]
 
 
@@ -160,7 +160,7 @@ def test_a_process_that_survives_sigkill_is_named(node: Node) -> None:
 
 def test_a_torchrun_that_fails_ends_the_node(node: Node) -> None:
     node.end(1)
-    assert node.events(protocol.Stopping) == [protocol.Stopping(reason="failed", culprit=0)]
+    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason="failed", culprit=0)]
     assert node.events(protocol.Final) == [protocol.Final(reason="failed")]
 
 
@@ -169,9 +169,9 @@ def test_a_job_ends_with_its_lease_and_a_request_renews_it(node: Node) -> None:
     node.step(LEASE_S - 1)
     node.send(conn, protocol.RenewLease())
     node.step(LEASE_S - 1)
-    assert node.events(protocol.Stopping) == []
+    assert node.events(protocol.NodeStopping) == []
     node.step(2.0)
-    assert node.events(protocol.Stopping) == [protocol.Stopping(reason="lease")]
+    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason="lease")]
     conn.close()
 
 
@@ -180,16 +180,16 @@ def test_a_detached_job_needs_no_lease(node: Node) -> None:
     node.send(conn, protocol.DetachJob())
     node.step(10 * LEASE_S)
     assert node.events(protocol.Detached) == [protocol.Detached(why="asked")]
-    assert node.events(protocol.Stopping) == []
+    assert node.events(protocol.NodeStopping) == []
     conn.close()
 
 
 def test_the_lead_ends_the_job_after_its_timeout(start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
     node.step(10.5)
-    assert node.events(protocol.Stopping) == []
+    assert node.events(protocol.NodeStopping) == []
     node.step(1.0)
-    assert node.events(protocol.Stopping) == [protocol.Stopping(reason="timeout")]
+    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason="timeout")]
     node.close()
 
 

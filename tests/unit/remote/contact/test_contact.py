@@ -32,7 +32,7 @@ from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
-from tests.unit.remote.wire.test_protocol import START
+from tests.builders.messages import START
 
 HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
 FINAL = p.Final(reason="done")

@@ -136,13 +136,15 @@ def _merge_bars(
     new = tuple(_bounded_bar(bar) for bar in new)
     if len(old) == len(new) == 1 and old[0].id == new[0].id:
         return new
-    table = {bar.id: bar for bar in (*old, *new)}
-    merged = [table[key] for key in sorted(table)]
-    was_closed = {bar.id for bar in old if bar.closed}
-    alive = [bar for bar in merged if not bar.closed]
-    just_closed = [bar for bar in merged if bar.id not in was_closed]
-    most = max(1, min(KEPT_BARS, _BARS_OF_ALL // max(1, world_size)))
-    return tuple(alive[:most] or just_closed[:1] or merged[:1])
+    by_id = {bar.id: bar for bar in (*old, *new)}
+    merged = [by_id[key] for key in sorted(by_id)]  # a bar inside another one is made later
+    still_open = [bar for bar in merged if not bar.closed]
+    if still_open:
+        most = max(1, min(KEPT_BARS, _BARS_OF_ALL // max(1, world_size)))
+        return tuple(still_open[:most])
+    were_closed = {bar.id for bar in old if bar.closed}
+    just_closed = [bar for bar in merged if bar.id not in were_closed]
+    return tuple(just_closed[:1] or merged[:1])
 
 
 def _bounded_bar(bar: protocol.Bar) -> protocol.Bar:
@@ -251,10 +253,12 @@ def _end_phase(draft: RunStateBuilder, node: int, what: protocol.Ended) -> RankP
         return "done"
     if what.outcome == "replaced" or (draft.base.is_elastic and _has_lost_a_peer(what)):
         return "stopped"
-    is_torchrun_over = draft.nodes[node].code not in (None, 0)
-    by_torchrun = failure_kind.is_by_sigterm(what) and (is_torchrun_over or draft.first_failure is not None)
-    by_notebook_or_gang = bool(draft.stopping) and node != draft.culprit
-    return "stopped" if by_notebook_or_gang or draft.nodes[node].stopping or by_torchrun else "failed"
+    if draft.nodes[node].stopping or (draft.stopping and node != draft.culprit):
+        return "stopped"  # by its agent
+    has_torchrun_failed = draft.nodes[node].code not in (None, 0)
+    if failure_kind.is_by_sigterm(what) and (has_torchrun_failed or draft.first_failure is not None):
+        return "stopped"  # by torchrun, because of another rank
+    return "failed"
 
 
 def _has_lost_a_peer(what: protocol.Ended) -> bool:

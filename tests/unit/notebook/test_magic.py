@@ -454,7 +454,7 @@ def test_help_lists_the_commands_and_the_flags(lab, capsys):
 def test_tab_completes(lab, line, found, monkeypatch):
     lab.value("%distributed hosts gpu-a")
     fake = SimpleNamespace(host_names=lambda path: ("gpu-alias",))
-    monkeypatch.setitem(sys.modules, "distmagic.transports.ssh.ssh.config", fake)
+    monkeypatch.setitem(sys.modules, "distmagic.transports.ssh.config", fake)
     with provisionalcompleter():
         completions = lab.shell.Completer.completions(f"{line}\nf()", len(line))
         assert found in [each.text for each in completions]

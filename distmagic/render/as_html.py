@@ -113,33 +113,38 @@ class _Column:
     """One column: the title as text, and the cells of all rows as HTML. `cls` is the title's class."""
 
     title: str
-    cls: str = ""
+    cls: str
     cells: list[str]
+    is_empty: bool = False
 
 
 def _columns(rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool) -> list[_Column]:
     """Return the columns, without those that are empty in every row. A large run has no column of devices."""
-    columns = []
-    if any(row.name for row in rows):
-        columns.append(_Column(title="rank", cls="dm-n", cells=[_cell(_name(row), "dm-n") for row in rows]))
-    columns.append(_Column(title="host", cells=[_cell(escape(cut_middle(row.host, _NAME))) for row in rows]))
-    if not is_large and any(row.device for row in rows):
-        columns.append(_Column(title="device", cells=[_cell(escape(row.device[:_NAME])) for row in rows]))
-    columns.append(_Column(title="state", cells=[_cell(escape(_state_word(row)), "dm-state") for row in rows]))
-    if any(row.fraction is not None for row in rows):
-        columns.append(_Column(title="progress", cells=[_cell(_progress(row)) for row in rows]))
-    if any(row.count for row in rows):
-        columns.append(_Column(title="step", cls="dm-n", cells=[_cell(escape(row.count), "dm-n") for row in rows]))
+    columns = [
+        _column("rank", [_name(row) for row in rows], "dm-n", "dm-n"),
+        _column("host", [escape(cut_middle(row.host, _NAME)) for row in rows]),
+    ]
+    if not is_large:
+        columns.append(_column("device", [escape(row.device[:_NAME]) for row in rows]))
+    columns += [
+        _column("state", [escape(_state_word(row)) for row in rows], "", "dm-state"),
+        _column("progress", [_progress(row) for row in rows]),
+        _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
+    ]
     for name in metrics:
         cells = [_cell(*_metric(row.metrics.get(name))) for row in rows]
         columns.append(_Column(title=cut_middle(plain(name), _TITLE), cls="dm-n", cells=cells))
-    if any(row.rate for row in rows):
-        columns.append(_Column(title="rate", cls="dm-n", cells=[_cell(escape(row.rate), "dm-n") for row in rows]))
-    if any(row.left for row in rows):
-        columns.append(_Column(title="left", cls="dm-n", cells=[_cell(escape(row.left), "dm-n") for row in rows]))
-    if any(row.inner or row.note for row in rows):
-        columns.append(_Column(title="", cls="dm-note", cells=[_cell(_note(row), "dm-note") for row in rows]))
-    return columns
+    columns += [
+        _column("rate", [escape(row.rate) for row in rows], "dm-n", "dm-n"),
+        _column("left", [escape(row.left) for row in rows], "dm-n", "dm-n"),
+        _column("", [_note(row) for row in rows], "dm-note", "dm-note"),
+    ]
+    return [column for column in columns if not column.is_empty]
+
+
+def _column(title: str, texts: list[str], title_cls: str = "", cell_cls: str = "") -> _Column:
+    cells = [_cell(text, cell_cls) for text in texts]
+    return _Column(title=title, cls=title_cls, cells=cells, is_empty=not any(texts))
 
 
 def _cell(html: str, cls: str = "") -> str:

@@ -72,26 +72,33 @@ def hold(draft: RunStateBuilder, event: Event) -> None:
         draft.held[event.node_rank] = (*held, event)
 
 
-def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
-    """Whether a node may have the rank that it claims with this event."""
+def _agrees_with_plan(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
+    """Whether there can be such a rank on this node, in such a world."""
     if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
         return False
-    ranks = draft.nodes[node].ranks
-    if draft.planned_world_size not in (0, what.world_size) or (ranks is not None and what.rank not in ranks):
+    if draft.planned_world_size not in (0, what.world_size):
         return False
+    ranks = draft.nodes[node].ranks
+    return ranks is None or what.rank in ranks
+
+
+def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
+    """Whether a node may have the rank that it claims with this event."""
     if node != 0 and what.round > draft.rdzv_round:
         return False  # the lead is over and has never been in such a round
     if what.round != draft.rdzv_round:
         return True
-    has_lead = any(worker.node_rank == 0 for worker in draft.workers.values())
+    has_lead = any(worker.node_rank == 0 and worker.round == what.round for worker in draft.workers.values())
     if node != 0 and has_lead and what.world_size != draft.world_size:
         return False
     owner = draft.workers.get(what.rank)
-    return owner is None or owner.node_rank == node or owner.phase not in ("running", "done")
+    if owner is None or owner.node_rank == node or owner.round != what.round:
+        return True
+    return owner.phase not in ("running", "done")  # some versions of torch don't tell the round
 
 
 def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
-    if not _may_have(draft, node, what):
+    if not _agrees_with_plan(draft, node, what) or not _may_have(draft, node, what):
         return
     draft.advance(node, "running")
     if what.round < draft.rdzv_round:
@@ -105,7 +112,7 @@ def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         draft.world_size = max(draft.world_size, what.world_size)
     draft.workers[what.rank] = WorkerState(
         rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
-        restart=what.restart, pid=what.pid,
+        round=what.round, restart=what.restart, pid=what.pid,
     )  # fmt: skip
     draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
@@ -122,7 +129,7 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
         draft.note_advance()
     draft.workers[what.rank] = WorkerState(  # spelled out: `replace` costs three times as much
         rank=worker.rank, local_rank=worker.local_rank, node_rank=node, host=worker.host, phase=worker.phase,
-        restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
+        round=worker.round, restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
         total=worker.total if what.total is None else what.total, bars=bars,
         metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics, at_s=what.at_s,
         rate=_rate(worker, step, what, bars), ended=worker.ended, exit=worker.exit,

@@ -1,11 +1,15 @@
-# make test | demo | bench | lint | clean: each does all of its own set-up in .venv.
+# make check | test | demo | bench | picture | lint | clean: each does all of its own set-up in .venv.
+#   check    lint, types and the tests that need no host, in a minute and a half: before each commit
+#   test     all tests
+#   picture  the README's picture, of a real run in a real JupyterLab, in assets/
+#
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
 #   JOBS=1              tests at the same time (0: in pytest's own process); 2 if not said
 #   NO_APT=1            never install a system package, only say what is missing
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
 #   ONLY=start,load     sections of the bench; all if not said
-#   README=1            put the bench's table into README.md too
+#   README=1            put the bench's table into distmagic/help/benchmarks.md, ten of its rows into README.md
 
 PYTHON ?= python3
 # The version that the tests are made for. A plain request, so that pip takes the build that its configuration prefers.
@@ -20,7 +24,7 @@ bin := $(abspath $(venv))/bin
 pip := $(bin)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 export PATH := $(bin):$(PATH)
 
-.PHONY: help test demo bench lint clean setup
+.PHONY: help check test demo bench picture lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -41,15 +45,22 @@ test: $(venv)/.ready
 	@$(bin)/python -m tests.system
 	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS)
 
+check: lint
+	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal -m 'not needs' tests/unit tests/transports $(ARGS)
+
 demo: $(venv)/.ready
 	@mkdir -p build
 	@echo "running notebooks/00_quickstart.ipynb: two throw-away SSH hosts, two ranks each"
-	@$(bin)/jupyter nbconvert --log-level=WARN --to notebook --execute --output-dir build notebooks/00_quickstart.ipynb
+	@# The kernel's own log at ERROR: newer ones warn at each start that nbconvert talks to them over plain TCP.
+	@$(bin)/jupyter nbconvert --log-level=WARN --ExecutePreprocessor.extra_arguments=--IPKernelApp.log_level=ERROR --to notebook --execute --output-dir build notebooks/00_quickstart.ipynb
 	@$(bin)/python notebooks/summary.py build/00_quickstart.ipynb
 
 bench: $(venv)/.ready
 	@$(bin)/python -m tests.system
 	@$(bin)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(README),--readme)
+
+picture: $(venv)/.ready
+	@$(bin)/python -m tests.browser.picture
 
 lint: $(venv)/.ready
 	@$(bin)/ruff check

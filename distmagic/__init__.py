@@ -15,13 +15,13 @@ nothing flows back.
     the way there     --opening.Opening-->     the same RunState, from the first moment: hosts reached, sent to, started
     RunState          --drive.decide-->        go on, or stop and why; drive.py is the loop around it
     RunState          --hangs.is_hung-->       whether no rank advances; hang_response.py asks where they are then
-    RunState          --render-->              text and HTML; screen.py puts them on notebook, terminal or widget
+    RunState          --render-->              text and HTML; screens/ puts them on notebook, terminal or log
     the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
 
 In an elastic job a host may come (back) later: elastic_join.py tries those that are lost, node_joiner.py brings one in, as the
 node that the lead counts it as (remote/gang/elastic_members.py). The lead's event `NodeAdded` tells all who follow the job.
 
-On this side of the wire: magic.py (the cell), line_magic.py (`%distributed`) and completion.py are the user's side in
+On this side of the wire: magic.py (the cell), commands.py (`%distributed`) and completion.py are the user's side in
 IPython, api.py is the same from plain Python. session.py puts the steps above in order, housekeeping.py is what
 is asked of hosts apart from a run, backend.py is where the magics meet the rest. prepare.py asks the hosts what the
 plan needs to know, start_messages.py is what a node is told at its start, event_queue.py where its events wait for `fold`; rollback.py
@@ -109,7 +109,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted(__all__)  # what the Tab key offers
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import difflib
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 from distmagic.connection.prompts import asker_of
+from distmagic.errors import SpecError
 from distmagic.payload.pack import pack_call
-from distmagic.request.hosts import Host, parse_hosts
+from distmagic.render.screen import Screen
+from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options
-from distmagic.runner.drive import Screen
 from distmagic.runner.outcome import Detached, Run
-from distmagic.screens.screen import screen_for
+from distmagic.screens.choose import screen_for
 from distmagic.session.session import Session
 
 
@@ -27,34 +30,122 @@ def session() -> Session:
     return found
 
 
-def run(
-    fn: Callable[..., Any], *args: Any, hosts: str | Sequence[Host] | None = None,
-    kwargs: Mapping[str, Any] | None = None, access: Access | None = None, screen: Screen | None = None,
-    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES, **options: Any,
-) -> Run | Detached:  # fmt: skip
+def run(  # noqa: PLR0913  # its options are those of the magic, each with a name of its own
+    fn: Callable[..., Any],
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    hosts: str | Sequence[Host] | None = None,
+    nproc_per_node: Slots | None = None,
+    nnodes: int | tuple[int, int] | None = None,
+    max_restarts: int = 0,
+    rdzv_backend: str | None = None,
+    rdzv_endpoint: str | None = None,
+    rdzv_id: str | None = None,
+    master_port: int | None = None,
+    local_addr: str | None = None,
+    env: Mapping[str, str] | tuple[tuple[str, str], ...] = (),
+    cwd: str | None = None,
+    timeout_s: float | None = None,
+    hang_timeout_s: float | None = None,
+    node_lost_after_s: float = 10.0,
+    on_disconnect: str = "stop",
+    detach: bool = False,
+    access: Access | None = None,
+    ssh_config: str | None = None,
+    ssh_command: str | None = None,
+    python: str | Mapping[str, str] | None = None,
+    connect_timeout_s: float | None = None,
+    lease_s: float | None = None,
+    warm_idle_s: float | None = None,
+    cold: bool | None = None,
+    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
+    screen: Screen | None = None,
+    **unknown: NoReturn,
+) -> Run | Detached:
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
 
-    With `detach=True` it returns a `Detached` as soon as the job runs.
+    The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
-    `hosts` is written as after `--hosts`; None means DISTMAGIC_HOSTS, else this machine. `options` are those of the
-    magic under the names that `JobSpec` and `Access` have for them: nproc_per_node, nnodes (min, max), max_restarts,
-    rdzv_backend, env (a dict), cwd, timeout_s, hang_timeout_s and so on; ssh_config, ssh_command, lease_s,
-    connect_timeout_s, and python: one interpreter for all hosts, or a dict by host. They change `access`, if one is
-    given. `screen` is where the run is shown; None takes the one that fits: widgets, a terminal, or plain lines.
+        kwargs               keyword arguments of fn
+        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: DISTMAGIC_HOSTS, else here
+        nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
+        nnodes               number of nodes, or (min, max) of an elastic job
+        max_restarts         restarts of all ranks after a failure
+        rdzv_backend         rendezvous: "static" or "c10d"
+        rdzv_endpoint        address at which the nodes meet: "10.0.0.1:29500"
+        rdzv_id              name of the job at the rendezvous
+        master_port          port on the first host; None: a free one
+        local_addr           address that a node announces to the others
+        env                  variables of every rank: a dict, or a tuple of pairs
+        cwd                  working directory on the hosts; None: the log-in directory
+        timeout_s            end the run after this time
+        hang_timeout_s       end the run when no rank advances for this time
+        node_lost_after_s    a host that the others have not heard for this time is lost
+        on_disconnect        without the notebook for the length of the lease: "stop" or "keep" going
+        detach               return a `Detached` as soon as the job runs; it needs no notebook then
+        access               the seven options below in one object; those that are given change it
+        ssh_config           OpenSSH configuration instead of ~/.ssh/config
+        ssh_command          reach hosts with the system's ssh program, such as "ssh"
+        python               interpreter of all hosts, or a dict of interpreters by host
+        connect_timeout_s    longest time to connect to a host (15)
+        lease_s              how long ranks outlive a lost notebook (60)
+        warm_idle_s          how long hosts keep torch loaded for the next run (900); 0: not at all
+        cold                 start every process anew: nothing is kept loaded, and nothing that is gets used
+        payload_limit_bytes  largest captured data
+        screen               where the run is shown; None: what fits here: widgets, a terminal, or plain lines
 
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`.
     """
     check_system()
-    job, way = from_options(options, access or Access())
-    text = hosts if hosts is not None else os.environ.get("DISTMAGIC_HOSTS", "")
-    chosen = (parse_hosts(text) if text else ()) if isinstance(text, str) else tuple(text)
+    for name in unknown:
+        raise _unknown(name)
+    if isinstance(nnodes, int):
+        nnodes = (nnodes, nnodes)
+    # None leaves an option as `access` has it, or as it is for every job.
+    options = {
+        "nproc_per_node": nproc_per_node,
+        "nnodes": nnodes,
+        "max_restarts": max_restarts,
+        "rdzv_backend": rdzv_backend,
+        "rdzv_endpoint": rdzv_endpoint,
+        "rdzv_id": rdzv_id,
+        "master_port": master_port,
+        "local_addr": local_addr,
+        "env": env,
+        "cwd": cwd,
+        "timeout_s": timeout_s,
+        "hang_timeout_s": hang_timeout_s,
+        "node_lost_after_s": node_lost_after_s,
+        "on_disconnect": on_disconnect,
+        "detach": detach,
+        "ssh_config": ssh_config,
+        "ssh_command": ssh_command,
+        "python": python,
+        "connect_timeout_s": connect_timeout_s,
+        "lease_s": lease_s,
+        "warm_idle_s": warm_idle_s,
+        "cold": cold,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    spec, access = from_options(given, access or Access())
+    if hosts is None:
+        hosts = os.environ.get("DISTMAGIC_HOSTS", "")
+    if isinstance(hosts, str):
+        hosts = parse_hosts(hosts) if hosts else ()
     with closing(asker_of()) as asker:
-        reaching = session().reach(chosen, way, asker, job)
+        reaching = session().reach(tuple(hosts), access, asker, spec)
         try:
-            payload = pack_call(partial(fn, *args, **(kwargs or {})), limit_bytes=payload_limit_bytes, labels={})
+            call = partial(fn, *args, **(kwargs or {}))
+            payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
             screen = screen or screen_for()
         except BaseException:
             reaching.cancel()
             raise
-        return session().launch(reaching, job, payload, screen)
+        return session().launch(reaching, spec, payload, screen)
+
+
+def _unknown(name: str) -> SpecError:
+    known = [one for one in inspect.signature(run).parameters if one not in ("fn", "args", "unknown")]
+    close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+    return SpecError(f"There is no option {name!r}.", f"Did you mean {close[0]}?" if close else "")

@@ -55,21 +55,21 @@ def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
     return found
 
 
-def stacks(link: Link, job: str, node_rank: int, asked: str) -> list[protocol.Stacks]:
-    """Return where each rank of a running job is on this node; `asked` is the request's name, of no other one.
+def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protocol.Stacks]:
+    """Return where each rank of a running job is on this node; `request_id` is of no other request.
 
     Raises `ConnectionLost` and `Unreachable` when there is no answer.
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
-    link.send(protocol.DumpStacks(asked=asked))
+    link.send(protocol.DumpStacks(request_id=request_id))
     found: list[protocol.Stacks] = []
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break  # it has just ended
-            if isinstance(message, protocol.Stacks) and message.asked == asked:
+            if isinstance(message, protocol.Stacks) and message.request_id == request_id:
                 found.append(message)
-            is_last = isinstance(message, protocol.StacksDone) and message.asked == asked
+            is_last = isinstance(message, protocol.StacksDone) and message.request_id == request_id
             if is_last or len(found) == _MAX_RANKS:
                 break
     return found
@@ -79,21 +79,22 @@ def recall(link: Link, job: str) -> protocol.StartNode:
     """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
     answer = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart)
     start = answer.start
-    if start.recipe is None or start.membership is None or start.job != job:
+    if start.join_template is None or start.membership is None or start.job != job:
         raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
-    names, sizes = (start.call, start.code, *start.side_files), start.recipe.sizes
+    names, sizes = (start.call, start.code, *start.side_files), start.join_template.sizes
     if len(names) != len(sizes) or not all(map(places.is_sha256, names)) or min(sizes) < 0:
         raise ProtocolError(f"{link.host.name} told of a payload that can't be.")
     return start
 
 
-def enlist(link: Link, job: str, host: str, asked: str) -> tuple[str, ...]:
+def enlist(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
     """Have the first host of an elastic job count a host as one more node; return the hosts of all its nodes.
 
     Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
     """
     try:
-        return _ask_lead(link, job, protocol.AddNode(host=host, asked=asked), protocol.NodeAdded, asked).hosts
+        request = protocol.AddNode(host=host, request_id=request_id)
+        return _ask_lead(link, job, request, protocol.NodeAdded, request_id).hosts
     except _Refused as refused:
         raise SpecError(f"{host} can't come to job {job}: {refused}.") from None
 
@@ -102,7 +103,7 @@ class _Refused(Exception):
     """What the lead says in place of an answer."""
 
 
-def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], asked: str = "") -> A:
+def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], request_id: str = "") -> A:
     link.attach(protocol.FollowJob(job=job, node_rank=0, live=True))
     link.send(request)
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
@@ -111,19 +112,19 @@ def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], as
                 raise _Refused(message.error)
             if isinstance(message, protocol.AgentGone):
                 raise SpecError(f"Job {job} has ended.")
-            if isinstance(message, kind) and getattr(message, "asked", asked) == asked:
+            if isinstance(message, kind) and getattr(message, "request_id", request_id) == request_id:
                 return message
     raise ProtocolError(f"{link.host.name}: it gave no answer.")  # not reached: messages end with an error
 
 
-def explained(links: Mapping[int, Link], job: Job, asked: str) -> Explanation:
+def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanation:
     """Return where all ranks of a running job are; `links` are to those of its hosts that are up, by node rank."""
 
     def ask(node: int) -> list[protocol.Stacks] | None:
         if node not in links:
             return None
         try:
-            return stacks(links[node], job.name, node, asked)
+            return stacks(links[node], job.name, node, request_id)
         except DistmagicError:
             return None  # its connection broke, or it gave no answer in time
 

@@ -22,13 +22,13 @@ _CHARS_OF = {
 }
 _ITEMS = 1000  # of any list or table but these
 _ITEMS_OF = {
-    (protocol.Jobs, "jobs"): 10_000,
     (protocol.JobListing, "hosts"): 10_000,
     (protocol.NodeAdded, "hosts"): 10_000,
     (protocol.StartNode, "hosts"): 10_000,
     (protocol.StartNode, "side_files"): 10_000,
     (protocol.JoinTemplate, "sizes"): 10_000,
 }
+MOST_JOBS = 10_000  # of one host
 _NAME_CHARS = 200  # of a metric
 
 

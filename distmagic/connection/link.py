@@ -40,8 +40,8 @@ class Link:
     run starts from, None for exec; `kept` what the host keeps loaded: such a conversation rests between runs.
     """
 
-    def __init__(self, host: Host, process: Process) -> None:
-        self.host = host
+    def __init__(self, host: Host, process: Process, transport: Transport | None = None) -> None:
+        self.host, self.transport = host, transport
         self._process = process
         self._lines = Lines()
         self._writing = threading.Lock()
@@ -59,7 +59,7 @@ class Link:
     @classmethod
     def open(cls, host: Host, transport: Transport, python: str, bundle: LocalBlob) -> Link:
         """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`."""
-        link = cls(host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)))
+        link = cls(host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)), transport)
         link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:
             with link._bounded(BOOT_TIMEOUT_S):
@@ -209,6 +209,8 @@ class Link:
             n = message.through if isinstance(message, protocol.Skipped) else number
             if n < number:
                 raise ProtocolError(f"{self.host.name}: event {number} goes on before itself.")
+            if isinstance(message, protocol.Hello) and message.protocol != protocol.PROTOCOL:
+                raise ProtocolError(f"{self.host.name}: {protocol.another_version(message.job, message.protocol)}.")
             if message is not None:  # else of a younger protocol
                 yield n, message
 
@@ -248,9 +250,14 @@ class Link:
             size -= len(data)
             write(data)
 
-    def jobs(self) -> tuple[protocol.JobListing, ...]:
-        """Return the jobs of which the host has something, the oldest first."""
-        return self.query(protocol.ListJobs(), protocol.Jobs).jobs
+    def jobs(self, job: str = "") -> tuple[protocol.JobListing, ...]:
+        """Return what the host has of jobs, or of one `job`; the oldest first, and at most `limits.MOST_JOBS`."""
+        found: list[protocol.JobListing] = []
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(protocol.ListJobs(job=job))
+            while some := self._expect(protocol.Jobs).jobs:
+                found += some[: limits.MOST_JOBS - len(found)]
+        return tuple(found)
 
     def remove(self, job: str) -> int:
         """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
@@ -340,8 +347,8 @@ class Link:
 
 
 _REFUSAL_HINTS = {
-    "offer": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
-    "take": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
-    "start": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
-    "fetch": "Logs and results are kept for 7 days, at most 2 GiB of them.",
+    "offer_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "receive_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+    "start_node": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
+    "get_file": "Logs and results are kept for 7 days, at most 2 GiB of them.",
 }

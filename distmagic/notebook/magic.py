@@ -1,7 +1,7 @@
 """`%load_ext distmagic`: the magics `%%distributed` and `%distributed` of a notebook or of IPython in a terminal.
 
-One cell, in this order: read the line and the cell; begin to reach the hosts, in the background; run the cell's own
-statements here; pack the call; launch it. Whatever fails before the launch lets go of the hosts again.
+A cell is executed in this order: read the line and the cell; begin to reach the hosts, in the background; run the
+cell's own statements here; pack the call; launch it. An error before the launch gives the hosts up again.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -17,12 +17,13 @@ from contextlib import closing
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING
 
+from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
-from distmagic.notebook.backend import BACKEND, Backend, Reaching
+from distmagic.notebook import commands
+from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import Completer
-from distmagic.notebook.job_magic import JobCommands
-from distmagic.notebook.line_magic import Notebook
+from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
 from distmagic.request import flags
 from distmagic.request.config import settings_of
@@ -31,7 +32,11 @@ from distmagic.request.spec import check_system
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-NAMES = ("distributed", "distmagic")  # the second is there for the day when somebody else owns the first
+    from distmagic.connection.reach import Reaching
+    from distmagic.payload.pack import Payload
+    from distmagic.render.screen import Screen
+
+NAMES = ("distributed", "distmagic")  # the second for notebooks in which another extension owns the first
 
 LAST_RUN = "_run"  # always the last run, as IPython's `_` is the last value
 
@@ -55,24 +60,19 @@ class Magics:
     def __init__(self, shell: InteractiveShell, backend: Backend = BACKEND) -> None:
         self.shell = shell
         self.config = settings_of(shell)
-        self.notebook = Notebook(self.config, backend)
-        self.jobs = JobCommands(shell, self.notebook, backend)
+        self.notebook = Notebook(shell, self.config, backend)
         self.completer = Completer(host_names=self.notebook.host_names)
         self.loaded = True
-        self._backend = backend
 
     def line(self, line: str) -> object:
         """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""
-        words = flags.split(line)
-        if words and words[0] in self.jobs.table:
-            return self.jobs.line(words)
-        self.notebook.line(line)
-        return None
+        return commands.execute(self.notebook, line)
 
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
 
-        All statements before it run here. The cell's value is the run: run.results, run.logs(rank), run.metrics.
+        All statements before it run here. The cell's value is the run: run.results, run.logs(rank), run.metrics. A run
+        that gets a name, by an assignment or -o, is no value: IPython's Out would keep it when the name is gone.
         """
         if flags.asks_help(line):
             print(flags.help_text())
@@ -81,21 +81,25 @@ class Magics:
         hosts = self.notebook.choose(request, os.environ).hosts
         access = self.notebook.access(request, hosts)
         plan, filename = self._read(cell, whole=request.whole)
+        session = self.notebook.session()
         with closing(asker_of(self.shell)) as asker:
-            reaching = self.notebook.session().reach(hosts, access, asker, None if request.dry_run else request.spec)
+            # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
+            # prepare for the run, which a dry run is not.
+            reaching = session.reach(hosts, access, asker, None if request.dry_run else request.spec)
             try:
                 if request.dry_run:
-                    self._dry_run(request, reaching)
+                    print(sanitize.lines(session.dry_run(reaching, request.spec)))
                     return None
                 payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
-                screen = self._backend.screen_for(self.shell)
+                screen = self.notebook.backend.screen_for(self.shell)
             except KeyboardInterrupt as interrupt:
                 reaching.cancel()
                 raise _cancelled(interrupt) from None
             except BaseException:
                 reaching.cancel()
                 raise
-            return self._launch(request, reaching, payload, screen, plan.targets)
+            names = (*plan.targets, request.output) if request.output else plan.targets
+            return self._launch(request, reaching, payload, screen, names)
 
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
         """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
@@ -125,6 +129,7 @@ class Magics:
         return filename
 
     def _reject_notebook_names(self, plan: cells.CellPlan) -> None:
+        """Raise `SpecError` if a cell that runs whole on every rank uses a name of the notebook."""
         own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
         for name, lineno in cells.names_wanted(plan).items():
             if name in own:
@@ -133,23 +138,23 @@ class Magics:
                     f"Define {name} in this cell; or put the statements into a function, and end with its call.",
                 )
 
-    def _dry_run(self, request: flags.Request, reaching: Reaching) -> None:
-        print(self.notebook.session().dry_run(reaching, request.spec))
+    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> Payload:
+        """Run the cell's own statements, and pack its call.
 
-    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> object:
-        """Run what runs here, and pack the call. Above the limit the user is asked, where somebody can answer."""
+        Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
+        """
         if plan.call is None:
-            return self._backend.pack_whole(
+            return self.notebook.backend.pack_whole(
                 plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes
             )
         self._run_local(plan, filename)
         thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)
         try:
-            return self._backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
+            return self.notebook.backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
         except PayloadTooLarge as error:
             if not asker.confirm(f"{error.message} Send it all the same?"):
                 raise
-        return self._backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
+        return self.notebook.backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
 
     def _run_local(self, plan: cells.CellPlan, filename: str) -> None:
         """Run the cell's own statements in the notebook, as a cell without the magic would."""
@@ -164,18 +169,19 @@ class Magics:
             raise
 
     def _launch(
-        self, request: flags.Request, reaching: Reaching, payload: object, screen: object, targets: tuple[str, ...]
+        self, request: flags.Request, reaching: Reaching, payload: Payload, screen: Screen, names: tuple[str, ...]
     ) -> object:
-        names = (*targets, *([request.output] if request.output else []))
+        """Run the job, give the run these names, also where it failed, and return it if it got none."""
         try:
             run = self.notebook.session().launch(reaching, request.spec, payload, screen)
         except RunError as error:
             if error.run is not None:
                 self._bind(names, error.run)
-                error.hint = error.hint.replace("run.logs(", f"{[LAST_RUN, *names][-1]}.logs(")
+                variable = names[-1] if names else LAST_RUN
+                error.hint = error.hint.replace("run.logs(", f"{variable}.logs(")
             raise
         self._bind(names, run)
-        return run
+        return None if names else run
 
     def _bind(self, names: tuple[str, ...], run: object) -> None:
         self.shell.push({LAST_RUN: run}, interactive=False)
@@ -197,17 +203,26 @@ def _body(cell: str) -> str:
 
 def _labels(shell: InteractiveShell) -> dict[str, str]:
     """Return how IPython names the file of each cell so far: "Cell In[3]"."""
-    named = ((filename, shell.compile.format_code_name(filename)) for filename in list(linecache.cache))
-    return {filename: " ".join(label) for filename, label in named if label is not None}
+    labels = {}
+    for filename in list(linecache.cache):
+        label = shell.compile.format_code_name(filename)
+        if label is not None:
+            labels[filename] = " ".join(label)
+    return labels
 
 
 def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
-    """Return what an interrupt before the launch ends with; what IPython shows of the user's own lines stays."""
+    """Return the error of an interrupt before the launch; what IPython shows of the user's own lines stays."""
     if isinstance(interrupt, Cancelled):
         return interrupt
     cancelled = Cancelled("Interrupted before anything was started on a host.")
-    if render := getattr(interrupt, "_render_traceback_", None):
-        cancelled._render_traceback_ = lambda: [*render(), *Cancelled._render_traceback_(cancelled)]  # type: ignore[method-assign]
+    render_lines = getattr(interrupt, "_render_traceback_", None)
+    if render_lines is not None:
+
+        def render() -> list[str]:
+            return [*render_lines(), *Cancelled._render_traceback_(cancelled)]
+
+        cancelled._render_traceback_ = render  # type: ignore[method-assign]
     return cancelled
 
 
@@ -221,12 +236,14 @@ def _add_note(error: BaseException, note: str) -> None:
 def _show_from(tb: TracebackType | None, error: BaseException, shell: InteractiveShell) -> None:
     """Let IPython show `error` from the cell's own frames on, as in any cell, without those of the magic."""
     own = tb.tb_next if tb is not None else None
-    if own is not None and not hasattr(error, "_render_traceback_"):
-        object.__setattr__(
-            error,
-            "_render_traceback_",
-            lambda: shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0),
-        )
+    if own is None or hasattr(error, "_render_traceback_"):
+        return
+
+    def render() -> list[str]:
+        lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
+        return lines
+
+    object.__setattr__(error, "_render_traceback_", render)  # also where the error's class forbids new attributes
 
 
 def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) -> None:
@@ -245,11 +262,12 @@ def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) 
 
 
 def _other_owner(shell: InteractiveShell) -> str:
-    """Return who else owns the first of our names, "" for nobody."""
+    """Return the package of another extension that owns the first of our names, "" if there is none."""
     for kind in ("cell", "line"):
         magic = shell.magics_manager.magics[kind].get(NAMES[0])
         if magic is not None and not _is_ours(magic):
-            return str(getattr(magic, "__module__", None) or "another extension").partition(".")[0]
+            module = getattr(magic, "__module__", None) or "another extension"
+            return str(module).partition(".")[0]
     return ""
 
 
@@ -267,4 +285,5 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
             magics = table.pop(name).__self__
             magics.loaded = False
             magics.notebook.close()
-            shell.configurables[:] = [each for each in shell.configurables if each is not magics.config]
+            if magics.config in shell.configurables:  # the first of several magics has taken it out
+                shell.configurables.remove(magics.config)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import tempfile
+import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from distmagic.remote.records import places
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire.protocol import Blob
+
+_TOUCH_S = 30.0  # between two touches of files that are in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +34,25 @@ def folder() -> Path:
 def keep(data: bytes, where: Path) -> LocalBlob:
     """Write `data` to a file of the folder `where` that is named by its SHA-256. Raises OSError."""
     blob = Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-    descriptor, aside = tempfile.mkstemp(dir=where, prefix=".blob-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        Path(aside).replace(where / blob.sha256)
-    except BaseException:
-        Path(aside).unlink()
-        raise
+    with atomic_write(where / blob.sha256) as file:
+        file.write(data)
     return LocalBlob(blob=blob, path=where / blob.sha256)
+
+
+@contextmanager
+def kept_young(files: Sequence[LocalBlob]) -> Iterator[None]:
+    """Touch files of this machine every 30 s inside the block, so that nobody on this machine expires them."""
+    is_over = threading.Event()
+
+    def touch() -> None:
+        while not is_over.wait(_TOUCH_S):
+            places.touch(local.path for local in files)
+
+    threading.Thread(target=touch, name="distmagic-touch", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def receive(local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object]) -> None:
@@ -49,20 +63,10 @@ def receive(local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object
         digest.update(data)
         file.write(data)
 
-    descriptor, aside = tempfile.mkstemp(dir=local.path.parent, prefix=".blob-")
-    try:
-        with open(descriptor, "wb") as file:
-            pull(write)
-        _check(digest.hexdigest(), local)
-        Path(aside).replace(local.path)
-    except BaseException:
-        Path(aside).unlink()
-        raise
-
-
-def _check(digest: str, local: LocalBlob) -> None:
-    if digest != local.blob.sha256:
-        raise OSError("a file arrived damaged")
+    with atomic_write(local.path) as file:
+        pull(write)
+        if digest.hexdigest() != local.blob.sha256:
+            raise OSError("a file arrived damaged")
 
 
 def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:

@@ -17,13 +17,13 @@ import importlib.machinery
 import importlib.util
 import marshal
 import os
-import secrets
 import threading
 from pathlib import Path
 from types import CodeType
 
 from distmagic.errors import DistmagicError
 from distmagic.payload import blobs
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire.protocol import Blob
 
 _MAIN = b'''"""Starts one of the roles: python BUNDLE ROLE ARGUMENTS..."""
@@ -100,9 +100,8 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
     data = {"__main__.py": _MAIN} | {name: file.read_bytes() for name, file in files.items()}
     data |= {f"{name}c": _compiled(file, name) for name, file in files.items() if name.startswith("distmagic/")}
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
-    aside = note.with_name(f"{note.name}.{secrets.token_hex(6)}")  # another kernel may make the same
-    aside.write_text(made.blob.sha256)
-    aside.replace(note)
+    with atomic_write(note) as file:
+        file.write(made.blob.sha256.encode())
     return made
 
 

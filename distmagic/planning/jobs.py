@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distmagic.errors import SpecError
 
 if TYPE_CHECKING:  # the wire's messages take a third of the time that %load_ext may take
-    from distmagic.remote.wire.protocol import JobListing
+    from distmagic.remote.wire.protocol import JobListing, JobTerms
     from distmagic.request.hosts import Host
 
 
@@ -18,11 +18,9 @@ class Job:
     """One job, running or ended, as far as the hosts that were asked know of it.
 
     `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `places` says for each
-    node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run, `began_s`
-    seconds since 1970 by its hosts' clocks, `reason` how it ended, `owner` the notebook that
-    began it. An elastic job goes on with `min_nodes` nodes and takes in hosts up to `max_nodes`, which is 0 for any other;
-    `awaited` were not there when it began. `is_detached`: it needs no notebook. `hang_timeout_s` is None where nobody
-    asked for that, `age_s` how long it has run, or ran.
+    node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run. `began_s` is
+    in seconds since 1970 by its hosts' clocks. `reason` is how it ended. `is_detached`: it needs no notebook. `age_s` is
+    how long it has run, or ran.
     """
 
     name: str
@@ -30,16 +28,10 @@ class Job:
     places: tuple[int, ...]
     running: tuple[int, ...]
     began_s: float
-    lease_s: float
-    max_restarts: int
+    terms: JobTerms
+    is_detached: bool
     reason: str
     size_bytes: int
-    owner: str
-    is_detached: bool
-    min_nodes: int
-    max_nodes: int
-    awaited: tuple[str, ...]
-    hang_timeout_s: float | None
     age_s: float
 
     @property
@@ -49,8 +41,8 @@ class Job:
 
     @property
     def grows(self) -> bool:
-        """Whether hosts may come (back) to it."""
-        return self.is_running and self.max_nodes > 0
+        """Whether hosts may come (back) to it: only the agent of its first node can take them in."""
+        return self.is_running and self.terms.is_elastic and 0 in self.known
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -85,26 +77,28 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
     first = nodes[min(nodes)]
     hosts = max((one.hosts for one in nodes.values()), key=len)  # a node that came back later knows of one more
     reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
-    places = tuple(found[rank][0] if rank in found else -1 for rank in range(len(hosts)))
     return Job(
-        name=name, hosts=hosts, places=places, began_s=first.began_s, lease_s=first.lease_s,
+        name=name,
+        hosts=hosts,
+        places=tuple(found[rank][0] if rank in found else -1 for rank in range(len(hosts))),
         running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running)),
-        max_restarts=first.max_restarts, reason=(reasons or [first.reason])[0],
-        size_bytes=sum(one.size_bytes for one in nodes.values()), owner=first.owner,
-        is_detached=any(one.is_detached for one in nodes.values()), min_nodes=first.min_nodes, max_nodes=nodes[0].max_nodes if 0 in nodes else 0,
-        awaited=nodes[0].awaited if 0 in nodes else (),
-        hang_timeout_s=first.hang_timeout_s, age_s=max(one.age_s for one in nodes.values()),
-    )  # fmt: skip
+        began_s=first.began_s,
+        terms=first.terms,
+        is_detached=any(one.is_detached for one in nodes.values()),
+        reason=reasons[0] if reasons else first.reason,
+        size_bytes=sum(one.size_bytes for one in nodes.values()),
+        age_s=max(one.age_s for one in nodes.values()),
+    )
 
 
 def check_orphans(jobs: Iterable[Job], owner: str) -> None:
     """Raise `SpecError` if a job of this very notebook still runs there and waits for it: it holds the devices."""
     for job in jobs:
-        if owner and job.owner == owner and job.is_running and not job.is_detached:
+        if owner and job.terms.owner == owner and job.is_running and not job.is_detached:
             raise SpecError(
                 f"Job {job.name}, which this notebook began, still runs on {', '.join(job.hosts)}.",
                 f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
-                f"Without either it ends by itself within {job.lease_s:g} s.",
+                f"Without either it ends by itself within {job.terms.lease_s:g} s.",
             )
 
 

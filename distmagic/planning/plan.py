@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import torchrun
-from distmagic.remote.wire.protocol import Facts, JoinTemplate, Route, TemplateRequest
+from distmagic.remote.wire.protocol import Facts, JobTerms, JoinTemplate, Route, TemplateRequest
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import Access, JobSpec, split_endpoint
 
@@ -47,49 +47,56 @@ class NodePlan:
 class Plan:
     """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
 
-    The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only one that may grow has a `recipe`, in
+    The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only an elastic job has a `join_template`, in
     which the payload's sizes are still open.
     """
 
     job: str
     nodes: tuple[NodePlan, ...]
+    terms: JobTerms
     endpoint: str
-    max_restarts: int
-    min_nodes: int
     gang_port: int
     node_lost_after_s: float
     rdzv: torchrun.Rendezvous
-    keep: bool
-    stays: bool
-    timeout_s: float | None
-    hang_timeout_s: float | None
-    recipe: JoinTemplate | None
+    join_template: JoinTemplate | None
 
 
 def make_plan(
-    spec: JobSpec, reached: Sequence[Reached], *, job: str, local_cwd: str, awaited: tuple[str, ...] = ()
-) -> Plan:
+    spec: JobSpec, reached: Sequence[Reached], *, job: str, lease_s: float, owner: str, local_cwd: str,
+    awaited: tuple[str, ...] = (),
+) -> Plan:  # fmt: skip
     """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
 
-    `local_cwd` is the working directory of ranks on this machine, unless the job names one; `awaited` are hosts that
-    are to come later.
+    `owner` is the notebook that begins it. `local_cwd` is the working directory of ranks on this machine, unless the job
+    names one. `awaited` are hosts that are to come later.
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
-    endpoint = f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else ""
-    return Plan(
-        job=job, nodes=nodes, endpoint=endpoint, max_restarts=spec.max_restarts, min_nodes=rdzv.min_nodes if spec.max_restarts else len(nodes), rdzv=rdzv,
-        gang_port=rdzv.port, node_lost_after_s=spec.node_lost_after_s, keep=spec.on_disconnect == "keep",
-        stays=spec.detach or spec.on_disconnect == "keep",
+    # Without restarts there is one round, so a job of a range of nodes can't do without those that it began with.
+    can_change = spec.is_elastic and spec.max_restarts > 0
+    terms = JobTerms(
+        lease_s=lease_s,
+        owner=owner,
+        goes_on_alone=spec.on_disconnect == "keep",
+        survives_logout=spec.detach or spec.on_disconnect == "keep",
+        max_restarts=spec.max_restarts,
         timeout_s=spec.timeout_s,
-        hang_timeout_s=spec.hang_timeout_s, recipe=_recipe(spec, awaited),
-    )  # fmt: skip
-
-
-def _recipe(spec: JobSpec, awaited: tuple[str, ...]) -> JoinTemplate | None:
-    if not (spec.is_elastic and spec.max_restarts):
-        return None
-    return JoinTemplate(sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or "", awaited=awaited)
+        hang_timeout_s=spec.hang_timeout_s,
+        min_nodes=rdzv.min_nodes if can_change else len(nodes),
+        max_nodes=rdzv.max_nodes if can_change else 0,
+        awaited=awaited if can_change else (),
+    )
+    later = JoinTemplate(sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or "")
+    return Plan(
+        job=job,
+        nodes=nodes,
+        terms=terms,
+        endpoint=f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else "",
+        gang_port=rdzv.port,
+        node_lost_after_s=spec.node_lost_after_s,
+        rdzv=rdzv,
+        join_template=later if can_change else None,
+    )
 
 
 def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:

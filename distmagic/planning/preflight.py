@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 
 from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
-
-_NEEDED_BYTES = 16 << 20
 
 
 def no_python(host: str, python: str, code: int | None, said: str) -> ConnectionLost | PreflightError:
@@ -68,7 +67,13 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
             f"Python {facts.executable} has no torch.",
             f"Install torch there, or name a Python that has it: --python {host}=/path/to/python",
         )
-    if facts.free_bytes < _NEEDED_BYTES:
+    if facts.write_error:
+        raise PreflightError(
+            host,
+            f"can't write to {facts.state_dir}: {facts.write_error}.",
+            "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
+        )
+    if facts.free_bytes < places.FULL_BYTES:
         raise PreflightError(
             host,
             f"the disk under {facts.state_dir} is full ({facts.free_bytes >> 20} MiB free).",

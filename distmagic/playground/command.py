@@ -1,8 +1,4 @@
-"""One command on a playground host, run as sshd runs it: on plain pipes, joined to an SSH channel.
-
-In both directions data moves no faster than the slower side takes it. A closed channel gives the command end of file
-and SIGPIPE and nothing else. Runs in the server's event loop; nothing here blocks.
-"""
+"""One command on a playground host: a process on plain pipes, as sshd runs it where no terminal is asked for."""
 
 from __future__ import annotations
 
@@ -12,169 +8,63 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import IO
 
-STDERR = 1  # RFC 4254, 5.2: SSH_EXTENDED_DATA_STDERR
-_CHUNK_BYTES = 1 << 18
-_HELD_BYTES = 1 << 20  # of stdin, before the client is told to wait
+_PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031  # fcntl(2), Linux
 
 
-class CommandChannel(Protocol):
-    """What a command needs of an SSH channel, by asyncssh's names."""
-
-    def write(self, data: bytes, datatype: int | None = None) -> None:
-        """Send output; `datatype` is `STDERR` or None."""
-
-    def pause_reading(self) -> None:
-        """Take no more input from the client."""
-
-    def resume_reading(self) -> None:
-        """Take input again."""
-
-    def exit(self, status: int) -> None:
-        """Tell the exit code and close."""
-
-    def exit_with_signal(self, signal: str) -> None:
-        """Tell the signal, without its SIG, and close."""
-
-    def is_closing(self) -> bool:
-        """Whether nothing can be sent any more."""
-
-
 class Command:
-    """A running process. Raises OSError where it can't be started."""
+    """A running process with a session of its own. Raises OSError where it can't be started.
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, channel: CommandChannel) -> None:
+    `stdin`, `stdout` and `stderr` are our ends of its pipes; `status` is its exit code, or minus the number of the
+    signal that ended it.
+    """
+
+    def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd, start_new_session=True, bufsize=0
         )
-        self._channel = channel
-        self._loop = asyncio.get_running_loop()
-        self._held = bytearray()
-        self._input_ends = False
-        self._status: int | None = None
-        self._input, output, error = _detach(self._process)
-        self._outputs: dict[int, int | None] = {output: None, error: STDERR}
-        self.resume()
+        self.stdin = _widened(self._process.stdin)
+        self.stdout = _widened(self._process.stdout)
+        self.stderr = _widened(self._process.stderr)
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
     def pid(self) -> int:
         """Its process id, and that of its session and process group."""
         return self._process.pid
 
-    # ---- told by the channel
-
-    def receive(self, data: bytes) -> None:
-        """Take input from the client."""
-        self._held += data
-        self._write()
-        if len(self._held) > _HELD_BYTES:
-            self._channel.pause_reading()
-
-    def receive_eof(self) -> None:
-        """Give the process end of file after all input so far."""
-        self._input_ends = True
-        self._write()
-
     def signal(self, name: str) -> None:
         """Send a signal, named without its SIG, to the process and its group."""
         number = getattr(signal, f"SIG{name}", None)
-        if number is not None and self._status is None:  # until `reaped` its number is not given out again
+        if number is not None and not self.status.done():  # until `reaped` its number is not given out again
             os.killpg(self.pid, number)
-
-    def pause(self) -> None:
-        """Take no more output from the process."""
-        for fd in self._outputs:
-            self._loop.remove_reader(fd)
-
-    def resume(self) -> None:
-        """Take output again."""
-        for fd in self._outputs:
-            self._loop.add_reader(fd, self._read, fd)
-
-    def let_go(self) -> None:
-        """Close all pipes: the channel is gone."""
-        self._close_input()
-        for fd in list(self._outputs):
-            self._close_output(fd)
-
-    # ---- told by the system
 
     def reaped(self, status: int) -> None:
         """Take note that the process has ended, with a status for waitpid's macros."""
-        self._status = self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._finish()
-
-    def _read(self, fd: int) -> None:
-        data = os.read(fd, _CHUNK_BYTES)
-        if data and not self._channel.is_closing():
-            self._channel.write(data, self._outputs[fd])
-        else:
-            self._close_output(fd)
-            self._finish()
-
-    def _write(self) -> None:
-        try:
-            while self._held and self._input >= 0:
-                del self._held[: os.write(self._input, memoryview(self._held)[:_CHUNK_BYTES])]
-        except BlockingIOError:
-            self._loop.add_writer(self._input, self._write)
-            return
-        except BrokenPipeError:
-            self._input_ends = True  # nobody reads: as sshd, take and drop what the client still sends
-        self._held.clear()
-        if self._input_ends:
-            self._close_input()
-        elif self._input >= 0:
-            self._loop.remove_writer(self._input)
-        self._channel.resume_reading()
-
-    def _finish(self) -> None:
-        """As sshd, wait for the end of the process and of its output, which its children may hold open."""
-        if self._status is None or self._outputs or self._channel.is_closing():
-            return
-        if self._status >= 0:
-            self._channel.exit(self._status)
-        else:
-            self._channel.exit_with_signal(_name(-self._status))
-
-    def _close_input(self) -> None:
-        if self._input >= 0:
-            self._loop.remove_writer(self._input)
-            os.close(self._input)
-            self._input = -1
-
-    def _close_output(self, fd: int) -> None:
-        self._loop.remove_reader(fd)
-        os.close(fd)
-        del self._outputs[fd]
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        if not self.status.cancelled():  # as the task that waits for it, where its connection has ended
+            self.status.set_result(self._process.returncode)
 
 
-def _detach(process: subprocess.Popen[bytes]) -> tuple[int, int, int]:
-    """Return our ends of the pipes of stdin, stdout and stderr, non-blocking and large, and ours to close."""
-    fds = []
-    for stream in (process.stdin, process.stdout, process.stderr):
-        assert stream is not None
-        fds.append(os.dup(stream.fileno()))
-        stream.close()
-        os.set_blocking(fds[-1], False)
-        _widen(fds[-1])
-    return fds[0], fds[1], fds[2]
-
-
-def _widen(fd: int) -> None:
+def _widened(stream: IO[bytes] | None) -> IO[bytes]:
+    """Return a pipe, made as large as the system lets us: fewer turns of the event loop for the same data."""
+    assert stream is not None
     if sys.platform == "linux":
         try:
-            fcntl.fcntl(fd, _F_SETPIPE_SZ, _HELD_BYTES)
+            fcntl.fcntl(stream, _F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
-            return  # over the user's limit: slower, that is all
+            return stream  # over the user's limit: slower, that is all
+    return stream
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return a signal's name without its SIG, for the client. RFC 4254, 6.10 wants `name@domain` for others."""
     try:
         return signal.Signals(number).name.removeprefix("SIG")
     except ValueError:
-        return f"RT{number}@playground"  # a real-time signal; RFC 4254, 6.10 wants a name of that form
+        return f"RT{number}@playground"  # a real-time signal

@@ -1,7 +1,7 @@
 """`%distributed playground N`: throw-away SSH hosts on this machine, for learning and for tests.
 
-One child process (playground_server.py) is all N hosts: each has its port on 127.0.0.1, its host key, its home and the
-kernel's Python; nobody but this playground's own key gets in. All of it is gone after `stop`, at exit, and when the
+One child process (server.py) is all N hosts: each has its port on 127.0.0.1, its host key, its home and the kernel's
+Python; only this playground's own key gets in. All of it is gone after `stop`, at exit, and when the
 kernel is killed.
 """
 
@@ -88,7 +88,7 @@ def _make_directory(parent: str | os.PathLike[str] | None) -> Path:
 
 
 def _when_ready(server: subprocess.Popen[bytes], place: Path, n: int) -> tuple[tuple[int, ...], str]:
-    """Tell the server what to do; return the hosts' ports and the user once they listen."""
+    """Send the server its order; return the hosts' ports and the user once they listen. Raises `DistmagicError`."""
     assert server.stdin is not None
     assert server.stdout is not None
     order = {"directory": str(place), "count": n, "python": sys.executable, "parent": os.getpid()}
@@ -96,28 +96,32 @@ def _when_ready(server: subprocess.Popen[bytes], place: Path, n: int) -> tuple[t
         server.stdin.write(json.dumps(order).encode() + b"\n")
         server.stdin.flush()
     except BrokenPipeError:
-        pass  # it is over already: its last words, below, tell why
+        pass  # it has ended already: the end of its log, below, says why
     readable, _, _ = select.select([server.stdout], [], [], _START_S)
     line = server.stdout.readline() if readable else f"No word from it within {_START_S:g} s.".encode()
     try:
-        told = json.loads(line)
-        return tuple(told["ports"]), told["user"]
+        answer = json.loads(line)
+        return tuple(answer["ports"]), answer["user"]
     except ValueError:
-        why = "\n".join(filter(None, (line.decode(errors="replace").strip(), _last_words(place))))
+        reasons = [line.decode(errors="replace").strip(), _end_of_log(place)]
+        why = "\n".join(reason for reason in reasons if reason)
         raise DistmagicError(f"The playground's SSH server did not start:\n{why}") from None
 
 
 def _launch(place: Path) -> subprocess.Popen[bytes]:
-    package = str(Path(__file__).parents[2])  # wherever this kernel has it from
-    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    # The server imports distmagic from where this kernel has it, which may be no place that Python looks in by itself.
+    paths = [str(Path(__file__).parents[2])]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    argv = [sys.executable, "-m", "distmagic.playground.server"]
+    pipe = subprocess.PIPE
     with (place / "server.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "distmagic.playground.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=log, cwd=place, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
-        )  # fmt: skip
+        # A session of its own: an interrupt of the kernel's process group must not end it.
+        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=log, cwd=place, env=env, start_new_session=True)
 
 
-def _last_words(place: Path) -> str:
+def _end_of_log(place: Path) -> str:
     try:
         return (place / "server.log").read_text(errors="replace")[-_LOG_BYTES:].strip()
     except FileNotFoundError:
@@ -153,4 +157,5 @@ Host node*
     GlobalKnownHostsFile /dev/null
     StrictHostKeyChecking yes
 """
-    return common + "".join(f"\nHost node{number}\n    Port {port}\n" for number, port in enumerate(ports, 1))
+    blocks = [f"\nHost node{number}\n    Port {port}\n" for number, port in enumerate(ports, 1)]
+    return common + "".join(blocks)

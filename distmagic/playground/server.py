@@ -1,8 +1,8 @@
 """The playground's process: one small SSH server for each host, all on 127.0.0.1, as real as a test needs.
 
-A process of its own, so that a busy kernel does not slow it down. It is told what to do by one line of JSON on stdin,
+A process of its own, so that a busy kernel does not slow it down. It reads one line of JSON, an `Order`, from stdin,
 answers with one line on stdout, and ends, with all that was started through it and its directory, as soon as stdin
-ends, its parent is gone, or on SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started us ends.)
+ends, its parent is gone, or on SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it ends.)
 This is the one file that imports asyncssh.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import asyncssh
 
-from distmagic.playground.command import STDERR, Command
+from distmagic.playground.command import Command, signal_name
 from distmagic.remote.system import processes
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
@@ -53,10 +53,10 @@ class Place:
 
     def environment(self, home: Path, client: tuple[str, int], server: tuple[str, int]) -> dict[str, str]:
         """Return the environment of a command, as sshd makes it, with the kernel's Python first in PATH."""
-        told = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+        kept = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
         if site.ENABLE_USER_SITE:
-            told["PYTHONUSERBASE"] = site.getuserbase()  # else lost with the home
-        return told | {
+            kept["PYTHONUSERBASE"] = site.getuserbase()  # the home is another one
+        return kept | {
             "HOME": str(home),
             "USER": self.user,
             "LOGNAME": self.user,
@@ -89,70 +89,58 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         return username == self._place.user and key == self._place.client_key
 
-    def session_requested(self) -> _Session:
-        return _Session(self._place, self._home)
+    def session_requested(self) -> _Process:
+        return _Process(self._place, self._home)
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
         return True
 
 
-class _Session(asyncssh.SSHServerSession):  # type: ignore[misc]
-    """One command: the SSH side of a `Command`."""
+class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
+    """One channel: asyncssh joins the pipes of a `Command` to it."""
 
     def __init__(self, place: Place, home: Path) -> None:
+        super().__init__(self._start, sftp_factory=None, sftp_version=3, allow_scp=False)
         self._place, self._home = place, home
-        self._argv = ["/bin/sh"]
-        self._command: Command | None = None
+        self._running: Command | None = None
 
-    def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
-        self._chan = chan
-
-    def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
-        return False
-
-    def shell_requested(self) -> bool:
-        return True
-
-    def exec_requested(self, command: str) -> bool:
-        self._argv = ["/bin/sh", "-c", command]
-        return True
-
-    def session_started(self) -> None:
-        client, server = (self._chan.get_extra_info(name)[:2] for name in ("peername", "sockname"))
-        env = self._place.environment(self._home, client, server)
-        env |= {k: v for k, v in self._chan.get_environment().items() if k == "LANG" or k.startswith("LC_")}
+    async def _start(self, _process: asyncssh.SSHServerProcess) -> None:
         try:
-            self._command = Command(self._argv, env, self._home, self._chan)
-        except OSError as error:  # its home was removed, or there is no room for another process
-            self._chan.write(f"playground: {error}\n".encode(), STDERR)
-            self._chan.exit(255)
+            await self._run()
+        except (OSError, asyncssh.Error):
+            # The channel has gone. The command has got end of file and ends by itself; an error that left this
+            # function would close the whole connection, and with it the client's other channels.
             return
-        self._place.commands[self._command.pid] = self._command
 
-    def data_received(self, data: bytes, datatype: int | None) -> None:
-        if self._command is not None:
-            self._command.receive(data)
+    async def _run(self) -> None:
+        """Start the command and wait for its end and for that of its output, which its children may hold open."""
+        client = self.get_extra_info("peername")[:2]
+        server = self.get_extra_info("sockname")[:2]
+        env = self._place.environment(self._home, client, server)
+        for name, value in self.channel.get_environment().items():
+            if name == "LANG" or name.startswith("LC_"):
+                env[name] = value
+        argv = ["/bin/sh"] if self.command is None else ["/bin/sh", "-c", self.command]
+        try:
+            command = Command(argv, env, self._home)
+        except OSError as error:  # its home was removed, or there is no room for another process
+            self.stderr.write(f"playground: {error}\n".encode())
+            self.exit(255)
+            return
+        self._running = self._place.commands[command.pid] = command
+        # The end of one output is not the end of the other, so neither may send the channel's end of file.
+        await self.redirect(command.stdin, command.stdout, command.stderr, send_eof=False)
+        status = await command.status
+        await self.stdout.drain()
+        await self.stderr.drain()
+        if status >= 0:
+            self.exit(status)
+        else:
+            self.exit_with_signal(signal_name(-status))
 
-    def eof_received(self) -> bool:
-        if self._command is not None:
-            self._command.receive_eof()
-        return True
-
-    def signal_received(self, signal_name: str) -> None:
-        if self._command is not None:
-            self._command.signal(signal_name)
-
-    def pause_writing(self) -> None:
-        if self._command is not None:
-            self._command.pause()
-
-    def resume_writing(self) -> None:
-        if self._command is not None:
-            self._command.resume()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._command is not None:
-            self._command.let_go()
+    def signal_received(self, signal: str) -> None:
+        if self._running is not None:
+            self._running.signal(signal)
 
 
 # ---- the hosts
@@ -189,7 +177,7 @@ async def _listen(place: Place, home: Path) -> int:
     key = asyncssh.generate_private_key("ssh-ed25519")
     acceptor = await asyncssh.listen(
         "127.0.0.1", 0, server_factory=lambda: _Server(place, home), server_host_keys=[key], encoding=None,
-        line_editor=False, agent_forwarding=False, x11_forwarding=False,
+        line_editor=False, allow_pty=False, agent_forwarding=False, x11_forwarding=False,
     )  # fmt: skip
     port: int = acceptor.get_port()
     with (place.directory / "known_hosts").open("a") as file:
@@ -223,7 +211,7 @@ def _make_python(folder: Path, python: str) -> None:
 def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container that runs under a number nobody entered
+    except KeyError:  # a container that runs under a number without an entry in passwd
         return f"user{os.getuid()}"
 
 
@@ -247,30 +235,26 @@ def end_all(place: Place) -> None:
             os.killpg(pid, signal.SIGKILL)
         return
     begun = time.monotonic()
-    told: set[tuple[int, int]] = set()
+    terminated: set[tuple[int, int]] = set()  # each process is sent SIGTERM once; a pid alone may be used again
     while left := processes.descendants(os.getpid()):
-        past = time.monotonic() - begun
-        if past > GRACE_S + _GIVE_UP_S:
+        past_s = time.monotonic() - begun
+        if past_s > GRACE_S + _GIVE_UP_S:
             return
         for process in left:
-            _end(process, told, at_once=past > GRACE_S)
+            name = (process.pid, process.started)
+            if past_s > GRACE_S:
+                processes.send(process, signal.SIGKILL)
+            elif name not in terminated:
+                terminated.add(name)
+                processes.send(process, signal.SIGTERM)
         time.sleep(0.02)
         processes.reap()
 
 
-def _end(process: processes.ProcessInfo, told: set[tuple[int, int]], *, at_once: bool) -> None:
-    name = (process.pid, process.started)
-    if at_once or name not in told:
-        told.add(name)
-        processes.send(process, signal.SIGKILL if at_once else signal.SIGTERM)
-
-
 def main() -> None:
     """Read the order from stdin, be the playground, clean up."""
-    told = json.loads(sys.stdin.buffer.readline())
-    order = Order(
-        directory=Path(told["directory"]), count=told["count"], python=told["python"], parent=told["parent"]
-    )  # fmt: skip
+    line = json.loads(sys.stdin.buffer.readline())
+    order = Order(directory=Path(line["directory"]), count=line["count"], python=line["python"], parent=line["parent"])
     if sys.platform == "linux":
         processes.become_subreaper()
     try:

@@ -18,6 +18,7 @@ Read the modules in this order:
     shown.py        which lines of torchrun's own are left out
     quantities.py   numbers, sizes and times in words
     text_width.py   makes text of hosts harmless, and cuts it to a width
+    screen.py       the interface of the package `screens`, which puts all this where a user looks
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from distmagic.errors import SpecError
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
@@ -21,8 +22,6 @@ CONNECT_TIMEOUT_S = 15.0
 LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
-TORCHRUNS_OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
-                 "MASTER_PORT")  # fmt: skip
 _SHORTEST_LOSS_S = 2.0
 _MOST_RESTARTS = 1_000_000
 _KINDS = {str: "a text", bool: "True or False", numbers.Integral: "a whole number", numbers.Real: "a number"}
@@ -108,7 +107,7 @@ def _check_env(env: tuple[tuple[str, str], ...]) -> None:
     for name, value in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise SpecError(f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE.")
-        if name in TORCHRUNS_OWN:
+        if name in TORCHRUN_VARIABLES:
             raise SpecError(f"--env {name}: torchrun sets this variable itself.", "Leave it out.")
         if "\0" in value:
             raise SpecError(f"--env {name}: the value has a zero byte in it.", "Variables can't hold one.")

@@ -1,105 +1,251 @@
-"""From a plan to events: starts every node, listens to all of them (a thread each), and stops them.
+"""One run from its beginning to its end, as two scripts for the main thread: `launch` a job, or `attach` to one.
 
-Plan  --Launch-->  Event, Event, ...
+    reach hosts -> plan -> deliver -> start every node -> follow them -> sweep what lost agents left
+
+Each arrow is one blocking act on a thread, which the run loop waits for. Where a start comes about on some hosts only,
+it is rolled back before the error is raised.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 
-from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.reach import PARALLEL, raise_first
+from distmagic.connection.reach import PARALLEL, Reaching, raise_first
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
-from distmagic.payload.blobs import LocalBlob
+from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
+from distmagic.planning import torchrun
+from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan
-from distmagic.planning.start_messages import StartMessages
-from distmagic.remote.gang.liveness import FORM_S, MOST_NODES
+from distmagic.planning.start_messages import start_message
 from distmagic.remote.wire import protocol
+from distmagic.render.screen import Screen
+from distmagic.request.spec import JobSpec
+from distmagic.runner import interrupts
 from distmagic.runner.delivery import Delivery
-from distmagic.runner.elastic_join import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOWHERE, Ground, Growth, Intake, lost_at_start
 from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
-from distmagic.runner.rollback import cancelled, take_back
-from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Sending, Starting, Warned
+from distmagic.runner.node_table import Growth, NodeTable
+from distmagic.runner.prepare import in_parallel, prepare
+from distmagic.runner.rollback import cancelled, roll_back
+from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.state.decide import Limits
+from distmagic.state.events import Connected, Planned, Sending, Starting, Swept, Unusable, Warned
+from distmagic.state.fold import begin
+from distmagic.state.model import RunState
+
+_ENDED_S = 1.0  # for a host that is down to come back, when a job is looked at that has ended
 
 
-@dataclass(slots=True)
-class _Heard:
-    """What a listening thread has heard of its node: the last event's number, its end, {rank: bytes} of small results."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """How far a run was followed: to its end, or until it went on alone.
 
-    last: int = 0
-    is_final: bool = False
-    small: dict[int, int] = field(default_factory=dict)
-
-
-class Launch:
-    """One run under way. `batch` yields its events; `stop` ends it; `close` lets go of everything.
-
-    `links` are by node rank, `places` says of each node which host it is on: who comes back to an elastic job is a new
-    node. `reopen` connects to a host, by its place, once more.
+    `host_indices` says of each node which of the hosts of `Reaching` it is on. `was_interrupted`: by an interrupt that
+    came when the run was over.
     """
 
-    def __init__(
-        self, job: str, links: Mapping[int, Link], places: Sequence[int], lease_s: float,
-        reopen: Callable[[int], Link], began: float | None = None, owner: str = "",
-    ) -> None:  # fmt: skip
-        self.job, self.links, self.lease_s = job, dict(links), lease_s
-        self.places = list(places)
-        self._orders = StartMessages(job=job, secret=secrets.token_hex(32), lease_s=lease_s, owner=owner)
-        self.small_results: dict[tuple[int, int], bytes] = {}  # by node rank and rank: a host speaks for its own only
-        self._began, self._reopen = time.monotonic() if began is None else began, reopen
-        self.rest: Callable[[int, Link], None] = lambda _, link: link.finish()  # where a conversation goes afterwards
-        self._stops: dict[int, protocol.StopNode] = {}
-        self._missed: set[int] = set()  # nodes that ended because they, or the way to them, were lost
-        self._resting: list[Link] = []  # they are no longer ours
-        self._inbox = EventQueue(len(places), lambda: self.elapsed_s)
-        self._intake: Intake | None = None
-        self._growth: Growth | None = None
-        self._payload: tuple[LocalBlob, ...] = ()
-        self._begun: protocol.StartNode | None = None  # what the lead was told
-        self._over = threading.Event()
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
+    state: RunState
+    small_results: Mapping[tuple[int, int], bytes]
+    host_indices: tuple[int, ...]
+    was_interrupted: bool = False
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the run began, by the notebook's clock."""
-        return time.monotonic() - self._began
 
-    # ---- beginning
+def launch(reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str) -> Followed:
+    """Run a job to its end; one that is to be detached only until it runs.
 
-    def start(self, plan: Plan, payload: Payload, watch: Callable[[Sequence[Future[Any]]], object] = wait) -> None:
-        """Bring the payload to every host and start every agent. If one can't be started, none is left running.
-
-        `watch` waits for futures; where it raises KeyboardInterrupt, this raises `Cancelled`.
-        """
-        started: list[Future[None]] = []
-        self._payload = payload.blobs
+    Raises a `HostError` before anything is started; for an interrupt before all nodes have started, `Cancelled`.
+    """
+    clock = clock_since(time.monotonic())
+    state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
+    with interrupts.noted() as noted, blobs.kept_young(payload.blobs):  # hosts that come later still need them
+        loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
+        with loop.opening():
+            links = _connect(loop, reaching, enough_hosts(spec, reaching))
+            plan = _plan(loop, reaching, links, spec, job, owner)
+            start = _Start(loop=loop, plan=plan, payload=payload, links=links)
+            lead, lost = start.run()
+        growth, joiner = None, None
+        if plan.terms.is_elastic:
+            growth = Growth(host_names=_names(reaching), awaited=tuple(reaching.absent))
+            open_lead = partial(reaching.link, reaching.present[0])
+            joiner = NodeJoiner(job, open_lead, lead, payload.blobs)
+        lease_s = reaching.access.lease_s
+        table = NodeTable(reaching.present, lease_s, _new_id, growth)
+        executor = Executor(job, loop.queue, reaching, lease_s, joiner)
+        limits = Limits(timeout_s=spec.timeout_s, hang_timeout_s=spec.hang_timeout_s)
         try:
-            delivery = [self._pool.submit(self._deliver, plan)]
-            watch(delivery)
-            raise_first(delivery)
-            for node in plan.nodes:
-                self._inbox.put(node.node_rank, Starting())
-                link = self.links[node.node_rank]
-                request = self._orders.start(plan, node, payload, link.warm)
-                self._begun = self._begun or request
-                started.append(self._pool.submit(link.start, request))
-            watch(started)
-            lost = lost_at_start(plan, [one.exception() for one in started])
-            for node_rank, why in lost.items():
-                self._lose(node_rank, why)
+            loop.follow(table, executor, dict(enumerate(links)), limits, detach=spec.detach, lost=lost)
+            _sweep(loop, reaching, table)
+        finally:
+            executor.close(table.links)
+        return _followed(loop, table, noted)
+
+
+def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
+    """Follow a job from its first event to its end, as if this kernel had started it.
+
+    `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as when
+    a connection breaks. An interrupt ends the job; of a detached job it only ends the following.
+    """
+    clock = clock_since(time.monotonic())
+    state = replace(begin(job.name, job.hosts, job.terms.max_restarts), before_s=job.age_s)
+    with interrupts.noted() as noted:
+        loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
+        with loop.opening():
+            there = _connect(loop, reaching, enough=1)
+        links = dict(zip(reaching.present, there, strict=True))
+        addresses = [links[node].facts.address if node in links else "" for node in range(len(reaching.hosts))]
+        missed = [Warned(text=f"{why} It is tried again.") for why in reaching.absent.values()]
+        loop.note(Planned(addresses=tuple(addresses), min_nodes=job.terms.min_nodes), *missed)
+        growth, joiner = None, None
+        if job.grows:
+            growth = Growth(host_names=_names(reaching), awaited=_awaited(reaching, job))
+            joiner = NodeJoiner(job.name, partial(reaching.link, 0))
+        host_indices = [reaching.hosts.index(host) for host in reaching.hosts]  # one host may be several nodes
+        patience_s = job.terms.lease_s if job.is_running else _ENDED_S
+        table = NodeTable(host_indices, patience_s, _new_id, growth)
+        executor = Executor(job.name, loop.queue, reaching, patience_s, joiner)
+        try:
+            for node_rank, link in links.items():
+                link.attach(protocol.FollowJob(job=job.name, node_rank=node_rank))
+            loop.follow(table, executor, links, Limits(hang_timeout_s=job.terms.hang_timeout_s))
+            _sweep(loop, reaching, table)
+        finally:
+            executor.close(table.links)
+        return _followed(loop, table, noted)
+
+
+def _followed(loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts) -> Followed:
+    loop.finish()  # while interrupts are still noted: one that comes now must not take the run away
+    indices = tuple(row.host_index for row in table.rows)
+    return Followed(
+        state=loop.state, small_results=table.small_results, host_indices=indices, was_interrupted=noted.take()
+    )
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _names(reaching: Reaching) -> tuple[str, ...]:
+    return tuple(host.name for host in reaching.known)
+
+
+def _awaited(reaching: Reaching, job: Job) -> tuple[int, ...]:
+    """Return the hosts that were not there when the job began, of those that are no node of it yet."""
+    spare = range(len(reaching.hosts), len(reaching.known))
+    return tuple(host_index for host_index in spare if reaching.known[host_index].name in job.terms.awaited)
+
+
+def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
+    """Return with how many hosts an elastic job begins; None: it needs them all.
+
+    Of more hosts than its maximum it can't leave out any; nor where the user has said what the first one's address is.
+    """
+    if spec.nnodes is None or not spec.is_elastic or spec.rdzv_endpoint or spec.local_addr:
+        return None
+    low, high = spec.nnodes
+    return low if len(reaching.hosts) <= high else None
+
+
+# ---- reaching and planning
+
+
+def _connect(loop: RunLoop, reaching: Reaching, enough: int | None) -> tuple[Link, ...]:
+    """Return a link to each host, showing meanwhile how far each of them is."""
+    for host_index, future in enumerate(reaching.futures):
+        future.add_done_callback(partial(_report, loop.queue, host_index))
+    try:
+        loop.wait_for(reaching.futures)
+    except KeyboardInterrupt:
+        raise reaching.interrupted() from None
+    except BaseException:
+        reaching.cancel()
+        raise
+    return reaching.settle(enough)
+
+
+def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
+    if future.cancelled():
+        return
+    error = future.exception()
+    if error is None:
+        queue.tell(Connected(), node_rank=host_index)
+    else:
+        why = error.message if isinstance(error, DistmagicError) else repr(error)
+        queue.tell(Unusable(why=why), node_rank=host_index)
+
+
+def _plan(
+    loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str
+) -> Plan:  # fmt: skip
+    """Return the plan, and note its warnings. Where there is none, the links are closed."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
+    try:
+        check_orphans(found_jobs([link.facts.running for link in links]), owner)
+        awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
+        prepared = pool.submit(prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, awaited=awaited)
+        plan, warnings = loop.result(prepared)
+    except BaseException:
+        in_parallel(Link.close, links)
+        raise
+    finally:
+        pool.shutdown(wait=False)
+    nproc = [node.nproc_per_node for node in plan.nodes]
+    planned = Planned(
+        addresses=tuple(node.address for node in plan.nodes), min_nodes=plan.terms.min_nodes, present=reaching.present,
+        ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc), world_size=torchrun.world_size(plan.rdzv, nproc),
+    )  # fmt: skip
+    loop.note(planned)
+    for why in reaching.absent.values():
+        loop.note(Warned(text=f"{why} The run begins without this host."))
+    loop.note(*(Warned(text=text) for text in warnings))
+    return plan
+
+
+# ---- starting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """The part of a launch in which hosts are sent what they lack, and their agents start. `links` are by node rank."""
+
+    loop: RunLoop
+    plan: Plan
+    payload: Payload
+    links: tuple[Link, ...]
+
+    def run(self) -> tuple[protocol.StartNode, dict[int, str]]:
+        """Return what the lead was told, and the nodes without which an elastic job begins, with why.
+
+        If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
+        """
+        secret = secrets.token_hex(32)  # of the gang channel
+        requests = []
+        for node, link in zip(self.plan.nodes, self.links, strict=True):
+            requests.append(start_message(self.plan, node, self.payload, secret, link.warm))
+        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-start")
+        started: list[Future[None]] = []
+        try:
+            self.loop.result(pool.submit(self._deliver))
+            for node_rank, request in enumerate(requests):
+                self.loop.note(Starting(), node_rank=node_rank)
+                started.append(pool.submit(self.links[node_rank].start, request))
+            self.loop.wait_for(started)
+            lost = lost_at_start(self.plan, [future.exception() for future in started])
             if not lost:
                 raise_first(started)
         except BaseException as error:
-            unsure = take_back(self._pool, tuple(self.links.values()), started)
+            unsure = roll_back(pool, self.links, started)
+            in_parallel(Link.close, self.links)
             if isinstance(error, KeyboardInterrupt):
                 raise cancelled(began=bool(started), unsure=unsure) from None
             if isinstance(error, ConnectionLost) and not error.hint:
@@ -107,240 +253,60 @@ class Launch:
                     "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
                 )
             raise
-        self._begin()
+        finally:
+            pool.shutdown(wait=False)
+        return requests[0], lost
 
-    def _deliver(self, plan: Plan) -> None:
+    def _deliver(self) -> None:
+        queue = self.loop.queue
+
         def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
-            self._inbox.put(node_rank, Sending(sent_bytes=sent_bytes, total_bytes=total_bytes))
+            queue.tell(Sending(sent_bytes=sent_bytes, total_bytes=total_bytes), node_rank=node_rank)
 
         def note(node_rank: int, text: str) -> None:
-            self._inbox.put(node_rank, Warned(text=f"{self.links[node_rank].host.name}: {text}"))
+            queue.tell(Warned(text=f"{self.links[node_rank].host.name}: {text}"), node_rank=node_rank)
 
-        Delivery(tuple(self.links.values()), [node.address for node in plan.nodes], self._payload, tell, note).run()
+        addresses = [node.address for node in self.plan.nodes]
+        Delivery(self.links, addresses, self.payload.blobs, tell, note).run()
 
-    def take_in(self, intake: Intake) -> None:
-        """Let hosts come (back) to the job, which is elastic: those that are lost, and those that it awaits."""
-        self._intake = intake
 
-    def host_of(self, node_rank: int) -> int:
-        """Return which of the job's hosts a node is on."""
-        return self.places[node_rank]
+def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[int, str]:
+    """Return the nodes without which an elastic job can begin, and why they did not start; {} if it can't, or needn't.
 
-    def attach(self) -> None:
-        """Follow a job that was started before, from its first event on; nodes without a link as soon as there is one."""
-        for node_rank, link in self.links.items():
-            link.attach(protocol.FollowJob(job=self.job, node_rank=node_rank))
-        self._begin()
+    `errors` are what the start of each node ended with.
+    """
+    failed = {node_rank: error for node_rank, error in enumerate(errors) if error is not None}
+    are_out_of_reach = all(isinstance(error, (ConnectionLost, Unreachable)) for error in failed.values())
+    is_enough = 0 not in failed and len(errors) - len(failed) >= plan.terms.min_nodes
+    if plan.join_template is None or not (are_out_of_reach and is_enough):
+        return {}
+    return {node_rank: str(error).partition("\n")[0] for node_rank, error in failed.items()}
 
-    def _begin(self) -> None:
-        awaited = self._intake.awaited if self._intake is not None else ()
-        self._growth = self._grow(self._intake) if self._intake is not None else None
-        lost = [self.places[node_rank] for node_rank in self._missed]
-        for node_rank in set(range(len(self.places))) - self._missed:
-            self._in_thread(self._listen, node_rank, self.links.get(node_rank))
-        for place in (*lost, *awaited):
-            self._in_thread(self._await, place)
-        self._in_thread(self._keep_lease)
 
-    def _grow(self, intake: Intake) -> Growth:
-        ground = Ground(
-            reopen=self._reopen, is_over=lambda seconds: bool(self._stops) or self._over.wait(seconds),
-            newest=lambda place: max((n for n, other in enumerate(self.places) if other == place), default=-1),
-            lose=self._lose,
-            warn=lambda text: self._inbox.put(0, Warned(text=text)),
-        )  # fmt: skip
-        return Growth(NodeJoiner(self.job, intake.open_lead, self._begun, self._payload), ground)
+# ---- the end
 
-    def _in_thread(self, act: Callable[..., None], *args: object) -> None:
-        threading.Thread(target=act, args=args, daemon=True).start()
 
-    # ---- going on
+def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
+    """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives that up."""
+    job = loop.state.job
+    lost = [node_rank for node_rank, _ in loop.state.lost]
+    if not lost or not loop.state.is_over:
+        return
 
-    def _listen(self, node_rank: int, link: Link | None) -> None:
-        """Follow a host's nodes: the one it is, and in an elastic job those that it becomes when it comes back."""
-        self._follow(node_rank, link)
-        if node_rank in self._missed:
-            self._await(self.places[node_rank])
-
-    def _await(self, place: int) -> None:
-        """Follow the nodes of a host that is not there (any more)."""
-        while self._growth is not None and (back := self._growth.come_back(place)) is not None:
-            node_rank, link = back
-            self.links[node_rank] = link
-            if self._stops or self._over.is_set():
-                _send_quietly(link, protocol.StopNode(grace_s=0.0, reason="too late"))
-            self._follow(node_rank, link)
-            if node_rank not in self._missed:
-                return
-
-    def _enlisted(self, message: protocol.NodeAdded) -> None:
-        """Count the nodes that have come to an elastic job, and follow those that another notebook starts."""
-        for host in message.hosts[len(self.places) : MOST_NODES]:
-            place = self._intake.place_of(host) if self._intake is not None else NOWHERE
-            node_rank = len(self.places)
-            self._inbox.add_node()
-            self.places.append(place)
-            if place == NOWHERE:
-                self._pass_over(node_rank, host)
-            elif self._growth is None or not self._growth.take_seat(message.asked, node_rank):
-                self._in_thread(self._meet, node_rank)
-
-    def _pass_over(self, node_rank: int, host: str) -> None:
-        """Do without a node that can't be followed from here."""
-        if self._intake is None:  # the job is over, and no host knows of this node
-            self._inbox.put(node_rank, Lost(why="it never began"))
-            return
-        text = f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here."
-        cure = "Name it with %distributed hosts and attach to see them."
-        self._inbox.put(node_rank, Warned(text=f"{text} {cure}"))
-        self._inbox.put(node_rank, Lost(why="it is not among the hosts of this notebook"))
-
-    def _meet(self, node_rank: int) -> None:
-        """Follow a node that another notebook is about to start, as soon as its host knows of it.
-
-        If that doesn't come about, this notebook takes the host in itself.
-        """
-        give_up, pause = time.monotonic() + FORM_S, FIRST_PAUSE_S
-        while time.monotonic() < give_up and not self._over.wait(pause):
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-            if (link := self._met(node_rank)) is not None:
-                self._listen(node_rank, link)
-                return
-        self._lose(node_rank, "it never began")
-        self._await(self.places[node_rank])
-
-    def _met(self, node_rank: int) -> Link | None:
+    def sweep(node_rank: int) -> None:
+        row = table.rows[node_rank]
         try:
-            link = self._reopen(self.places[node_rank])
-            if all((one.job, one.node_rank) != (self.job, node_rank) for one in link.jobs()):
-                link.close()
-                return None
-            self._join_again(node_rank, link, 0)
+            link = reaching.link(row.host_index, broken=row.link)
+            survivors = link.sweep(job).survivors
+            link.finish()
         except DistmagicError:
-            return None
-        return link
+            return  # out of reach: its own lease ends it, and the verdict says so
+        loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 
-    def _join_again(self, node_rank: int, link: Link, after: int) -> None:
-        """Go on with a node over a new conversation, after event `after`."""
-        link.attach(protocol.FollowJob(job=self.job, node_rank=node_rank, after=after))
-        if node_rank in self._stops:
-            link.send(self._stops[node_rank])  # it may have been lost with the connection
-        self.links[node_rank] = link
-
-    def _lose(self, node_rank: int, why: str) -> None:
-        self._missed.add(node_rank)
-        self._inbox.put(node_rank, Lost(why=why))
-
-    def _follow(self, node_rank: int, link: Link | None) -> None:
-        """Put a node's events on the queue until its agent is gone; over a new connection where one breaks, or is none."""
-        heard = _Heard()
-        try:
-            next_link: Link | None = link or self._mend(node_rank, 0, "it could not be reached")
-            while next_link is not None:
-                next_link = self._hear_or_mend(node_rank, next_link, heard)
-        except DistmagicError as error:
-            if heard.is_final:
-                self._inbox.put(node_rank, Gone())
-            else:
-                self._lose(node_rank, error.message)
-        except Exception as error:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
-            self._inbox.put(node_rank, Lost(why=f"a fault of distmagic: {error!r}"))
-
-    def _hear_or_mend(self, node_rank: int, link: Link, heard: _Heard) -> Link | None:
-        """Listen to a link to its end; return the one to go on with, None when there is nothing more to hear."""
-        try:
-            self._hear(node_rank, link, heard)
-        except ConnectionLost as error:
-            if heard.is_final:
-                raise
-            return self._mend(node_rank, heard.last, error.message)
-        return None
-
-    def _hear(self, node_rank: int, link: Link, heard: _Heard) -> None:
-        """Take events until the agent is gone, then fetch its small results."""
-        for n, message in link.events():
-            heard.last = n
-            self._inbox.put(node_rank, message)
-            if isinstance(message, protocol.NodeAdded) and node_rank == 0:
-                self._enlisted(message)
-            heard.is_final = heard.is_final or isinstance(message, protocol.Final)
-            if isinstance(message, protocol.Final) and message.reason == "lost" and node_rank != 0:
-                self._missed.add(node_rank)
-            if isinstance(message, protocol.Ended) and job_requests.is_small(message.result_bytes):
-                heard.small[message.rank] = message.result_bytes or 0
-        if not heard.is_final:
-            self._lose(node_rank, _agent_gone(link.agent_error))
-            return
-        small = job_requests.small_results(link, self.job, node_rank, heard.small)
-        self.small_results.update({(node_rank, rank): data for rank, data in small.items()})
-        self._resting.append(link)
-        self.rest(self.places[node_rank], link)
-        self._inbox.put(node_rank, Gone())
-
-    def _mend(self, node_rank: int, last: int, why: str) -> Link:
-        """Connect again and go on after event `last`. Raises `ConnectionLost` when the lease has run out before that."""
-        self._inbox.put(node_rank, Broken(why=why))
-        give_up, pause = time.monotonic() + self.lease_s, FIRST_PAUSE_S
-        while time.monotonic() < give_up and not self._over.wait(pause):
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-            try:
-                link = self._reopen(self.places[node_rank])
-                link.kept = self.links[node_rank].kept if node_rank in self.links else None
-                if link.kept is not None:
-                    link.send(link.kept)
-                self._join_again(node_rank, link, last)
-            except (ConnectionLost, Unreachable):
-                continue
-            self._inbox.put(node_rank, Mended())
-            return link
-        raise ConnectionLost(f"no connection for {self.lease_s:g} s")
-
-    def batch(self, timeout_s: float) -> list[Event]:
-        """Return the events that have come, after at most `timeout_s`; [] for none."""
-        return self._inbox.batch(timeout_s)
-
-    def _keep_lease(self) -> None:
-        while not self._over.wait(self.lease_s / 4):
-            self._say(list(self.links), protocol.RenewLease())
-
-    def stop(self, node_ranks: Sequence[int], grace_s: float, reason: str) -> None:
-        """Ask nodes to end: SIGTERM, and SIGKILL after `grace_s`. Returns at once; their events tell the rest."""
-        message = protocol.StopNode(grace_s=grace_s, reason=reason)
-        self._stops.update(dict.fromkeys(node_ranks, message))
-        self._say(node_ranks, message)
-
-    def detach(self) -> None:
-        """Have the lead let the job live without this notebook; it tells when that is so."""
-        self._say([0], protocol.DetachJob())
-
-    def ask_stacks(self) -> str:
-        """Ask all ranks where they are; return the name by which the events that answer know the request."""
-        asked = secrets.token_hex(8)
-        self._say(list(self.links), protocol.DumpStacks(asked=asked))
-        return asked
-
-    def _say(self, node_ranks: Sequence[int], message: protocol.Message) -> None:
-        for link in [self.links[node] for node in node_ranks if node in self.links]:
-            self._pool.submit(_send_quietly, link, message)
-
-    # ---- the end
-
-    def close(self) -> None:
-        """Hang up everywhere. Agents that still run end with their lease."""
-        self._over.set()
-        self._inbox.close()
-        for link in list(self.links.values()):
-            if link not in self._resting:
-                link.close()
-        self._pool.shutdown(wait=False)
-
-
-def _send_quietly(link: Link, message: protocol.Message) -> None:
+    pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-sweep")
     try:
-        link.send(message)
-    except DistmagicError:
-        return  # the listening thread notices the same, and tells it
-
-
-def _agent_gone(error: str) -> str:
-    return f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
+        loop.wait_for([pool.submit(sweep, node_rank) for node_rank in lost])
+    except KeyboardInterrupt:
+        return  # what is left ends with its lease
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -38,11 +38,11 @@ class NodeJoiner:
         self.job, self._open_lead = job, open_lead
         self._begun, self._payload = begun, {local.blob.sha256: local for local in payload}
 
-    def admit(self, link: Link, asked: str) -> StartNode:
+    def admit(self, link: Link, request_id: str) -> StartNode:
         """Bring a host all that it needs, have the lead count it, and return what it is to be told.
 
-        `asked` is the name under which the lead tells all who follow the job. Raises `SpecError` if the job takes in
-        no host, or not this one now, and `HostError` if the host doesn't fit.
+        The lead tells all who follow the job of it, under this `request_id`. Raises `SpecError` if the job takes in no
+        host, or not this one now, and `HostError` if the host doesn't fit.
         """
         if any(one.job == self.job for one in link.facts.running):
             raise SpecError(f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs.")
@@ -54,16 +54,17 @@ class NodeJoiner:
         assert self._begun.membership is not None
         route = link.ask(self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
-            hosts = job_requests.enlist(lead, self.job, link.host.name, asked)
+            hosts = job_requests.enlist(lead, self.job, link.host.name, request_id)
         link.sweep(self.job)  # what an agent has left that was killed
         reached = Reached(host=link.host, facts=link.facts, route=route)
         return start_messages.newcomer(self._begun, hosts, reached, local_cwd=str(Path.cwd()))
 
     def _lacking(self, link: Link, begun: StartNode) -> tuple[LocalBlob, ...]:
         """Return the part of the payload that a host lacks, here on this machine."""
-        assert begun.recipe is not None
+        assert begun.join_template is not None
         names = (begun.call, begun.code, *begun.side_files)
-        payload = [Blob(sha256=name, size_bytes=size) for name, size in zip(names, begun.recipe.sizes, strict=True)]
+        sizes = begun.join_template.sizes
+        payload = [Blob(sha256=name, size_bytes=size) for name, size in zip(names, sizes, strict=True)]
         unknown_bytes = sum(blob.size_bytes for blob in payload if blob.sha256 not in self._payload)
         if unknown_bytes > _MOST_BYTES:
             raise SpecError(

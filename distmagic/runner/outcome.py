@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from distmagic import sanitize
 from distmagic.connection.link import LOG_LIMIT_BYTES, Link
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
@@ -32,7 +33,7 @@ class Run:
     ) -> None:
         self.state = state
         self._open_link = open_link
-        self._shown = shown
+        self._shown_in = _cell_number() if shown else None
         self.results = Results(state, small_results, self._fetch)
 
     @property
@@ -122,12 +123,20 @@ class Run:
         from IPython import get_ipython
         from IPython.display import display
 
-        if self._shown:
-            self._shown = False
+        # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
+        if self._shown_in is not None and self._shown_in == _cell_number():
+            self._shown_in = None
             if getattr(get_ipython(), "kernel", None) is None:  # a terminal has printed Out[3]: and waits for more
                 print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+
+
+def _cell_number() -> int | None:
+    """Return the number of the cell that IPython is executing, None outside of IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return None if shell is None else shell.execution_count
 
 
 class Detached:
@@ -140,17 +149,18 @@ class Detached:
         self.attach, self.stop = attach, stop
 
     def __repr__(self) -> str:
-        return (
+        text = (
             f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "
             f"%distributed attach {self.job} follows it, %distributed stop {self.job} ends it"
         )
+        return sanitize.lines(text)  # a job that was found on hosts has the names that these told
 
 
 class Results(Mapping[int, Any]):
     """Return values by rank. One is unpickled when it is looked at for the first time, large ones fetched then.
 
     Unpickling runs code that the hosts chose: look at results only of hosts that you trust with your notebook.
-    A rank without one raises `NoResult`, which is a `KeyError` too.
+    A rank without one raises `NoResult`, which is a `KeyError` too. `clear()` lets go of what was looked at.
     """
 
     def __init__(self, state: RunState, small: Mapping[int, bytes], fetch: Callable[..., int]) -> None:
@@ -161,6 +171,10 @@ class Results(Mapping[int, Any]):
         if rank not in self._loaded:
             self._loaded[rank] = self._load(rank)
         return self._loaded[rank]
+
+    def clear(self) -> None:
+        """Let go of the values that were looked at; the next look at one unpickles it again."""
+        self._loaded.clear()
 
     def __contains__(self, rank: object) -> bool:
         """Whether a rank left a result; none is fetched for that."""

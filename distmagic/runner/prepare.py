@@ -21,7 +21,7 @@ B = TypeVar("B")
 
 
 def prepare(
-    links: Sequence[Link], spec: JobSpec, job: str, awaited: tuple[str, ...] = ()
+    links: Sequence[Link], spec: JobSpec, job: str, *, lease_s: float, owner: str, awaited: tuple[str, ...] = ()
 ) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
     names = tuple(link.host.name for link in links)
@@ -31,7 +31,10 @@ def prepare(
     preflight.check_among(names, tuple(link.facts for link in links))
     routes = _routes(links)
     reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
-    return planning.make_plan(spec, reached, job=job, local_cwd=str(Path.cwd()), awaited=awaited), tuple(warnings)
+    plan = planning.make_plan(
+        spec, reached, job=job, lease_s=lease_s, owner=owner, local_cwd=str(Path.cwd()), awaited=awaited
+    )
+    return plan, tuple(warnings)
 
 
 def _routes(links: Sequence[Link]) -> list[Route]:

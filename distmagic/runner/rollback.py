@@ -1,22 +1,19 @@
-"""What was started is ended where nobody else does: after a start that came about on some hosts only, on lost nodes."""
+"""Rolls a start back that came about on some hosts only: what had started is stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from distmagic.connection.link import Link
-from distmagic.connection.reach import PARALLEL
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.remote.wire import protocol
 from distmagic.runner import interrupts
-from distmagic.state.events import Event, Swept
-from distmagic.state.model import RunState
 
 _PATIENCE_S = 5.0  # for hosts to tell that they have started, and again that they have ended
 
 
-def take_back(pool: ThreadPoolExecutor, links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
+def roll_back(pool: ThreadPoolExecutor, links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
     """Stop the nodes that did start, and wait until they are gone; return the hosts that did not confirm it.
 
     No interrupt ends this, but its limits do.
@@ -30,28 +27,6 @@ def take_back(pool: ThreadPoolExecutor, links: Sequence[Link], started: Sequence
     unsure = [link for link, future in tried if not future.done() or _may_run(future.exception())]
     unsure += [link for link, stop in zip(running, stops, strict=True) if not (stop.done() and stop.result())]
     return [link.host.name for link in unsure]
-
-
-def sweep_lost(
-    state: RunState, reopen: Callable[[int], Link], noted: interrupts.Interrupts, serve: Callable[[float], None]
-) -> list[Event]:
-    """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives it up."""
-
-    def sweep(node_rank: int) -> list[Event]:
-        try:
-            link = reopen(node_rank)
-            left = link.sweep(state.job).survivors
-            link.finish()
-        except DistmagicError:
-            return []  # out of reach: its own lease ends it, and the verdict says so
-        return [Event(node_rank=node_rank, at_s=state.at_s, what=Swept(survivors=left))]
-
-    pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-sweep")
-    swept = [pool.submit(sweep, node) for node, _ in state.lost]
-    while wait(swept, 0.1).not_done and not noted.take():
-        noted.ask(serve)
-    pool.shutdown(wait=False, cancel_futures=True)
-    return [event for one in swept if one.done() and not one.cancelled() for event in one.result()]
 
 
 def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
@@ -85,4 +60,4 @@ def _may_run(error: BaseException | None) -> bool:
 
 
 def _hold(*_: object) -> None:
-    """Do nothing: the run is being taken back already."""
+    """Ignore an interrupt: the start is being rolled back already."""

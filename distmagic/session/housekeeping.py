@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
@@ -21,10 +22,6 @@ class Housekeeping:
     """The part of a `Session` that looks after what was started before, also by other kernels."""
 
     kernel: str
-
-    def _link(self, reaching: Reaching, place: int) -> Link:
-        """Return one more conversation with a host that is being reached."""
-        raise NotImplementedError
 
     def jobs(self, reaching: Reaching) -> tuple[Job, ...]:
         """Return the jobs of which these hosts have something, the oldest first.
@@ -45,7 +42,7 @@ class Housekeeping:
         Raises `SpecError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
         """
         lead, *others = reaching.wait()
-        newcomers = NodeJoiner(job.name, lambda: self._link(reaching, 0))
+        newcomers = NodeJoiner(job.name, partial(reaching.link, 0))
 
         def start(link: Link) -> int:
             orders = newcomers.admit(link, secrets.token_hex(8))

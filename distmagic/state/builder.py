@@ -87,23 +87,23 @@ class RunStateBuilder:
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
             what = replace(what, threads=_bounded_threads(what.threads, self.world_size))
-            index = self._index_of_dump(what.asked)
+            index = self._index_of_dump(what.request_id)
             dump = self.stack_dumps[index]
             self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Note that a node has answered a request for stacks for all its ranks."""
-        index = self._index_of_dump(what.asked)
+        index = self._index_of_dump(what.request_id)
         dump = self.stack_dumps[index]
         if node_rank not in dump.nodes:
             self.stack_dumps[index] = replace(dump, nodes=(*dump.nodes, node_rank))
 
-    def _index_of_dump(self, asked: str) -> int:
+    def _index_of_dump(self, request_id: str) -> int:
         """Return where the answers to a request are kept; the first answer makes the place."""
         for index, dump in enumerate(self.stack_dumps):
-            if dump.asked == asked:
+            if dump.request_id == request_id:
                 return index
-        self.stack_dumps.append(StackDump(asked=asked, at_s=self.at_s))
+        self.stack_dumps.append(StackDump(request_id=request_id, at_s=self.at_s))
         del self.stack_dumps[:-KEPT_DUMPS]
         return len(self.stack_dumps) - 1
 

@@ -67,7 +67,8 @@ def _abandoned(draft: RunStateBuilder, _: int, what: Abandoned) -> None:
 
 
 def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=draft.at_s)
+    since_s = draft.nodes[node].broken_at_s if draft.nodes[node].broken else draft.at_s
+    draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=since_s)
 
 
 def _mended(draft: RunStateBuilder, node: int, _: Mended) -> None:

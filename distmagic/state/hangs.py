@@ -107,9 +107,9 @@ def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
     return before != after
 
 
-def roll_of(state: RunState, asked: str) -> StackDump | None:
+def roll_of(state: RunState, request_id: str) -> StackDump | None:
     """Return the answers to a request, None if there are none yet."""
-    return next((roll for roll in state.stack_dumps if roll.asked == asked), None)
+    return next((roll for roll in state.stack_dumps if roll.request_id == request_id), None)
 
 
 def unheard(state: RunState, roll: StackDump | None) -> tuple[int, ...]:

@@ -125,7 +125,7 @@ class StackDump:
     `asked` names the request. `nodes` are those that have answered for all their ranks.
     """
 
-    asked: str
+    request_id: str
     at_s: float
     stacks: Mapping[int, protocol.Stacks] = field(default_factory=dict)
     nodes: tuple[int, ...] = ()

@@ -46,7 +46,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"sections, with commas between them: {', '.join(SECTIONS)}")
     parser.add_argument("--rounds", type=int, default=7, help="of what takes a second or so")
     parser.add_argument("--rounds-dear", type=int, default=5, help="of what takes longer")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md too")
+    parser.add_argument(
+        "--readme", action="store_true", help="put the table into distmagic/help/benchmarks.md, ten rows into README.md"
+    )
     return parser.parse_args()
 
 
@@ -71,8 +73,12 @@ def _write(*, readme: bool) -> None:
     print(text, end="")
     print(f"written to {_shown(FOLDER / 'bench.txt')} and {_shown(FOLDER / 'bench.json')}", file=sys.stderr)
     if readme:
-        page = REPOSITORY / "README.md"
-        page.write_text(table.into_readme(page.read_text(), table.as_markdown(sections)))
+        pages = {
+            REPOSITORY / "README.md": table.headlines(sections),
+            REPOSITORY / "distmagic" / "help" / "benchmarks.md": table.as_markdown(sections),
+        }
+        for page, markdown in pages.items():
+            page.write_text(table.into_page(page.read_text(), markdown))
 
 
 def _shown(path: Path) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import resource
 import socket
+import time
 from pathlib import Path
 
 from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 from distmagic.request.hosts import Host
-from distmagic.runner.drive import Limits, drive
-from distmagic.runner.launch import Launch
-from distmagic.screens.screen import screen_for
+from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.executor import Executor
+from distmagic.runner.interrupts import Interrupts
+from distmagic.runner.node_table import NodeTable
+from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.screens.choose import screen_for
+from distmagic.state.decide import Limits
 from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
 from tests.bench import crowd_feeder
@@ -51,21 +56,35 @@ class SocketProcess:
         self._socket.close()
 
 
+class FewHosts:
+    """What is left of reaching hosts here: links end, none is opened again."""
+
+    def rest(self, host_index: int, link: Link) -> None:
+        """End a link."""
+        link.finish()
+
+
 def follow(path: Path, nodes: int) -> str:
     """Follow the job at `path` to its end, on this kernel's own screen; return its phase."""
     from IPython import get_ipython
 
     links = {node: Link(Host(name=f"host-{node}"), SocketProcess(path)) for node in range(nodes)}
-    launch = Launch("crowd", links, range(nodes), 60.0, links.__getitem__)
+    clock = clock_since(time.monotonic())
+    state = begin("crowd", [link.host.name for link in links.values()])
+    screen = screen_for(get_ipython())
+    queue = EventQueue(clock)
+    loop = RunLoop(state, queue, screen, lambda _: None, Interrupts(), clock, lambda: "id")
+    table = NodeTable(range(nodes), 60.0, lambda: "id")
+    executor = Executor("crowd", queue, FewHosts(), 60.0)
     try:
-        launch.attach()
+        for node, link in links.items():
+            link.attach(protocol.FollowJob(job="crowd", node_rank=node))
         path.with_name(BEGUN).touch()
-        state = begin("crowd", [link.host.name for link in links.values()])
-        screen = screen_for(get_ipython())
-        state = drive(launch, state, screen, lambda _: None, Limits())
-        screen.finish(state)
+        loop.follow(table, executor, links, Limits())
+        loop.finish()
+        state = loop.state
     finally:
-        launch.close()
+        executor.close(table.links)
     assert len(state.workers) == nodes * crowd_feeder.RANKS_A_NODE
     return state.phase
 

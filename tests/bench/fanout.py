@@ -126,7 +126,7 @@ def _start(crowd: Crowd, count: int) -> Took:
             plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
-        made = plan.make_plan(spec, reached, job=job, local_cwd="/")
+        made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/")
         links_of = dict(enumerate(links))
         launch = session._launch(job, links_of, range(count), reaching, 60.0, time.monotonic())
         with contextlib.closing(launch):

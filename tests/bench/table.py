@@ -1,4 +1,4 @@
-"""Rows as text, as JSON, and as a part of the README. Pure."""
+"""Rows as text, as JSON, and as tables of two pages: all rows for benchmarks.md, ten of them for the README. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,22 @@ from typing import Any
 
 from tests.bench.figures import MetricRow, Section, Spread, Target, ratios, spread, verdict
 
+_LOAD = ", load before "  # between the machine and its load, in a section's `machine`
 HEADS = ("what", "ours", "theirs", "against", "ratio", "target", "")
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+# The rows that the README has, as (what, against): what a user feels first, those that are lost among them.
+HEADLINES = (
+    ("first user line, cold", "ssh + torchrun by hand"),
+    ("first user line, first cell", "ssh + torchrun by hand"),
+    ("first user line, warm", "ssh + torchrun by hand"),
+    ("first user line, warm", "ipyparallel"),
+    ("end of the cell, warm", "ssh + torchrun by hand"),
+    ("end of the cell, warm", "torchrunx"),
+    ("1 GB to 4 hosts, 1 Gbit/s", "4 x scp in parallel"),
+    ("128 hosts, connect and start the agent", "OpenSSH's client running `true`"),
+    ("report() at 1,000/s, of the training loop", ""),
+    ("kernel's CPU, 1,024 ranks at 10 Hz", ""),
+)
 
 
 def figure(value: float) -> str:
@@ -76,25 +90,42 @@ def notes(rows: Sequence[MetricRow]) -> list[str]:
 
 
 def as_markdown(sections: Sequence[Section]) -> str:
-    """Return one table for the README, all sections' rows below each other, the notes after it."""
+    """Return one table for benchmarks.md, all sections' rows below each other, the notes after it."""
     lines = [f"| {' | '.join(HEADS[:-1])} | |", "|---" * len(HEADS) + "|"]
     lines += [f"| {' | '.join(map(_escaped, cells(row)))} |" for section in sections for row in section.rows]
-    machines = list(dict.fromkeys(section.machine for section in sections))
+    machines = list(dict.fromkeys(section.machine.partition(_LOAD)[0] for section in sections))
+    loads = [load for section in sections if (load := section.machine.partition(_LOAD)[2])]
+    load = f"; load before each section {', '.join(loads)}" if loads else ""
     said = [f"- {_escaped(note)}" for section in sections for note in notes(section.rows)]
-    when = f"Measured by `make bench` on {' and on '.join(machines)}; median (least..most) of all rounds, in turn."
+    when = (
+        f"Measured by `make bench` on {' and on '.join(machines)}{load}; median (least..most) of all rounds, in turn."
+    )
     return "\n".join([when, "", *lines, *(["", *said] if said else [])])
+
+
+def headlines(sections: Sequence[Section]) -> str:
+    """Return the table of `HEADLINES` for the README: medians only. Raises ValueError for one that was not measured."""
+    rows = {(row.what, row.against): row for section in sections for row in section.rows}
+    lines = ["| what | ours | theirs | against |", "|---|---|---|---|"]
+    for wanted in HEADLINES:
+        if wanted not in rows:
+            raise ValueError(f"README.md needs the row {' / '.join(wanted)}, which was not measured: run make bench")
+        what, ours, theirs, against, *_ = cells(rows[wanted])
+        medians = [text.partition(" (")[0] for text in (ours, theirs)]
+        lines.append(f"| {' | '.join(map(_escaped, (what, *medians, against)))} |")
+    return "\n".join(lines)
 
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def into_readme(readme: str, markdown: str) -> str:
-    """Return the README with `markdown` between its two marks. Raises ValueError where it has none."""
-    before, begin, rest = readme.partition(BEGIN)
+def into_page(page: str, markdown: str) -> str:
+    """Return the page with `markdown` between its two marks. Raises ValueError where it has none."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md has no {BEGIN} followed by {END}")
+        raise ValueError(f"the page has no {BEGIN} followed by {END}")
     return f"{before}{BEGIN}\n{markdown}\n{END}{after}"
 
 

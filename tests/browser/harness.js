@@ -40,6 +40,12 @@ window.notebook = {
 
   interrupt: () => window.jupyterapp.commands.execute('notebook:interrupt-kernel'),
 
+  // A theme is drawn when its style sheet is loaded, a while after the command has ended.
+  async useTheme(name) {
+    await window.jupyterapp.commands.execute('apputils:change-theme', { theme: name });
+    while (document.body.dataset.jpThemeName !== name) await new Promise(resolve => setTimeout(resolve, 20));
+  },
+
   async save() {
     const { context } = notebook.panel();
     do { await context.save(); } while (context.model.dirty);

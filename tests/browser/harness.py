@@ -121,6 +121,10 @@ class NotebookPage:
         """Interrupt the kernel."""
         self._ask("interrupt")
 
+    def use_theme(self, name: str) -> None:
+        """Switch JupyterLab to a theme: "JupyterLab Dark"."""
+        self._ask("useTheme", name)
+
     def save(self) -> None:
         """Save the notebook, and wait until the file is written and nothing is left to be saved."""
         self._ask("save")
@@ -151,9 +155,11 @@ class NotebookPage:
 @contextlib.contextmanager
 def notebook_in_browser(
     notebook: nbformat.NotebookNode, env: Mapping[str, str] | None = None, *, shots: Path | None = None,
-    program: str = "jupyterlab",
+    program: str = "jupyterlab", scale: int = 1,
 ) -> Iterator[NotebookPage]:  # fmt: skip
     """Open `notebook` in Chromium in JupyterLab, or in `program` "notebook", with `env` added to its kernel's environment.
+
+    `scale` is how many pixels of a screenshot one pixel of the page has.
 
     At the end asserts that the page asked for nothing outside this machine. What is to be seen when a test fails is
     written to `failed.png` in the folder `shots`.
@@ -165,7 +171,7 @@ def notebook_in_browser(
         )
         (folder / "work").mkdir()
         nbformat.write(notebook, folder / "work" / "notebook.ipynb")
-        with _server(program, folder, dict(env or {})) as base, _page(folder) as page:
+        with _server(program, folder, dict(env or {})) as base, _page(folder, scale) as page:
             shown = NotebookPage(page)
             shown.open(base.format(path=_PATHS[program]))
             try:
@@ -231,7 +237,7 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _page(folder: Path) -> Iterator[Page]:
+def _page(folder: Path, scale: int) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=COMPONENTS["browser"].path(),
@@ -239,6 +245,6 @@ def _page(folder: Path) -> Iterator[Page]:
             args=[*_CHROMIUM, f"--crash-dumps-dir={folder}"],
         )
         try:
-            yield browser.new_page(viewport={"width": 1280, "height": 1000})
+            yield browser.new_page(viewport={"width": 1280, "height": 1000}, device_scale_factor=scale)
         finally:
             browser.close()

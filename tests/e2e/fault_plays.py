@@ -19,7 +19,7 @@ from distmagic.planning.jobs import Job
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import faults, runner
 from tests.e2e.faults import Fault, Play, Told, Way
-from tests.e2e.test_jobs import reach
+from tests.e2e.runner import as_value, reach
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
@@ -173,7 +173,6 @@ def while_fetching(break_it: Callable[[Lab], object], mend_it: Callable[[Lab], o
 
     def play(fault: Fault, lab: Lab) -> Told:
         import distmagic
-        from tests.e2e.test_runs import as_value
 
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
             run = distmagic.run(

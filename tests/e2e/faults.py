@@ -15,6 +15,7 @@ from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
 from distmagic.state.phases import OPENING
 from tests.e2e import runner
+from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
@@ -269,7 +270,6 @@ def play(fault: Fault, lab: Lab) -> Told:
 def start(lab: Any, way: Way, screen: runner.Watch) -> object:
     """Run the work as a fault wants it, to its end."""
     import distmagic
-    from tests.e2e.test_runs import as_value
 
     misdeed = as_value(way.misdeed) if way.misdeed else None
     options = {"connect_timeout_s": 3.0, "node_lost_after_s": 20.0, **way.options}

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
 import distmagic
+from distmagic.api import session
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.connection.reach import Reaching
 from distmagic.errors import DistmagicError
+from distmagic.planning.jobs import Job, whereabouts
+from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
-from distmagic.runner.outcome import Run
+from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.lab import Lab
 
@@ -79,3 +85,32 @@ def all_reduce() -> dict[str, Any]:
         "host": socket.gethostname(),
         "total": total,
     }
+
+
+def as_value(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a twin of a function that is pickled by value, as those of a notebook's cells are."""
+    return types.FunctionType(
+        function.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, function.__name__
+    )
+
+
+def at_work(count: int) -> Callable[[RunState], bool]:
+    """Hold when this many ranks have reported a step."""
+    return lambda state: sum(worker.step is not None for worker in state.workers.values()) >= count
+
+
+def reach(lab: Lab, hosts: tuple[Host, ...], **way: Any) -> Reaching:
+    return session().reach(hosts, access(lab, **way), NotebookAsker(can_ask=False))
+
+
+def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:
+    asked = parse_hosts(hosts)
+    job = session().jobs(reach(lab, asked))[-1]
+    return job, whereabouts(job, asked)
+
+
+def detach(lab: Lab, hosts: str, fn: Any, *args: Any, **spec: Any) -> Detached:
+    """Start a detached job and return; this process has no part in it afterwards."""
+    left = distmagic.run(fn, *args, hosts=hosts, access=access(lab), screen=Watch(), detach=True, **spec)
+    assert isinstance(left, Detached)
+    return left

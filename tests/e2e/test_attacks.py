@@ -17,7 +17,8 @@ from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, NodeLost, RunError, WorkerFailed
 from distmagic.runner.outcome import Run
 from tests.e2e import runner
-from tests.e2e.test_endings import KERNEL, at_work, by_value, stubborn
+from tests.e2e.programs import STUBBORN_KERNEL, stubborn
+from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
@@ -169,7 +170,7 @@ def test_handlers_that_raise_do_not_hide_the_end(lab: Lab) -> None:
 
 def test_the_next_contact_sweeps_what_a_dead_agent_and_a_dead_kernel_left(lab: Lab) -> None:
     host = lab.hosts[0]
-    script = KERNEL.format(config=str(lab.ssh_config)).replace("dm1:2,dm2:1", "dm1:1")
+    script = STUBBORN_KERNEL.format(config=str(lab.ssh_config)).replace("dm1:2,dm2:1", "dm1:1")
     kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     try:
         wait_until(lambda: sum("sleep" in p.cmdline for p in host.processes()) >= 2, "a rank and its children", 60)
@@ -265,7 +266,7 @@ def test_interrupts_while_the_agents_start(lab: Lab, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Link, "start", start_interrupted)
     with pytest.raises(Cancelled, match="starting; what had started was stopped"):
-        distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab), screen=runner.Watch())
+        distmagic.run(as_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab), screen=runner.Watch())
     lab.assert_clean(within_s=15)  # agents whose ranks are gone may wait for each other
 
 
@@ -281,7 +282,7 @@ def test_an_agent_that_breaks_down_tells_why(lab: Lab) -> None:
     """
     (lab.hosts[0].home / "sitecustomize.py").write_text(textwrap.dedent(no_descriptors))
     (lab.hosts[0].home / ".bashrc").write_text("export PYTHONPATH=$HOME\n")
-    error = runner.failure(lab, "dm1:2", by_value(stubborn))
+    error = runner.failure(lab, "dm1:2", as_value(stubborn))
     assert isinstance(error, NodeLost)
     assert error.message.startswith("A host was lost, and the others were stopped. dm1: its agent broke down: ")
     assert "Too many open files" in error.message

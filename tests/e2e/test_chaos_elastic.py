@@ -16,8 +16,8 @@ from distmagic.errors import DistmagicError
 from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
 from tests.e2e import faults, runner
-from tests.e2e.test_chaos import SECONDS, SEED, Strike, Weather, strike, strikes_of
-from tests.e2e.test_runs import as_value
+from tests.e2e.chaos import SECONDS, SEED, Strike, Weather, strike, strikes_of
+from tests.e2e.runner import as_value
 from tests.lab import Lab
 
 SHARE = 10  # of the time that the chaos of whole jobs has

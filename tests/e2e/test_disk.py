@@ -8,10 +8,10 @@ import pytest
 
 from distmagic.api import session
 from distmagic.errors import NoResult, PreflightError
+from distmagic.planning.jobs import choose
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import runner
-from tests.e2e.test_jobs import reach
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value, detach, reach
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
@@ -130,3 +130,27 @@ def test_a_limit_that_is_none(lab: Lab) -> None:
     error = runner.failure(lab, "dm1:1,dm2:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": "64M"})
     assert isinstance(error, PreflightError) or "dm1" in str(error)
     assert "DISTMAGIC_LOG_BYTES=64M is no number of bytes of at least 65,536" in str(error)
+
+
+def wait_for_ever() -> None:
+    import time
+
+    time.sleep(600)
+
+
+def test_a_job_on_a_disk_that_is_full_is_found_and_stopped_over_a_new_connection(lab: Lab) -> None:
+    host, hosts = lab.hosts[0], parse_hosts("dm1:1,dm2:1")
+    host.limit_home(DISK_BYTES)
+    left = detach(lab, "dm1:1,dm2:1", as_value(wait_for_ever))
+    host.exec(["sh", "-c", "cat /dev/zero > ~/filler"])
+    session().close()
+    with pytest.raises(PreflightError) as caught:
+        detach(lab, "dm1:1,dm2:1", as_value(wait_for_ever))
+    assert caught.value.message == "dm1: can't write to /home/node/.distmagic: [Errno 28] No space left on device."
+    session().close()
+    job = choose(session().jobs(reach(lab, hosts)), left.job)
+    assert (job.phase, job.hosts, job.missing) == ("detached", ("dm1", "dm2"), ())
+    session().stop(reach(lab, hosts), job)
+    job = choose(session().jobs(reach(lab, hosts)), left.job)
+    assert job.phase == "stopped"
+    session().close()

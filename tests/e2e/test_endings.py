@@ -6,52 +6,23 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import distmagic
 from distmagic.errors import Cancelled, NodeLost, PreflightError, RendezvousFailed, RunError, TimedOut, WorkerFailed
-from distmagic.state.model import RunState
 from tests.e2e import runner
+from tests.e2e.programs import STUBBORN_KERNEL, stubborn
+from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
 
-def at_work(count: int) -> Callable[[RunState], bool]:
-    """Hold when this many ranks have reported a step."""
-    return lambda state: sum(worker.step is not None for worker in state.workers.values()) >= count
-
-
-def stubborn() -> None:
-    """Ignore SIGTERM, with a child and a grandchild that do too; then work for ever."""
-    import os
-    import signal
-    import subprocess
-    import time
-
-    import distmagic
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000"])
-    if os.environ["RANK"] == os.environ.get("FAILS"):
-        distmagic.report(step=1)
-        raise ValueError("enough")
-    distmagic.report(step=1)
-    time.sleep(1000)
-
-
-def by_value(function: Callable[..., object]) -> Callable[..., object]:
-    from tests.e2e.test_runs import as_value
-
-    return as_value(function)
-
-
 def test_the_first_rank_that_fails_stops_all_hosts(lab: Lab) -> None:
-    error = runner.failure(lab, "dm1:2,dm2:1", by_value(stubborn), env={"FAILS": "2"})
+    error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), env={"FAILS": "2"})
     assert isinstance(error, WorkerFailed)
     assert error.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
     assert 'raise ValueError("enough")' in error.remote_traceback
@@ -93,7 +64,7 @@ def test_exit_codes_are_named(lab: Lab) -> None:
 
 def test_an_interrupt_ends_everything(lab: Lab) -> None:
     screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))
-    error = runner.failure(lab, "dm1:2,dm2:1", by_value(stubborn), screen=screen)
+    error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen)
     assert isinstance(error, Cancelled)
     assert isinstance(error, KeyboardInterrupt)
     assert error.message == "The run was interrupted; every rank on every host was stopped."
@@ -107,12 +78,12 @@ def test_a_second_interrupt_does_not_wait(lab: Lab) -> None:
         signal.raise_signal(signal.SIGINT)
 
     screen = runner.Watch(at_work(3), twice)
-    error = runner.failure(lab, "dm1:2,dm2:1", by_value(stubborn), screen=screen)
+    error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen)
     assert isinstance(error, Cancelled)
 
 
 def test_a_timeout_ends_everything(lab: Lab) -> None:
-    error = runner.failure(lab, "dm1:1", by_value(stubborn), timeout_s=4.0)
+    error = runner.failure(lab, "dm1:1", as_value(stubborn), timeout_s=4.0)
     assert isinstance(error, TimedOut)
     assert error.message == "The run was stopped: its --timeout ran out."
 
@@ -126,18 +97,9 @@ def test_what_ranks_leave_running_is_ended_after_success(lab: Lab) -> None:
     assert runner.run(lab, "dm1:2", leave_children).state.phase == "done"
 
 
-KERNEL = """
-import distmagic
-from distmagic.request.spec import Access
-from tests.e2e import runner
-from tests.e2e.test_endings import by_value, stubborn
-distmagic.run(by_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0, warm_idle_s=0.0), screen=runner.Watch())
-"""
-
-
 @pytest.mark.parametrize("fault", ["kernel killed", "agent killed"])
 def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
-    script = textwrap.dedent(KERNEL.format(config=str(lab.ssh_config)))
+    script = textwrap.dedent(STUBBORN_KERNEL.format(config=str(lab.ssh_config)))
     kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
     sleeps = lambda host: sum("sleep" in p.cmdline for p in host.processes())  # noqa: E731
     try:
@@ -159,14 +121,14 @@ def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
 
 def test_a_host_that_can_t_start_takes_the_others_back(lab: Lab) -> None:
     lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
-    error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), cwd="/home/node/only-here")
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here")
     assert isinstance(error, PreflightError)
     assert error.message == "dm2: the directory /home/node/only-here (--cwd) does not exist."
 
 
 def test_a_closed_port_between_hosts_has_a_name(lab: Lab) -> None:
     lab.hosts[0].drop(port=29517, source=lab.hosts[1])
-    error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), master_port=29517)
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29517)
     assert isinstance(error, RendezvousFailed)
     assert (
         error.message
@@ -180,7 +142,7 @@ def test_a_port_that_is_taken(lab: Lab) -> None:
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"up\n"
-        error = runner.failure(lab, "dm1:1,dm2:1", by_value(stubborn), master_port=29518)
+        error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29518)
     finally:
         holder.communicate()  # end of file on its stdin ends it
     assert isinstance(error, RunError)
@@ -191,7 +153,7 @@ def test_a_host_that_is_switched_off_is_lost(lab: Lab) -> None:
     screen = runner.Watch(at_work(2), lab.hosts[1].kill)
     way = runner.access(lab, connect_timeout_s=3.0)
     with pytest.raises(NodeLost) as caught:
-        distmagic.run(by_value(stubborn), hosts="dm1:1,dm2:1", access=way, screen=screen)
+        distmagic.run(as_value(stubborn), hosts="dm1:1,dm2:1", access=way, screen=screen)
     assert caught.value.message == (
         "A host was lost, and the others were stopped. dm2: the other hosts have not heard of it any more"
     )

@@ -17,10 +17,9 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, SpecError, W
 from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
-from tests.e2e import runner
-from tests.e2e.test_jobs import reach
-from tests.e2e.test_reconnect import count
-from tests.e2e.test_runs import as_value
+from tests.e2e import programs, runner
+from tests.e2e.programs import count
+from tests.e2e.runner import as_value, detach, reach
 from tests.lab import Lab
 from tests.lab.files import HOME
 from tests.lab.waiting import wait_until
@@ -49,13 +48,6 @@ def until_told(what: str) -> str:
         time.sleep(0.1)
 
 
-def detach(lab: Lab, hosts: str, fn: Any, *args: Any, **spec: Any) -> Detached:
-    """Start a detached job and return; this process has no part in it afterwards."""
-    left = distmagic.run(fn, *args, hosts=hosts, access=runner.access(lab), screen=runner.Watch(), detach=True, **spec)
-    assert isinstance(left, Detached)
-    return left
-
-
 def tell(lab: Lab, *names: str) -> None:
     for host in lab.hosts:
         if host.name in names:
@@ -80,7 +72,7 @@ def follow(lab: Lab, job: Job, screen: runner.Watch | None = None) -> Run:
 
 def test_a_detached_job_outlives_its_kernel_and_is_followed_by_another(lab: Lab) -> None:
     script = (
-        "from tests.e2e.test_gang import detach, until_told\nfrom tests.e2e.test_runs import as_value\n"
+        "from tests.e2e.test_gang import detach, until_told\nfrom tests.e2e.runner import as_value\n"
         "from types import SimpleNamespace\n"
         f"lab = SimpleNamespace(ssh_config={str(lab.ssh_config)!r})\n"
         "left = detach(lab, 'dm1:1,dm2:1', as_value(until_told), 'return', lease_s=1.0)\nprint(left.job, flush=True)\n"
@@ -189,7 +181,7 @@ class Healing:
 def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
     script = (
         "import distmagic\nfrom tests.e2e import runner\nfrom tests.e2e.test_gang import until_told\n"
-        "from tests.e2e.test_runs import as_value\nfrom distmagic.request.spec import Access\n"
+        "from tests.e2e.runner import as_value\nfrom distmagic.request.spec import Access\n"
         f"way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=2.0, warm_idle_s=0.0)\n"
         "distmagic.run(as_value(until_told), 'return', hosts='dm1:1,dm2:1', access=way, on_disconnect='keep',\n"
         "    screen=runner.Watch(lambda state: len(state.workers) == 2, lambda: print('up', flush=True)))\n"
@@ -228,7 +220,7 @@ def test_without_udp_a_job_runs_attached_and_is_not_detached(lab: Lab) -> None:
 
 def test_an_orphan_of_this_notebook_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JPY_SESSION_NAME", "deep/learning.ipynb")
-    script = f"from tests.e2e.test_jobs import *\nexec(KERNEL.format(seconds=600, config={str(lab.ssh_config)!r}))\n"
+    script = programs.COUNTING_KERNEL.format(seconds=600, config=str(lab.ssh_config))
     kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], env={**os.environ})
     try:
 

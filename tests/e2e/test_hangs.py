@@ -20,8 +20,7 @@ from distmagic.errors import Hung, SpecError
 from distmagic.state import hangs
 from distmagic.state.model import RunState
 from tests.e2e import runner
-from tests.e2e.test_jobs import reach, the_job
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value, reach, the_job
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
@@ -154,7 +153,7 @@ import distmagic
 from distmagic.request.spec import Access
 from tests.e2e import runner
 from tests.e2e.test_hangs import train
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value
 way = Access(ssh_config={config!r}, warm_idle_s=0.0)
 run = distmagic.run(
     as_value(train), 2, {path!r}, hosts="dm1:2,dm2:1", access=way, screen=runner.Watch(), hang_timeout_s={hang_timeout_s}

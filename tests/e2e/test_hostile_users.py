@@ -17,7 +17,7 @@ from distmagic.api import session
 from distmagic.errors import PreflightError
 from distmagic.session import session as sessions
 from tests.e2e import runner
-from tests.e2e.test_endings import at_work
+from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab, LabHost
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
@@ -101,8 +101,6 @@ def work_until_told(folder: str) -> int:
 
 
 def test_another_user_sees_nothing_and_reaches_nothing(lab: Lab) -> None:
-    from tests.e2e.test_runs import as_value
-
     host = lab.hosts[0]
     log_in_with(host, "umask 000")
     found: dict[str, object] = {}

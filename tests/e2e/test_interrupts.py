@@ -12,7 +12,7 @@ from distmagic.errors import Cancelled
 from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
 from tests.e2e import runner
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]

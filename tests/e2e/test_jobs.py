@@ -8,37 +8,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from distmagic.api import session
-from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, HostError, NodeLost
-from distmagic.planning.jobs import Job, whereabouts
-from distmagic.request.hosts import Host, parse_hosts
 from distmagic.runner.outcome import Run
 from tests.e2e import runner
+from tests.e2e.programs import COUNTING_KERNEL
+from tests.e2e.runner import reach, the_job
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
-KERNEL = """
-import distmagic
-from distmagic.request.spec import Access
-from tests.e2e import runner
-from tests.e2e.test_reconnect import count
-from tests.e2e.test_runs import as_value
-distmagic.run(as_value(count), {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}, warm_idle_s=0.0), screen=runner.Watch())
-"""
-
 
 @contextmanager
 def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
     """Start a job of two hosts in another process, and wait until both ranks have printed."""
-    script = KERNEL.format(config=str(lab.ssh_config), seconds=seconds)
+    script = COUNTING_KERNEL.format(config=str(lab.ssh_config), seconds=seconds)
     kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     try:
         for host in lab.hosts[:2]:
@@ -52,16 +40,6 @@ def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]
 def has_printed(host: LabHost) -> bool:
     """Whether a rank there has written anything since the lab's homes were emptied."""
     return any(file.stat().st_size for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log"))
-
-
-def reach(lab: Lab, hosts: tuple[Host, ...], **way: Any) -> Reaching:
-    return session().reach(hosts, runner.access(lab, **way), NotebookAsker(can_ask=False))
-
-
-def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:
-    asked = parse_hosts(hosts)
-    job = session().jobs(reach(lab, asked))[-1]
-    return job, whereabouts(job, asked)
 
 
 def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None:

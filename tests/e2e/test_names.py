@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e import runner
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]

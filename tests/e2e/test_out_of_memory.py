@@ -9,7 +9,7 @@ import pytest
 
 from distmagic.errors import RunError, WorkerFailed
 from tests.e2e import faults, runner
-from tests.e2e.test_endings import at_work, by_value
+from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.memory_limit import MemoryLimit, reason_without
 
@@ -45,7 +45,7 @@ def test_a_rank_that_reaches_the_limit_of_its_cgroup(lab: Lab, limit: MemoryLimi
         limit.set(600 << 20)  # so that the rank is by far the largest when its kernel looks for one to kill
         (lab.hosts[1].home / "go").touch()
 
-    error = runner.failure(lab, "dm1:1,dm2:1", by_value(fill), screen=runner.Watch(at_work(2), go))
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go))
     assert isinstance(error, WorkerFailed)
     said = r"it reached its memory limit \(kernel: \S+ used (\d\.\d) of the (\d\.\d) GB that its cgroup may use\)"
     found = re.fullmatch(
@@ -66,7 +66,7 @@ def test_torchrun_is_killed_for_want_of_memory(lab: Lab, limit: MemoryLimit) -> 
         limit.set(100 << 20)
         (host.home / "go").touch()
 
-    error = runner.failure(lab, "dm1:1,dm2:1", by_value(fill), screen=runner.Watch(at_work(2), go))
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go))
     said = (
         r"dm2: its torchrun was killed: it reached its memory limit (of \d\.\d GB )?\(.*\)"  # or in the kernel's words
     )

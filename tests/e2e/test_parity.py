@@ -15,7 +15,7 @@ from distmagic.errors import DistmagicError, RunError
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Run
 from tests.e2e import runner
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]

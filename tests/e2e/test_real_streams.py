@@ -12,10 +12,10 @@ from distmagic.remote.records import journal
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
+from tests.builders.states import mixed, what_matters
 from tests.e2e import runner
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value
 from tests.lab import Lab
-from tests.unit.state.test_any_order import mixed, what_matters
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 

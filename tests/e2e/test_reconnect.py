@@ -6,25 +6,12 @@ import pytest
 
 from distmagic.state.model import RunState
 from tests.e2e import runner
-from tests.e2e.test_runs import as_value
+from tests.e2e.programs import count
+from tests.e2e.runner import as_value
 from tests.lab import Lab
 from tests.lab.host import LabHost
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
-
-
-def count(seconds: float) -> int:
-    """Print a number every tenth of a second, and report it."""
-    import time
-
-    import distmagic
-
-    total = int(seconds * 10)
-    for i in range(total):
-        print(i)
-        distmagic.report(step=i + 1, total=total, value=i)
-        time.sleep(0.1)
-    return total
 
 
 def counted(state: RunState, rank: int) -> list[int]:

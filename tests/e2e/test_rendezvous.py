@@ -9,7 +9,7 @@ import pytest
 import distmagic
 from distmagic.errors import WorkerFailed
 from tests.e2e import runner
-from tests.e2e.test_runs import as_value
+from tests.e2e.runner import as_value
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]

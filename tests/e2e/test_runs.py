@@ -17,18 +17,10 @@ from distmagic.payload.pack import pack_whole
 from distmagic.request.spec import Access, JobSpec
 from distmagic.session.session import Session
 from tests.e2e import runner
+from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
-
-
-def as_value(function: Callable[..., object]) -> Callable[..., object]:
-    """Return a twin of a function that is pickled by value, as those of a notebook's cells are."""
-    import types
-
-    return types.FunctionType(
-        function.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, function.__name__
-    )
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])

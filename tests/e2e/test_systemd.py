@@ -12,7 +12,7 @@ from distmagic.api import session
 from distmagic.errors import PreflightError
 from distmagic.runner.outcome import Detached
 from tests.e2e import faults, runner
-from tests.e2e.test_endings import at_work, by_value
+from tests.e2e.runner import as_value, at_work
 from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.cgroups import reason_without
 from tests.lab.waiting import wait_until
@@ -53,7 +53,7 @@ def until_told() -> int:
 
 def detach(lab: Lab, **way: Any) -> Detached:
     left = distmagic.run(
-        by_value(until_told), hosts="dm1:1", detach=True, access=runner.access(lab, **way), screen=runner.Watch()
+        as_value(until_told), hosts="dm1:1", detach=True, access=runner.access(lab, **way), screen=runner.Watch()
     )
     assert isinstance(left, Detached)
     return left
@@ -84,7 +84,7 @@ def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host: Callabl
         f"Run it without --detach; what would allow it: {CURE}."
     )
     (lab.hosts[0].home / "go").touch()
-    run = runner.run(lab, "dm1:1", by_value(until_told))
+    run = runner.run(lab, "dm1:1", as_value(until_told))
     assert dict(run.results) == {0: 7}
     assert run.state.notices == (
         f"dm1: systemd ends a run here when the connection to it breaks ({WHERE}); what would let it go on: {CURE}.",
@@ -125,7 +125,7 @@ def test_a_run_outlives_its_connection_where_its_user_lingers(
         (host.home / "go").touch()
 
     run: Any = distmagic.run(
-        by_value(until_told), hosts="dm1:1", access=runner.access(lab, warm_idle_s=warm_idle_s),
+        as_value(until_told), hosts="dm1:1", access=runner.access(lab, warm_idle_s=warm_idle_s),
         screen=runner.Watch(at_work(1), break_connection),
     )  # fmt: skip
     assert dict(run.results) == {0: 7}

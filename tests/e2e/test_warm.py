@@ -23,7 +23,8 @@ from distmagic.remote.wire.protocol import Template
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Run
 from tests.e2e import runner
-from tests.e2e.test_endings import at_work, by_value, stubborn
+from tests.e2e.programs import stubborn
+from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
@@ -42,7 +43,7 @@ def warm(lab: Lab) -> Iterator[Lab]:
 def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **more: Any) -> Run:
     way = runner.access(lab, warm_idle_s=more.pop("warm_idle_s", 900.0), lease_s=more.pop("lease_s", 60.0))
     screen = more.pop("screen", None) or runner.Watch()
-    return distmagic.run(by_value(fn), *args, hosts=hosts, access=way, screen=screen, **more)
+    return distmagic.run(as_value(fn), *args, hosts=hosts, access=way, screen=screen, **more)
 
 
 def who() -> list[int]:

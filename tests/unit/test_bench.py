@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.bench import table
@@ -110,14 +112,29 @@ def test_json_keeps_all_figures():
     assert '"verdict": "met"' in table.as_json(sections)
 
 
-def test_readme_gets_the_table_between_its_marks_again_and_again():
+def test_a_page_gets_the_table_between_its_marks_again_and_again():
     page = f"# head\n{table.BEGIN}\nold\n{table.END}\nend\n"
-    once = table.into_readme(page, "new")
+    once = table.into_page(page, "new")
     assert once == f"# head\n{table.BEGIN}\nnew\n{table.END}\nend\n"
-    assert table.into_readme(once, "new") == once
+    assert table.into_page(once, "new") == once
 
 
 @pytest.mark.parametrize("page", ["nothing", f"{table.BEGIN}", f"{table.END} {table.BEGIN}"])
-def test_a_readme_without_the_marks_is_left_alone(page):
-    with pytest.raises(ValueError, match=r"README\.md has no"):
-        table.into_readme(page, "new")
+def test_a_page_without_the_marks_is_left_alone(page):
+    with pytest.raises(ValueError, match=r"the page has no"):
+        table.into_page(page, "new")
+
+
+def test_the_readme_gets_ten_rows_with_their_medians():
+    rows = [MetricRow(what=what, unit="s", ours=(1.0, 2.0, 6.0), against=against) for what, against in table.HEADLINES]
+    lines = table.headlines([section(ROW, *rows)]).splitlines()
+    assert len(lines) == 2 + 10
+    assert lines[2] == "| first user line, cold | 2.00 s | - | ssh + torchrun by hand |"
+    with pytest.raises(ValueError, match="the row first user line, cold / ssh"):
+        table.headlines([section(*rows[1:])])
+
+
+def test_machines_are_said_once_and_their_loads_after_them():
+    twice = [replace(section(ROW), machine=f"2 cores, load before {load}") for load in (0.9, 1.5)]
+    said = table.as_markdown(twice).splitlines()[0]
+    assert said.startswith("Measured by `make bench` on 2 cores; load before each section 0.9, 1.5; median")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ PACKAGE = REPOSITORY / "distmagic"
 PACKAGES = (
     "remote",
     "remote.wire",
-    "remote.values",
     "remote.records",
+    "remote.values",
     "remote.system",
     "remote.gang",
     "remote.rank",
@@ -48,12 +49,12 @@ PACKAGES = (
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic notebook.magic notebook.line_magic notebook.job_magic connection.prompts "
-    "runner.outcome screens.screen",
+    "IPython": "distmagic notebook.magic notebook.backend notebook.settings connection.prompts "
+    "runner.outcome screens.notebook",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",
     "cryptography": "runner.certificate transports.ssh.client playground.server",
-    "ipywidgets": "screens.screen",
+    "ipywidgets": "screens.board",
     "paramiko": "transports.ssh.client",
     "torch": "remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config",
@@ -185,3 +186,14 @@ def test_loading_the_extension_imports_nothing_slow():
         if not found.is_lazy and found.module.partition(".")[0] in SLOW
     }
     assert slow == set()
+
+
+def test_no_test_module_imports_another():
+    """What two test modules need stands in tests/builders, tests/lab or tests/e2e; scripts in strings count too."""
+    borrowed = [
+        f"{path.relative_to(REPOSITORY)} names {module}"
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        for module in re.findall(r"\btests\.[\w.]*\btest_\w+", path.read_text())
+        if not module.endswith(f".{path.stem}")
+    ]
+    assert borrowed == []

@@ -1,4 +1,4 @@
-"""The README keeps its word: its commands exist, its flags are the flags, its links lead somewhere, its code parses."""
+"""README and help pages keep their word: commands exist, flags are the flags, links lead somewhere, code parses."""
 
 from __future__ import annotations
 
@@ -10,44 +10,84 @@ from pathlib import Path
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from distmagic.notebook import line_magic
+from distmagic.notebook import commands
 from distmagic.request import flags
 from distmagic.request.cell import parse_cell
 from distmagic.request.config import Distmagic
 from distmagic.request.hosts import parse_hosts
 from tests import REPOSITORY
+from tests.bench import table
 
-README = (REPOSITORY / "README.md").read_text()
-PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("notebooks/*.md")])
-PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+README = REPOSITORY / "README.md"
+HELP = sorted((REPOSITORY / "distmagic" / "help").glob("*.md"))
+PAGES = [README, *HELP]
+LINKED = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
 TORCHRUN = {"--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
             "--master-port", "--local-addr"}  # fmt: skip
+PICTURE_BYTES = 150_000
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_every_make_command_is_a_target():
-    makefile = (REPOSITORY / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z]+)\b", "\n".join(blocks("")) + " ".join(re.findall(r"`(.*?)`", README))))
-    assert {"demo", "test"} <= named
-    assert named <= targets
+def name_of(page: Path) -> str:
+    return page.name
+
+
+SNIPPETS = [(page, snippet) for page in PAGES for snippet in blocks(page, "python")]
+each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+def test_the_readme_is_short():
+    assert len(README.read_bytes()) <= 8_000
+
+
+@pytest.mark.parametrize("page", HELP, ids=name_of)
+def test_a_help_page_begins_with_its_title_and_with_what_it_answers(page):
+    title, empty, sentence, *_ = page.read_text().splitlines()
+    assert title.startswith("# ")
+    assert empty == ""
+    assert re.match(r"[A-Z]", sentence)
+
+
+@pytest.mark.parametrize("page", HELP, ids=name_of)
+def test_the_readme_leads_to_every_help_page(page):
+    assert f"](distmagic/help/{page.name})" in README.read_text()
+
+
+@pytest.mark.parametrize("page", HELP, ids=name_of)
+def test_help_pages_link_to_each_other_only(page):
+    """They are shown in notebooks too, where nothing else of the repository is."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        assert (page.parent / target) in HELP
+
+
+@each_page
+def test_every_make_command_is_a_target(page):
+    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    commands = "\n".join(blocks(page, "")) + " ".join(re.findall(r"`(.*?)`", page.read_text()))
+    assert set(re.findall(r"\bmake ([a-z]+)\b", commands)) <= targets
 
 
 def test_both_commands_are_on_the_first_screen():
-    first = "\n".join(README.splitlines()[:25])
+    first = "\n".join(README.read_text().splitlines()[:25])
     assert "\nmake demo " in first
     assert "\nmake test " in first
 
 
-def test_flags_are_those_of_the_magic_and_of_them_all():
-    others = {"--help", "--user"}  # of the help itself; of pip
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - others
-    known = set(flags.flag_names()) - {"--help", "--output"}  # README names the latter as -o
-    assert named == known
-    assert "`-o NAME`" in README
+@each_page
+def test_flags_are_those_of_the_magic(page):
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
+    assert named <= {*flags.flag_names(), "--hostfile"}
+
+
+def test_the_page_of_flags_has_them_all():
+    page = REPOSITORY / "distmagic" / "help" / "flags.md"
+    rows = "\n".join(line for line in page.read_text().splitlines() if line.startswith("| `-"))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", rows))
+    assert named == set(flags.flag_names()) - {"--help", "--output"}  # the latter is -o there
+    assert "`-o NAME`" in rows
 
 
 def test_flags_keep_torchruns_names():
@@ -58,16 +98,24 @@ def test_flags_keep_torchruns_names():
     assert theirs >= TORCHRUN
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_relative_links_lead_somewhere(page: Path):
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_relative_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if not target.startswith(("http://", "https://", "#", "mailto:")):
             path = target.partition("#")[0].replace("\\", "")
             assert (page.parent / path).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("snippet", PYTHON, ids=lambda snippet: snippet.splitlines()[0][:30])
-def test_python_in_the_readme_is_python(snippet: str):
+def test_the_picture_is_there_for_light_and_dark_and_is_small():
+    pictures = re.findall(r'(?:src|srcset)="(.*?)"', README.read_text())
+    assert sorted(pictures) == ["assets/run-dark.png", "assets/run-light.png"]
+    for picture in pictures:
+        assert (REPOSITORY / picture).read_bytes().startswith(b"\x89PNG")
+        assert (REPOSITORY / picture).stat().st_size < PICTURE_BYTES
+
+
+@pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=lambda found: getattr(found, "stem", None) or found[:25])
+def test_python_of_the_pages_is_python(page, snippet):
     if snippet.startswith("%%distributed"):
         line, _, cell = snippet.partition("\n")
         request = flags.parse_line(line.removeprefix("%%distributed"), flags.Defaults())
@@ -78,23 +126,48 @@ def test_python_in_the_readme_is_python(snippet: str):
 
 
 def test_the_cell_of_the_readme_says_what_it_means():
-    (snippet,) = [one for one in PYTHON if one.startswith("%%distributed")]
+    (snippet,) = [one for one in blocks(README, "python") if one.startswith("%%distributed")]
     line, _, cell = snippet.partition("\n")
     request = flags.parse_line(line.removeprefix("%%distributed"), flags.Defaults())
     assert request.output == "run"
-    assert request.access.pythons == (("", "/opt/conda/bin/python"),)
-    assert ast.unparse(parse_cell(cell, whole=False).call) == "train(steps=500, lr=0.1)"
+    assert ast.unparse(parse_cell(cell, whole=False).call) == "train(steps=500)"
 
 
-def test_hosts_in_the_readme_are_hosts():
-    for text in re.findall(r"(?:^%distributed hosts |--hosts )([\w.@:,\[\] -]+?)(?:  +#|`|$)", README, re.MULTILINE):
-        assert parse_hosts(text)
+@each_page
+def test_hosts_of_the_pages_are_hosts(page):
+    text = page.read_text()
+    for hosts in re.findall(
+        r"(?:%distributed hosts |--hosts |DISTMAGIC_HOSTS=)([\w.@:,\[\] -]+?)(?:  +#|`|$)", text, re.MULTILINE
+    ):
+        assert parse_hosts(hosts)
 
 
-def test_magics_and_settings_in_the_readme_exist():
-    commands = set(re.findall(r"(?<!%)%distributed ([a-z]+)", README))
-    assert commands <= set(line_magic.SUBCOMMANDS)
-    assert set(re.findall(r"Distmagic\.(\w+)", README)) <= set(Distmagic.class_trait_names(config=True))
+@each_page
+def test_magics_and_settings_of_the_pages_exist(page):
+    named = set(re.findall(r"(?<!%)%distributed ([a-z]+)", page.read_text()))
+    assert named <= set(commands.NAMES)
+    settings = set(re.findall(r"Distmagic\.(\w+)", page.read_text()))
+    assert settings <= set(Distmagic.class_trait_names(config=True))
+
+
+def test_the_page_of_jobs_has_every_command():
+    text = (REPOSITORY / "distmagic" / "help" / "jobs.md").read_text()
+    rows = set(re.findall(r"^\| `%distributed ([a-z]+)", text, re.MULTILINE))
+    assert rows | {"help"} == set(commands.NAMES)
+
+
+def test_what_the_readme_says_of_the_bench_stands_on_its_page():
+    page = (REPOSITORY / "distmagic" / "help" / "benchmarks.md").read_text()
+    measured = set()
+    for line in page.splitlines():
+        if line.startswith("| "):
+            what, ours, theirs, against, *_ = [cell.strip() for cell in line.strip("|").split(" | ")]
+            measured.add((what, ours.partition(" (")[0], theirs.partition(" (")[0], against))
+    between = README.read_text().partition(table.BEGIN)[2].partition(table.END)[0]
+    _head, _rule, *rows = between.strip().splitlines()
+    said = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
+    assert [(what, against) for what, _, _, against in said] == list(table.HEADLINES)
+    assert set(said) <= measured
 
 
 def test_cells_of_the_quickstart_are_clean_and_parse():

@@ -1,13 +1,14 @@
-"""The agent: one per node of a job, in its own session. Starts torchrun, gathers what ranks say, ends everything.
+"""The loop of the agent, and every decision to stop. States and promises are described in the package's `__init__`.
 
-One thread and one loop; nothing in it blocks. Its standard input says what to start (a `StartNode` line); its argument is
-the number of the listening socket of its readers, made by `contact`.
+`main` reads a `StartNode` line from standard input; its argument is the number of the listening socket for readers, which
+`contact` has made. An agent that is forked from a template begins with `serve`.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
+import resource
 import selectors
 import shutil
 import signal
@@ -34,16 +35,17 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 
 _TICK_S = 0.05
-_TOUCH_S = 30.0
-_LEFTOVER_GRACE_S = 1.0  # for what ranks left running when torchrun is over
+_TOUCH_S = 30.0  # well within the time after which `places` takes a file for unused
+_LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun exited
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
-_NOTEBOOK_FIRST_S = 1.0  # a notebook that is there stops the job in time itself
-_GOODBYE_S = 2.0  # for the other nodes to hear of the end, where the notebook tells them too
-_TORCHRUN_TELLS_S = 0.5  # after a rank has failed: what torchrun knows of it
+_NOTEBOOK_FIRST_S = 1.0  # after the timeout: a notebook that follows the job stops all nodes at once, which is better
+_GOODBYE_S = 2.0  # for peers to learn of the end by the gang channel, where the notebook stops them too
+_TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
+_STALLED_S = 5.0  # after `Final`, for a reader that takes nothing: its network is cut, and no end was reported
 
 
 class Agent:
-    """All of one node's job. `run` returns when nothing of it is left but this process."""
+    """One node's part of a job. `run` returns when no process of it is left but this one."""
 
     def __init__(self, start: protocol.StartNode, listener: socket.socket, clock: Callable[[], float]) -> None:
         self.start, self.clock = start, clock
@@ -51,33 +53,34 @@ class Agent:
         self.run_dir = places.run_dir(start.job, start.node_rank)
         self.journal = Journal(self.folder)
         self.selector = selectors.DefaultSelector()
-        self.roster = RankTable(self.folder, self.journal, self.selector, clock)
-        self.roll_call = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal)
-        self.ending = Termination()
+        self.rank_table = RankTable(self.folder, self.journal, self.selector, clock)
+        self.stack_dumper = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal)
+        self.termination = Termination()
         self.readers: list[Reader] = []
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
-        self.engine_code: int | None = None
-        self.reason: StopReason | Literal["done"] = "done"
-        self.cause: Cause | None = None
-        self.is_asked_to_end = self.is_final = False
-        self.is_stopped_by_notebook = False
-        self.goodbye_until = math.inf
-        self.formations = 0
+        self.engine_code: int | None = None  # torchrun's exit code, None while it runs
+        self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
+        self.cause: Cause | None = None  # why this node stops, once it does; sent to the peers
+        self.got_sigterm = False  # set by the signal handler, acted on by the loop
+        self.stopped_by_notebook = False  # which then stops the peers too: they need not learn it by the gang channel
+        self.final_at: float | None = None  # when `Final` was written
+        self.notices: set[str] = set()  # texts of errors that were journaled
+        self.formations = 0  # how often the lead has asked the nodes to form anew, as far as this node has done so
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
-        self.muster = ElasticMembers(start, self._stands, clock())
-        self.lease = Lease(clock(), start.lease_s, keep=start.keep)
+        self.elastic_members = ElasticMembers(start, self._is_alive, clock())
+        self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = clock()
-        self.umask = os.umask(0o077)  # the user's own, for the ranks; what this process makes is nobody else's business
+        self.umask = os.umask(0o077)  # ranks get the user's own; files of the agent are for the user alone
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept_reader(listener))
-        self.roster.listen(str(self.run_dir / "ranks"))
+        self.rank_table.listen(str(self.run_dir / "ranks"))
 
-    # ---- beginning
+    # ---- the beginning
 
     def begin(self) -> None:
-        """Start torchrun and tell it."""
+        """Journal `Hello`, join the gang channel, and start torchrun."""
         self.journal.add(
             protocol.Hello(
                 protocol=protocol.PROTOCOL, job=self.start.job, node_rank=self.start.node_rank,
@@ -87,87 +90,132 @@ class Agent:
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
         self.engine_pid, *pipes = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
+        _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
         for fd, name in zip(pipes, ("stdout", "stderr"), strict=True):
-            self.roster.add_stream(RankStream(fd, self.folder, -1, name, self.clock()))
+            self.rank_table.add_stream(RankStream(fd, self.folder, -1, name, self.clock()))
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
 
     def _join_gang(self) -> None:
-        if self.start.membership is None:
+        membership, min_nodes = self.start.membership, self.start.terms.min_nodes
+        if membership is None:
             return
         try:
-            self.channel = GangChannel(self.start.node_rank, self.start.membership, self.journal, self.clock())
+            self.channel = GangChannel(self.start.node_rank, membership, min_nodes, self.journal, self.clock())
             self.channel.watch(self.selector)
         except OSError as error:
-            text = f"no channel to the other hosts at {self.start.membership.address}: {error}"
+            # The job can do without: each node then depends on its own lease.
+            text = f"no channel to the other hosts at {membership.address}: {error}"
             self.journal.add(protocol.Notice(text=text))
 
-    def _stands(self, node_rank: int) -> bool | None:
-        return self.channel.stands(node_rank) if self.channel is not None else None
+    def _is_alive(self, node_rank: int) -> bool | None:
+        return self.channel.is_alive(node_rank) if self.channel is not None else None
 
     # ---- the loop
 
     def run(self) -> None:
-        """Go on until the job is over and every reader has been told, or nobody holds the lease."""
-        while not self._may_go():
-            for key, _ in self.selector.select(_TICK_S):
-                key.data()
-            self._tick(self.clock())
+        """Run until the job is over on this node and no peer or reader waits for anything."""
+        while not self.may_go():
+            self.turn(_TICK_S)
 
-    def _may_go(self) -> bool:
-        is_late = self.is_stopped_by_notebook and self.clock() > self.goodbye_until
-        if not self.is_final or not (self.channel is None or self.channel.may_leave or is_late):
+    def turn(self, timeout_s: float) -> None:
+        """Handle the descriptors that are readable, after waiting for one at most `timeout_s`, and all that is due."""
+        for key, _ in self.selector.select(timeout_s):
+            self._call(key.data)
+        self._tick(self.clock())
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        """Call what a readable descriptor is registered for. An error of the system must not end the job."""
+        try:
+            callback()
+        except OSError as error:
+            self._notice_once(f"the agent goes on after an error of the system: {error}")
+            time.sleep(_TICK_S)  # the descriptor may be readable still: else the loop would take a whole core
+
+    def _notice_once(self, text: str) -> None:
+        if text not in self.notices and self.final_at is None:  # no event of this node may follow `Final`
+            self.notices.add(text)
+            self.journal.add(protocol.Notice(text=text))
+
+    def may_go(self) -> bool:
+        """Whether the agent may exit."""
+        if self.final_at is None:
             return False
-        told = all(reader.has_all(self.journal) for reader in self.readers)
-        return told or self.lease.has_run_out(self.clock())
+        now = self.clock()
+        if self.channel is not None and not self.channel.may_leave:
+            peers_learn_from_notebook = self.stopped_by_notebook and now > self.final_at + _GOODBYE_S
+            if not peers_learn_from_notebook:
+                return False
+        return all(reader.has_all(self.journal) for reader in self.readers) or self.lease.has_run_out(now)
 
     def _tick(self, now: float) -> None:
+        """Do everything that is due, whether or not a descriptor became readable."""
         self._reap(now)
-        if self.dialer is not None and (found := self.dialer.poll(now)) is not None:
-            self.journal.add(found)
-        self.roster.write(now)
-        self.roll_call.step(now, self.roster.ranks)
-        self.roster.forget_gone(now)
-        if not self.ending.has_begun:
-            self.roster.notice_lingering(now)
+        if self.dialer is not None:
+            endpoint = self.dialer.poll(now)
+            if endpoint is not None:
+                self.journal.add(endpoint)
+        self.rank_table.write(now)
+        self.stack_dumper.step(now, self.rank_table.ranks)
+        self.rank_table.forget_gone(now)
+        if not self.termination.has_begun:
+            self.rank_table.notice_lingering(now)
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
-            payload = (self.start.call, self.start.code, *self.start.side_files)
-            places.touch((self.folder / FILE, *map(places.blob, payload), sys.path[0]))
+            self._touch()
         self._stop_if_due(now)
-        self.ending.step(now)
-        if self.ending.is_done and not self.is_final and (self.engine_code is not None or self.ending.survivors):
+        self.termination.step(now)
+        # A torchrun that has just ended is no descendant any more: `_reap` has to journal its end first, in the next
+        # turn. Where torchrun itself survives SIGKILL there is no such end.
+        is_torchrun_over = self.engine_code is not None or self.termination.survivors
+        if self.termination.is_done and is_torchrun_over and self.final_at is None:
             self._finish(now)
-        for reader in self.readers:
-            reader.send(self.journal)
-        for reader in [reader for reader in self.readers if not reader.is_open]:
-            self._drop_reader(reader)
+        for reader in list(self.readers):
+            self._send(reader, now)
+
+    def _touch(self) -> None:
+        """Make the files that this job needs look used: no contact expires them, and no cleaner of /tmp removes them.
+
+        Without its sockets an agent can't be reached, and a contact takes its job for dead.
+        """
+        payload = [places.blob(name) for name in (self.start.call, self.start.code, *self.start.side_files)]
+        sockets = [self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"]
+        places.touch([self.folder / FILE, sys.path[0], *payload, *sockets])
 
     def _stop_if_due(self, now: float) -> None:
-        if self.is_asked_to_end:
+        """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
+        # 1. SIGTERM: somebody on this host ends the agent. The peers are to blame this node, whatever else went wrong.
+        if self.got_sigterm:
             self.stop(now, _GRACE_S, Cause("the agent was asked to end", self.start.node_rank))
+        # 2. Peers come before this node's own ranks: when a peer failed, ranks here fail a moment later because their
+        # connections break, and the user must learn the first failure. Polled in every turn, also while this node
+        # stops, because that is how peers learn of it.
         if self.channel is not None:
-            cause = self.channel.poll(now, self.cause, is_clear=self.is_final)
-            if cause is not None and not (self.is_final and cause.reason == "lost"):  # who leaves first is not lost
+            cause = self.channel.poll(now, self.cause, is_clear=self.final_at is not None)
+            leaves_as_expected = self.final_at is not None and cause is not None and cause.reason == "lost"
+            if cause is not None and not leaves_as_expected:
                 self.stop(now, _GRACE_S, cause)
             self._form_anew_if_asked(now, self.channel.formations)
-        failed_at = self.roster.failed_at
-        if failed_at is not None and not self.start.max_restarts and now - failed_at > _TORCHRUN_TELLS_S:
+        # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
+        failed_at = self.rank_table.failed_at
+        if failed_at is not None and not self.start.terms.max_restarts and now - failed_at > _TORCHRUN_REPORT_S:
             self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
-        if self.start.lead or self.channel is None or not self.channel.has_formed:  # else the lead has the lease
+        # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
+        # formed the lead has the lease, since the other agents need no connection to the notebook.
+        if self.start.lead or self.channel is None or not self.channel.has_formed:
             self._look_at_lease(now)
 
     def _form_anew_if_asked(self, now: float, formations: int) -> None:
-        """End the ranks that wait for a lost node, as they would for ever: torchrun starts them again without it."""
+        """Kill the ranks that would wait for a lost node for ever; torchrun then meets the others and starts new ones."""
         assert self.start.membership is not None
-        if formations > self.formations and not self.ending.has_begun:
+        if formations > self.formations and not self.termination.has_begun:
             self.formations = formations
-            self.roster.end_older(now - self.start.membership.lost_after_s)
+            self.rank_table.kill_older(now - self.start.membership.lost_after_s)
 
     def _look_at_lease(self, now: float) -> None:
-        timeout_s = self.start.timeout_s
+        timeout_s = self.start.terms.timeout_s
         if self.start.lead and timeout_s is not None and now - self.began > timeout_s + _NOTEBOOK_FIRST_S:
             self.stop(now, _GRACE_S, Cause("timeout"))
         if self.lease.ends_job(now):
@@ -181,73 +229,96 @@ class Agent:
             self.journal.add(protocol.Detached(why=why))
 
     def _reap(self, now: float) -> None:
+        """Collect ended children. Where torchrun is among them, journal its end and begin that of all processes."""
         status = processes.reap().get(self.engine_pid)
-        self.roster.notice_ends()
-        if status is not None:
-            self.engine_code = exit_codes.code_of(status)
-            if exit_codes.is_kill(self.engine_code) and (why := self.roster.memory.why(*self.engine)):
+        self.rank_table.notice_ends()
+        if status is None:
+            return
+        self.engine_code = exit_codes.code_of(status)
+        if exit_codes.is_kill(self.engine_code):
+            why = self.rank_table.memory.why(*self.engine)
+            if why:
                 self.journal.add(protocol.Notice(text=f"its torchrun was killed: {why}"))
-            self._leave_if_killed(now, self.engine_code)
-            self.roster.end_as_torchrun_tells()
-            self.roster.write(now, last=True)
-            self.journal.add(protocol.EngineEnded(code=self.engine_code, exits=self.roster.engine_exits))
-            self.roster.end_untold(self.engine_code)
-            if self.engine_code != 0 and not self._came_in_vain():
-                self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
-            self.ending.begin(now, _LEFTOVER_GRACE_S)
+        self._leave_if_killed(now, self.engine_code)
+        # `EngineEnded` follows the ends of all ranks that are known by now; a reader need not wait for more after it.
+        self.rank_table.end_by_torchrun_report()
+        self.rank_table.write(now, last=True)
+        self.journal.add(protocol.EngineEnded(code=self.engine_code, exits=self.rank_table.engine_exits))
+        self.rank_table.end_unreported(self.engine_code)
+        if self.engine_code != 0 and not self._joined_in_vain():
+            self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
+        self.termination.begin(now, _LEFTOVER_GRACE_S)  # of processes that ranks left running; the job itself went well
 
     def _leave_if_killed(self, now: float, code: int) -> None:
-        """End this node alone where somebody has killed its torchrun: the others of an elastic job go on as after a loss."""
-        membership = self.start.membership
-        is_elastic = membership is not None and membership.max_nodes > 0
-        if is_elastic and exit_codes.is_signal(code) and not (self.start.lead or self.ending.has_begun):
+        """Stop this node alone where a signal ended its torchrun: for the others of an elastic job that is a lost node."""
+        is_elastic = self.start.terms.is_elastic
+        if is_elastic and exit_codes.is_signal(code) and not (self.start.lead or self.termination.has_begun):
             text = f"its torchrun was ended ({exit_codes.meaning_of(code)}); the others go on without this node"
             self.journal.add(protocol.Notice(text=text))
             self.stop(now, _LEFTOVER_GRACE_S, Cause("lost", self.start.node_rank))
 
-    def _came_in_vain(self) -> bool:
-        """Whether this host wanted to join an elastic job and never had a rank: the others go on, or are done."""
+    def _joined_in_vain(self) -> bool:
+        """Whether this node came later to an elastic job and never had a rank: its failure is none of the job's."""
         membership = self.start.membership
-        return membership is not None and self.start.node_rank >= membership.nodes and not self.roster.ranks
+        return membership is not None and self.start.node_rank >= membership.nodes and not self.rank_table.ranks
 
     # ---- readers
+
+    def _send(self, reader: Reader, now: float) -> None:
+        """Send what a reader lacks; drop it if that can't be done. A notebook that is there connects again."""
+        try:
+            reader.send(self.journal, now)
+        except OSError as error:
+            self._notice_once(f"can't read the journal in {self.folder}: {error}")
+            reader.is_open = False
+        is_final = self.final_at is not None and now - self.final_at > _STALLED_S
+        if is_final and reader.is_stalled(now, _STALLED_S):
+            reader.is_open = False  # else it would hold up the end of the run until TCP gives up, for 15 minutes
+        if not reader.is_open:
+            self._drop_reader(reader)
 
     def _accept_reader(self, listener: socket.socket) -> None:
         conn, _ = listener.accept()
         if not socket_peer.is_ours(conn):
             conn.close()
             return
-        reader = Reader(conn)
+        reader = Reader(conn, self.clock())
         self.readers.append(reader)
-        self.selector.register(conn, selectors.EVENT_READ, lambda: self._obey(reader))
+        self.selector.register(conn, selectors.EVENT_READ, lambda: self._serve_reader(reader))
 
-    def _obey(self, reader: Reader) -> None:
+    def _serve_reader(self, reader: Reader) -> None:
         now = self.clock()
         for request in reader.receive(self.journal.last):
             self.lease.renew(now)
-            if isinstance(request, protocol.StopNode):
+            if isinstance(request, protocol.FollowJob):
+                self._drop_stalled(now)
+            elif isinstance(request, protocol.StopNode):
                 self.stop(now, request.grace_s, Cause(known_stop_reason(request.reason)))
-                self.is_stopped_by_notebook = True
+                self.stopped_by_notebook = True
             elif isinstance(request, protocol.DetachJob):
                 self._detach("asked")
             elif isinstance(request, protocol.DumpStacks):
-                self.roll_call.ask(request.asked)
-            elif isinstance(request, protocol.GetStart | protocol.AddNode):
-                self._admit(reader, request, now)
+                self.stack_dumper.request(request.request_id)
+            elif isinstance(request, protocol.GetStart):
+                reader.answer(protocol.LeadStart(start=self.start))
+            elif isinstance(request, protocol.AddNode):
+                self._add_node(reader, request, now)
         if not reader.is_open:
             self._drop_reader(reader)
 
-    def _admit(self, reader: Reader, request: protocol.GetStart | protocol.AddNode, now: float) -> None:
-        """Tell a notebook what it needs to start one more node, or count that node."""
-        if isinstance(request, protocol.GetStart):
-            reader.tell(protocol.LeadStart(start=self.start))
-            return
+    def _drop_stalled(self, now: float) -> None:
+        """Drop the readers that take nothing, when a notebook connects: one of them may be its own connection of before."""
+        for reader in [reader for reader in self.readers if reader.is_stalled(now, _STALLED_S)]:
+            self._drop_reader(reader)
+
+    def _add_node(self, reader: Reader, request: protocol.AddNode, now: float) -> None:
         try:
-            enlisted = self.muster.enlist(request, now, is_ending=self.ending.has_begun)
-            listing.enlisted(self.folder, enlisted.hosts)
-            self.journal.add(enlisted)
+            added = self.elastic_members.add(request, now, is_ending=self.termination.has_begun)
         except ValueError as error:
-            reader.tell(protocol.Refused(what="join", error=str(error)))
+            reader.answer(protocol.Refused(what="add_node", error=str(error)))
+            return
+        listing.enlisted(self.folder, added.hosts)
+        self.journal.add(added)  # an event, not an answer: all notebooks that follow the job need to know
 
     def _drop_reader(self, reader: Reader) -> None:
         if reader in self.readers:
@@ -258,20 +329,21 @@ class Agent:
     # ---- the end
 
     def stop(self, now: float, grace_s: float, cause: Cause) -> None:
-        """End everything: SIGTERM, and SIGKILL after `grace_s`. The first cause counts, and the other nodes hear of it."""
+        """End every process: SIGTERM, and SIGKILL after `grace_s`. Later calls can only shorten the time."""
         if self.cause is None:
             self.cause = cause
             self.journal.add(protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit))
-        if not self.is_final:
-            self.reason = self.reason if self.ending.has_begun else cause.reason
-            self.ending.begin(now, grace_s)
+        if self.final_at is None:
+            if not self.termination.has_begun:
+                self.reason = cause.reason  # else torchrun had exited before, and the job was done
+            self.termination.begin(now, grace_s)
 
     def _finish(self, now: float) -> None:
-        """Say the last word: every process of the job is gone, but for survivors that are named."""
-        self.roster.finish(now)
-        self.journal.add(protocol.Final(reason=self.reason, survivors=self.ending.survivors))
-        self.is_final = True
-        self.goodbye_until = now + _GOODBYE_S
+        """Journal `Final`. Every process of the job has ended, except survivors, which are named."""
+        self.rank_table.finish(now)
+        self.journal.add(protocol.Final(reason=self.reason, survivors=self.termination.survivors))
+        self.final_at = now
+        # From now on a contact finds no socket here and reads the journal itself.
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
@@ -283,24 +355,44 @@ def main(argv: list[str]) -> None:
 
 
 def serve(start: protocol.StartNode, listener: socket.socket) -> None:
-    """Be the agent of one node, from beginning to end; its readers come to `listener`."""
-    os.environ.pop("DISTMAGIC_WORKER", None)
+    """Be the agent of one node, from beginning to end; its readers connect to `listener`. Never returns."""
+    os.environ.pop("DISTMAGIC_WORKER", None)  # where this job was begun from within a rank of another one
     processes.become_subreaper()
-    agent, pid = Agent(start, listener, time.monotonic), os.getpid()
-    signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "is_asked_to_end", True))
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
+    agent = Agent(start, listener, time.monotonic)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the wakeup descriptor
     signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
     try:
         agent.begin()
         agent.run()
-    finally:
-        if os.getpid() == pid:  # not the engine, forked in the middle of it
-            shutil.rmtree(agent.run_dir, ignore_errors=True)
+    except Exception:
+        # The job ends with its agent. The run_dir goes last: as long as it is there, the next contact to this host knows
+        # that a job has died here, and ends what is left of it.
+        _kill_descendants()
+        shutil.rmtree(agent.run_dir, ignore_errors=True)
+        raise
     os._exit(0)
 
 
+def _kill_descendants() -> None:
+    """End all processes of the job, also those that no parent would take along. Raises OSError if that can't be done."""
+    termination = Termination()
+    termination.begin(time.monotonic(), 0.0)
+    while not termination.is_done:
+        processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
+        time.sleep(_TICK_S)
+        termination.step(time.monotonic())
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as the system does: it has seven for each rank, and log-ins get 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _wakeup(selector: selectors.BaseSelector) -> int:
-    """Return the writing end of a pipe whose other end wakes the loop at a signal."""
+    """Return the writing end of a pipe whose other end wakes the loop: Python writes to it at each signal."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)

@@ -1,10 +1,13 @@
-"""How long a job goes on when nobody asks after it: the notebook renews its lease, a detached job needs none. Pure."""
+"""How long a job goes on without a request from a notebook. Pure."""
 
 from __future__ import annotations
 
 
 class Lease:
-    """`length_s` from each renewal on. `keep`: the job that loses its notebook goes on alone, as if it were detached."""
+    """A countdown of `length_s` seconds from the last renewal.
+
+    At its end the job ends too, unless the job is detached or has `keep`: then it goes on alone.
+    """
 
     def __init__(self, now: float, length_s: float, *, keep: bool) -> None:
         self._length_s, self._keep = length_s, keep
@@ -12,18 +15,19 @@ class Lease:
         self.is_detached = False
 
     def renew(self, now: float) -> None:
-        """Count from `now` on."""
+        """Restart the countdown."""
         self._until = now + self._length_s
 
     def detach(self) -> bool:
-        """Need no renewal any more; return whether that is new."""
-        is_new, self.is_detached = not self.is_detached, True
-        return is_new
+        """Let the job live without renewals; return False if it did already."""
+        was_detached = self.is_detached
+        self.is_detached = True
+        return not was_detached
 
     def has_run_out(self, now: float) -> bool:
-        """Whether nobody has renewed it for its length."""
+        """Whether the countdown is over."""
         return now > self._until
 
     def ends_job(self, now: float) -> bool:
-        """Whether the job must end for want of renewal."""
+        """Whether the job must end because nobody renewed the lease."""
         return self.has_run_out(now) and not (self.is_detached or self._keep)

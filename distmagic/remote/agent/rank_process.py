@@ -1,4 +1,4 @@
-"""The agent's side of one rank: its socket, its two streams, and what it reports, coalesced."""
+"""The agent's side of one rank: its socket, its two pipes, its progress, merged, and how it ended."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from distmagic.remote.records import logs, places
 from distmagic.remote.system import exit_codes, memory, processes
 from distmagic.remote.wire import protocol
 
-_ROWS_A_LINE = 20
+_ROWS_AN_EVENT = 20
 
 
 class RankProcess:
-    """A rank that has said hello. `ended` is its own last word, None if it went without one.
+    """A rank that has connected. `hello` is its first message, `fds` are the reading ends of its stdout and stderr.
 
-    `is_open`: more may come over its connection. `is_over`: its end has been told, at `over_at`.
+    `ended` is its own report of its end, None where it has sent none. `is_open`: its connection may bring more.
+    `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form anew.
     """
 
     def __init__(self, conn: socket.socket, hello: protocol.Worker, fds: list[int], folder: Path, now: float) -> None:
         self.conn, self.began = conn, now
         self.hello = hello
-        self.streams = tuple(
-            RankStream(fd, folder, hello.rank, name, now) for fd, name in zip(fds, STREAMS, strict=True)
+        out, err = fds
+        self.streams = (
+            RankStream(out, folder, hello.rank, "stdout", now),
+            RankStream(err, folder, hello.rank, "stderr", now),
         )
         self.process = processes.read(hello.pid)
         self.cgroup = memory.Cgroup(hello.pid)
@@ -43,7 +46,7 @@ class RankProcess:
         self._reports = logs.Log(folder / f"rank{hello.rank}.reports.jsonl", places.REPORTS_BYTES)
 
     def receive(self) -> bool:
-        """Take one packet from the rank; False when there is none (now, or for ever)."""
+        """Handle one packet of the rank; return False when there is none, now or ever."""
         try:
             packet = self.conn.recv(1 << 18)
         except BlockingIOError:
@@ -51,86 +54,87 @@ class RankProcess:
         except OSError:
             packet = b""
         if not packet:
-            self.is_open = False  # it ended, became another program, or closed all that it found open
+            self.is_open = False  # it ended, became another program (exec), or closed all its descriptors
             return False
         try:
             _, message = protocol.decode(packet)
         except protocol.BadLine:
-            return True  # not of the protocol: nothing is lost that could be shown
+            return True  # the user's code wrote to our socket; there may be more packets behind it
         if isinstance(message, protocol.Progress):
-            self._take(message, packet)
+            self._merge(message, packet)
         elif isinstance(message, protocol.Ended):
             self.ended = message
         return True
 
-    def _take(self, message: protocol.Progress, packet: bytes) -> None:
+    def _merge(self, message: protocol.Progress, packet: bytes) -> None:
         if message.rows:
             self._reports.append(packet, whole=True)
         old = self._latest or message
-        self._latest = replace(
-            message, step=old.step if message.step is None else message.step,
-            total=old.total if message.total is None else message.total, device=message.device or old.device,
-        )  # fmt: skip
+        step = old.step if message.step is None else message.step
+        total = old.total if message.total is None else message.total
+        self._latest = replace(message, step=step, total=total, device=message.device or old.device)
         self._rows.extend(message.rows)
         self._bars.update({bar.id: bar for bar in message.bars})
 
     @property
     def error(self) -> str:
-        """Why the disk takes nothing of what it says at present, "" if it does."""
+        """Why the disk takes none of its output and reports at present, "" if it does."""
         errors = (self._reports.error, *(stream.error for stream in self.streams))
         return next(filter(None, errors), "")
 
     def progress(self) -> protocol.Progress | None:
-        """Return all reports since the last call as one event, None if there were none."""
+        """Return all progress since the last call as one event, None if there was none."""
         if self._latest is None:
             return None
-        event = replace(self._latest, rows=thin(self._rows, _ROWS_A_LINE), bars=tuple(self._bars.values()))
+        event = replace(self._latest, rows=thin(self._rows, _ROWS_AN_EVENT), bars=tuple(self._bars.values()))
         self._latest, self._rows, self._bars = None, [], {}
         return event
 
-    def last_word(self, watch: memory.Watch) -> protocol.Ended | None:
-        """Return how the rank ended, once its process has; None while it runs or where only torchrun can tell."""
+    def find_end(self, watch: memory.Watch) -> protocol.Ended | None:
+        """Return how the rank ended; None while it runs, and where only torchrun can know."""
         if self.ended is not None:
             return explained(self.ended, lambda: watch.why(None, self.cgroup))
         now = processes.read(self.hello.pid)
         if now is None or self.process is None or now.started != self.process.started:
+            return None  # torchrun has reaped it: the exit code is in torchrun's report
+        self.process = now  # with the name that it has by now: torch changes it, and the kernel's log has the latest
+        if now.state not in "ZX":
             return None
-        self.process = now  # torch gives it another name on the way
-        if now.state not in "ZX" or now.parent == os.getpid() or _is_dead(now.parent):  # torchrun took it along
+        # A zombie whose parent is not torchrun any more says nothing by its exit code: PR_SET_PDEATHSIG killed it because
+        # torchrun had ended.
+        if now.parent == os.getpid() or _is_dead(now.parent):
             return None
         return self.end_by_code(exit_codes.code_of(now.exit_status), watch)
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
-        """Return an end made from an exit code; of one that was killed `watch` knows why, perhaps."""
+        """Return an end made from an exit code. Of a killed process `watch` may know that memory ran out."""
+        outcome = "replaced" if self.is_replaced and code < 0 else exit_codes.outcome_of(code)
         out_of_memory = watch.why(self.process, self.cgroup) if exit_codes.is_kill(code) else ""
         return protocol.Ended(
-            rank=self.hello.rank, restart=self.hello.restart, outcome="replaced" if self.is_replaced and code < 0 else exit_codes.outcome_of(code), code=code,
+            rank=self.hello.rank, restart=self.hello.restart, outcome=outcome, code=code,
             meaning=exit_codes.meaning_of(code, out_of_memory=out_of_memory),
         )  # fmt: skip
 
     def end_as_replaced(self) -> protocol.Ended:
-        """Return the end of a rank in whose place torchrun has started another one, because the nodes met anew."""
+        """Return the end of a rank in whose place torchrun has started another one, because the nodes met again."""
         hello = self.hello
         return protocol.Ended(rank=hello.rank, restart=hello.restart, outcome="replaced", code=-signal.SIGTERM)
 
     @property
     def is_running(self) -> bool:
-        """Whether its process still runs (a zombie does not)."""
+        """Whether its process still runs; a zombie does not."""
         now = processes.read(self.hello.pid)
-        return (
-            now is not None
-            and self.process is not None
-            and now.started == self.process.started
-            and now.state not in "ZX"
-        )
+        if now is None or self.process is None or now.started != self.process.started:
+            return False
+        return now.state not in "ZX"
 
     @property
     def is_gone(self) -> bool:
-        """Whether its end has been told, its process is gone, and nobody holds its streams any more."""
+        """Whether its end is in the journal, its process has ended, and no process has its pipes open any more."""
         return self.is_over and not any(stream.is_open for stream in self.streams) and not self.is_running
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors."""
         self.conn.close()
         self._reports.close()
         for stream in self.streams:
@@ -139,14 +143,11 @@ class RankProcess:
             os.close(self.pidfd)
 
 
-STREAMS = ("stdout", "stderr")
-
-
-def explained(word: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
-    """Return a rank's last word, with the meaning of what killed a child of it: a worker of its DataLoader, say."""
-    if word.failure is None or "killed by signal: Killed" not in word.failure.message:
-        return word
-    return replace(word, meaning=why())
+def explained(end: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
+    """Return a rank's end, with `why()` as meaning where it failed because a child was killed: a DataLoader's worker."""
+    if end.failure is None or "killed by signal: Killed" not in end.failure.message:
+        return end
+    return replace(end, meaning=why())
 
 
 def thin(rows: list[protocol.MetricRow], limit: int) -> tuple[protocol.MetricRow, ...]:
@@ -157,7 +158,7 @@ def thin(rows: list[protocol.MetricRow], limit: int) -> tuple[protocol.MetricRow
 
 
 def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
-    """Return a packet's message and descriptors; None for a connection's end and for what is not of the protocol."""
+    """Return a packet's message and descriptors; None as the message at end of file, and for bytes that are none."""
     fds: list[int] = []
     try:
         packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 2)

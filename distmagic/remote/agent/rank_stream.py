@@ -1,6 +1,6 @@
-"""One pipe of a rank: all that comes out of it goes to the rank's log, and an event says where it stands there.
+"""One pipe of a rank. Its bytes go to the rank's log, and an event says which bytes of the log they are.
 
-Where the disk is full the text goes with the event instead, and the log says later how much of it is missing.
+While the disk is full the event carries the text itself, and the log says later how many bytes it lacks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from distmagic.remote.records import logs, places
 from distmagic.remote.records.journal import decode, log_name
 from distmagic.remote.wire import protocol
 
-_BURST_BYTES = 128 << 10  # text sent at once (as JSON up to six times as much, and MAX_LINE_BYTES holds), and
-_STEADY_BYTES_S = 128 << 10  # text sent a second: more than anybody reads; the log has all of it
+# More text than this is not sent: nobody reads it live, and the log has all of it.
+_BURST_BYTES = 128 << 10  # in one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows
+_STEADY_BYTES_S = 128 << 10  # a second
+_LEAST_BYTES = 4096  # of an event, however fast they come
 _READ_BYTES = 1 << 20
-_READS = 4
+_READS = 4  # at a rank's end: a full pipe holds at most 1 MiB
 
 
 class RankStream:
@@ -27,12 +29,12 @@ class RankStream:
         self.rank = rank
         self.stream = stream
         self._log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
-        self._told = self._log.end  # a restarted rank goes on in the same log
-        self._tail = b""
-        self._unlogged = bytearray()  # what the disk did not take and no event has told yet, or the end of it
-        self._unlogged_bytes = 0
-        self._missing_bytes = 0  # in the log, since the disk was full
-        self._budget = float(_BURST_BYTES)
+        self._reported = self._log.end  # up to here events cover the log; a restarted rank appends to the same log
+        self._tail = b""  # the last bytes in the log: they may begin a character
+        self._unlogged = bytearray()  # the end of what the disk did not take, until an event carries it
+        self._unlogged_bytes = 0  # how much the disk did not take since that event
+        self._missing_bytes = 0  # how much the log lacks, until a note in the log says so
+        self._budget = float(_BURST_BYTES)  # bytes that may be sent: a token bucket
         self._at = now
         self.is_open = True
 
@@ -42,7 +44,7 @@ class RankStream:
         return self._log.error
 
     def drain(self) -> bool:
-        """Move what is there to the log; return whether anything came. `is_open` is False after end of file."""
+        """Move the pipe's bytes to the log; return whether there were any. `is_open` is False after end of file."""
         try:
             data = os.read(self.fd, _READ_BYTES) if self.is_open else b""
         except BlockingIOError:
@@ -50,7 +52,7 @@ class RankStream:
         if not data:
             self.is_open = False
             return False
-        written = self._keep(data)
+        written = self._append(data)
         self._tail = (self._tail + data[:written])[-4:]
         lost = data[written:]
         self._missing_bytes += len(lost)
@@ -58,10 +60,10 @@ class RankStream:
         self._unlogged = (self._unlogged + lost)[-_BURST_BYTES:]
         return True
 
-    def _keep(self, data: bytes) -> int:
-        """Write to the log what the disk takes, after a line that says what is missing where that is so."""
+    def _append(self, data: bytes) -> int:
+        """Write to the log, after a note of what it lacks; return how many bytes of `data` the disk took."""
         if self._unlogged:
-            return 0  # it is told first: events come in the order of the text
+            return 0  # an event has to carry that first: events come in the order of the text
         if self._missing_bytes:
             note = f"\n[distmagic: {self._missing_bytes:,} bytes are missing in this log: the disk was full]\n".encode()
             if not self._log.append(note, whole=True):
@@ -70,32 +72,34 @@ class RankStream:
         return self._log.append(data)
 
     def drain_all(self) -> None:
-        """Move all that is in the pipe, but no more than that: a child of the rank may go on writing for ever."""
+        """Move what the pipe holds, but not much more: a child of the rank may go on writing for ever."""
         for _ in range(_READS):
             if not self.drain():
                 return
 
     def event(self, now: float, *, last: bool = False) -> protocol.Output | None:
-        """Return an event for what came since the one before, None for nothing. `last`: a torn letter goes too.
+        """Return an event for the bytes since the previous one, None if there are none. Call until it returns None.
 
-        Where the disk was full there are two: what the log has, and what it has not.
+        Two events follow each other where the disk was full: first the bytes in the log, then the text that the log
+        lacks. An unfinished UTF-8 character waits for its rest, unless `last`.
         """
         end = self._log.end
         if not last and not self._unlogged:
-            end -= _torn(self._tail)
+            end -= _torn_bytes(self._tail)
         self._budget = min(_BURST_BYTES, self._budget + (now - self._at) * _STEADY_BYTES_S)
         self._at = now
-        size = end - self._told
+        size = end - self._reported
         if size > 0:
             sent = self._spend(size)
-            self._told = end
+            self._reported = end
             return protocol.Output(
                 rank=self.rank, stream=self.stream, offset=end - sent, skipped_bytes=size - sent, size_bytes=sent
             )
         return self._unlogged_event() if self._unlogged else None
 
     def _spend(self, size: int) -> int:
-        sent = min(size, max(4096, int(self._budget)))
+        """Return how many of `size` bytes may be sent, and count them."""
+        sent = min(size, max(_LEAST_BYTES, int(self._budget)))
         self._budget -= sent
         return sent
 
@@ -104,23 +108,25 @@ class RankStream:
         skipped = self._unlogged_bytes - sent
         text = decode(bytes(self._unlogged[-sent:]), torn=skipped > 0)
         self._unlogged, self._unlogged_bytes = bytearray(), 0
-        return protocol.Output(rank=self.rank, stream=self.stream, offset=self._told, text=text, skipped_bytes=skipped)
+        return protocol.Output(
+            rank=self.rank, stream=self.stream, offset=self._reported, text=text, skipped_bytes=skipped
+        )
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close the pipe and the log."""
         self.is_open = False
-        self._keep(b"")  # the last chance to say what is missing
+        self._append(b"")  # the last chance to note what the log lacks
         os.close(self.fd)
         self._log.close()
 
 
-def _torn(tail: bytes) -> int:
-    """Return how many bytes at the end are the beginning of an unfinished UTF-8 character."""
+def _torn_bytes(tail: bytes) -> int:
+    """Return how many bytes at the end begin a UTF-8 character whose rest has not come yet."""
     for back in range(1, min(4, len(tail) + 1)):
         byte = tail[-back]
-        if byte & 0xC0 == 0xC0:
-            length = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4
-            return back if back < length else 0
-        if byte & 0x80 == 0:
+        if byte < 0x80:  # a character of one byte
             return 0
+        if byte >= 0xC0:  # the first byte of a character of 2, 3 or 4 bytes
+            length = 2 + (byte >= 0xE0) + (byte >= 0xF0)
+            return back if back < length else 0
     return 0

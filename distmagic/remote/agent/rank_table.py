@@ -1,6 +1,7 @@
-"""All ranks of a node, and torchrun beside them: hears what they say, writes it down, and tells how each ended.
+"""All ranks of a node: accepts them, journals what they print and report, and finds out how each ended.
 
-Nothing in here blocks; the agent's selector says when to look.
+torchrun's own output and its report of failed ranks come here too. Nothing blocks: the agent's selector calls the methods
+when a descriptor is readable.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -21,19 +23,29 @@ from distmagic.remote.system import memory, processes, socket_peer
 from distmagic.remote.wire import protocol
 
 _PROGRESS_S, _PROGRESS_S_A_RANK = 0.1, 0.0005
-_LINGERING_S = 10.0
+_LINGERING_S = 10.0  # between a rank's end and a notice that its process still runs
+_PACKETS_A_TURN = 256  # of one rank, before the others have their turn
 
 
 def pace_s(world_size: int) -> float:
-    """Return how often a rank's progress is told. Reports in between travel together, 20 of them at most.
+    """Return the seconds between two progress events of a rank. Reports in between are merged into one event.
 
-    So a notebook that follows more than 200 ranks has 2,000 lines a second to read; nobody sees more of a table.
+    A notebook that follows more than 200 ranks thus reads 2,000 events a second, however many ranks there are.
     """
     return max(_PROGRESS_S, _PROGRESS_S_A_RANK * world_size)
 
 
+def _too_many_files(number: int) -> RuntimeError:
+    """Return the error for ranks whose output can't be read. It ends the agent: they would go on unseen."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return RuntimeError(
+        f"{os.strerror(number)}: this host allows a process {soft:,}, and the agent has 7 for each rank. "
+        "Raise the hard limit (ulimit -Hn), or start fewer ranks here (--nproc-per-node)"
+    )
+
+
 class RankTable:
-    """The ranks that have said hello, restarted ones included, until they are gone."""
+    """The ranks that have connected, restarted ones too, each until its process and its pipes are gone."""
 
     def __init__(
         self, folder: Path, journal: Journal, selector: selectors.BaseSelector, clock: Callable[[], float]
@@ -41,17 +53,16 @@ class RankTable:
         self.folder, self.journal, self.selector, self.clock = folder, journal, selector, clock
         self.ranks: list[RankProcess] = []
         self.streams: list[RankStream] = []
-        self.newcomers: list[socket.socket] = []
-        self.engine_exits: tuple[protocol.Exit, ...] = ()  # what torchrun says of ranks that failed
+        self.engine_exits: tuple[protocol.Exit, ...] = ()  # torchrun's report of ranks that failed
         self.memory = memory.Watch()
-        self.failed_at: float | None = None  # when the first rank failed, of those that torchrun didn't start again
+        self.failed_at: float | None = None  # when the first rank failed
         self.progress_at = 0.0
-        self.told_lingering = self.told_full = self.told_room = False
+        self.noticed_lingering = self.noticed_full = self.noticed_room = False
 
-    # ---- who comes
+    # ---- connections
 
     def listen(self, path: str) -> None:
-        """Let ranks and torchrun say hello at this unix socket."""
+        """Listen at this unix socket for ranks, and for torchrun's report."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -60,114 +71,116 @@ class RankTable:
         self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
 
     def _accept(self, listener: socket.socket) -> None:
-        conn, _ = listener.accept()
+        try:
+            conn, _ = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise _too_many_files(error.errno) from error
+            raise
         if not socket_peer.is_ours(conn):
             conn.close()
             return
-        self.newcomers.append(conn)
-        self.selector.register(conn, selectors.EVENT_READ, lambda: self._greet(conn))
+        self.selector.register(conn, selectors.EVENT_READ, lambda: self._receive_first(conn))
 
-    def _greet(self, conn: socket.socket) -> None:
-        """Take a newcomer's first packet: a rank's hello with its pipes, its end, or torchrun's report."""
+    def _receive_first(self, conn: socket.socket) -> None:
+        """Handle a connection's first packet: a rank's `Worker` with its pipes, a rank's end, or torchrun's report."""
         message, fds = first_packet(conn)
         self.selector.unregister(conn)
-        self.newcomers.remove(conn)
         if isinstance(message, protocol.Worker):
             if len(fds) != 2:
-                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no room for the streams of a rank")
+                raise _too_many_files(errno.EMFILE)  # the kernel passes no descriptor beyond the limit
             self._add_rank(RankProcess(conn, message, fds, self.folder, self.clock()))
             return
         if isinstance(message, protocol.EngineEnded):
             self.engine_exits = message.exits
         if isinstance(message, protocol.Ended):
-            self._hear_end(message)
+            # The rank's own code has closed its first connection, so it opened another one to report its end.
+            for rank in self.ranks:
+                is_sender = (rank.hello.rank, rank.hello.restart) == (message.rank, message.restart)
+                if is_sender and not rank.is_over:
+                    rank.ended = message
         for fd in fds:
             os.close(fd)
         conn.close()
 
-    def _hear_end(self, word: protocol.Ended) -> None:
-        """Take the end of a rank whose own connection was closed by its own code."""
-        for rank in self.ranks:
-            if (rank.hello.rank, rank.hello.restart) == (word.rank, word.restart) and not rank.is_over:
-                rank.ended = word
-
     def _add_rank(self, rank: RankProcess) -> None:
         for older in [one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank]:
             self._notice_end(older)
-            if not older.is_over:  # torchrun has ended it to start this one, and its exit code is gone with it
+            if not older.is_over:  # torchrun has ended and reaped it to start this one: nobody knows its exit code
                 self._end_rank(older, older.end_as_replaced())
         self.ranks.append(rank)
         self.journal.add(rank.hello)
         rank.conn.setblocking(False)
-        self.selector.register(rank.conn, selectors.EVENT_READ, lambda: self._hear(rank))
+        self.selector.register(rank.conn, selectors.EVENT_READ, lambda: self._receive(rank))
         if rank.pidfd >= 0:
             self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._notice_end(rank))
         for stream in rank.streams:
             self.add_stream(stream)
 
     def add_stream(self, stream: RankStream) -> None:
-        """Read a stream from now on."""
+        """Read a pipe from now on."""
         self.streams.append(stream)
         self.selector.register(stream.fd, selectors.EVENT_READ, lambda: self._read(stream))
 
-    # ---- what they say
+    # ---- output and progress
 
     def _read(self, stream: RankStream) -> None:
         stream.drain()
         if not stream.is_open:
             self._unwatch(stream.fd)
 
-    def _hear(self, rank: RankProcess) -> None:
-        for _ in range(256):  # then others have their turn
+    def _receive(self, rank: RankProcess) -> None:
+        for _ in range(_PACKETS_A_TURN):
             if not rank.receive():
                 break
         else:
-            return
+            return  # there may be more; the selector calls again
         if rank.ended is not None or not rank.is_open:
             self._unwatch(rank.conn)
             self._notice_end(rank)
 
     def write(self, now: float, *, last: bool = False) -> None:
-        """Write to the journal what came since the last call; progress at most ten times a second, see `pace_s`."""
+        """Journal all output since the last call, and progress as often as `pace_s` allows. `last`: all of both."""
         self._write_streams(self.streams, now, last=last)
-        if now - self.progress_at >= pace_s(self.ranks[0].hello.world_size if self.ranks else 1) or last:
+        world_size = self.ranks[0].hello.world_size if self.ranks else 1
+        if last or now - self.progress_at >= pace_s(world_size):
             self.progress_at = now
             for rank in self.ranks:
-                if (progress := rank.progress()) is not None:
-                    self.journal.add(progress)
+                self._write_progress(rank)
         self.journal.settle()
-        self._tell_full()
+        self._notice_full()
 
     def _write_streams(self, streams: Iterable[RankStream], now: float, *, last: bool) -> None:
         for stream in streams:
             while (event := stream.event(now, last=last)) is not None:
                 self.journal.add(event)
 
-    def _tell_full(self) -> None:
-        """Say once that the disk takes nothing, and once that it does again."""
-        errors = (self.journal.error, *(one.error for one in self.streams), *(one.error for one in self.ranks))
+    def _write_progress(self, rank: RankProcess) -> None:
+        progress = rank.progress()
+        if progress is not None:
+            self.journal.add(progress)
+
+    def _notice_full(self) -> None:
+        """Journal one notice when the disk takes nothing, and one when it does again."""
+        errors = [self.journal.error]
+        errors += [stream.error for stream in self.streams]
+        errors += [rank.error for rank in self.ranks]
         error = next(filter(None, errors), "")
-        if error and not self.told_full:
-            self.told_full = True
+        if error and not self.noticed_full:
+            self.noticed_full = True
             text = (
                 f"can't write to {self.folder} ({error}): the run goes on, but what it prints from here on is not kept"
             )
             self.journal.add(protocol.Notice(text=text))
-        if self.told_full and not error and not self.told_room:
-            self.told_room = True
-            self.journal.add(
-                protocol.Notice(text=f"{self.folder} can be written to again; each log says what it lacks")
-            )
+        if not error and self.noticed_full and not self.noticed_room:
+            self.noticed_room = True
+            text = f"{self.folder} can be written to again; each log says what it lacks"
+            self.journal.add(protocol.Notice(text=text))
 
-    def _write_rank(self, rank: RankProcess, now: float) -> None:
-        self._write_streams(rank.streams, now, last=True)
-        if (progress := rank.progress()) is not None:
-            self.journal.add(progress)
-
-    # ---- how they end
+    # ---- ends
 
     def notice_ends(self) -> None:
-        """Tell the ends of ranks whose processes are over."""
+        """Journal the ends of ranks whose processes have ended since the last call."""
         for rank in self.ranks:
             self._notice_end(rank)
 
@@ -176,54 +189,61 @@ class RankTable:
             return
         while rank.ended is None and rank.receive():
             pass
-        word = rank.last_word(self.memory)
-        if word is not None:
-            self._end_rank(rank, word)
+        end = rank.find_end(self.memory)
+        if end is not None:
+            self._end_rank(rank, end)
 
-    def end_as_torchrun_tells(self) -> None:
-        """Tell the ends that only torchrun, the ranks' parent, has seen."""
+    def end_by_torchrun_report(self) -> None:
+        """Journal the ends of ranks whose exit codes stand in torchrun's report: it had reaped them."""
         codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in self.engine_exits}
         for rank in self.ranks:
             code = codes.get((rank.hello.rank, rank.hello.pid))
             if code is not None and not rank.is_over and not rank.is_running:
                 self._end_rank(rank, rank.end_by_code(code, self.memory))
 
-    def end_untold(self, engine_code: int) -> None:
-        """End the ranks of which torchrun said nothing: they did well, or it ended them when it was ended itself."""
+    def end_unreported(self, engine_code: int) -> None:
+        """Journal the ends of ranks that torchrun's report lacks.
+
+        They ended well where torchrun did. Else torchrun ended them by SIGTERM, before it exited itself.
+        """
         code = 0 if engine_code == 0 else -signal.SIGTERM
         for rank in self.ranks:
             if not rank.is_over and not rank.is_running:
                 self._end_rank(rank, rank.end_by_code(code, self.memory))
 
-    def _end_rank(self, rank: RankProcess, word: protocol.Ended) -> None:
+    def _end_rank(self, rank: RankProcess, end: protocol.Ended) -> None:
         rank.is_over, rank.over_at = True, self.clock()
+        # Its last output and progress come before its end: a reader need not wait for more of it then.
         for stream in rank.streams:
             stream.drain_all()
-        self._write_rank(rank, self.clock())
-        self.journal.add(word)
-        if self.failed_at is None and word.code != 0:
+        self._write_streams(rank.streams, self.clock(), last=True)
+        self._write_progress(rank)
+        self.journal.add(end)
+        if self.failed_at is None and end.code != 0:
             self.failed_at = self.clock()
         self._unwatch(rank.pidfd)
 
-    def end_older(self, before: float) -> None:
-        """Kill the ranks that were there before that time; younger ones are of a world without the lost node."""
+    def kill_older(self, before: float) -> None:
+        """Kill the ranks that connected before that time. Younger ones already run without the lost node."""
         for rank in self.ranks:
             if rank.began < before and not rank.is_over and rank.process is not None:
                 rank.is_replaced = True
                 processes.send(rank.process, signal.SIGKILL)
 
     def notice_lingering(self, now: float) -> None:
-        """Say once that a rank has returned and its process goes on: without this the run just seems to hang."""
+        """Journal one notice of a rank that has returned and whose process still runs: the run would seem to hang."""
         late = [rank for rank in self.ranks if now - rank.over_at > _LINGERING_S and rank.is_running]
-        if late and not self.told_lingering:
-            self.told_lingering = True
-            text = f"rank {late[0].hello.rank} has finished, but its process goes on: a thread or an atexit function still runs"
+        if late and not self.noticed_lingering:
+            self.noticed_lingering = True
+            number = late[0].hello.rank
+            text = f"rank {number} has finished, but its process goes on: a thread or an atexit function still runs"
             self.journal.add(protocol.Notice(text=text))
 
     def forget_gone(self, now: float) -> None:
-        """Let go of ranks that are over, with all that held their streams: restarts must not use up descriptors."""
+        """Close all of the ranks that are gone: else a job that restarts often would use up the descriptors."""
         for rank in [rank for rank in self.ranks if rank.is_gone]:
-            self._write_rank(rank, now)
+            self._write_streams(rank.streams, now, last=True)
+            self._write_progress(rank)
             self.ranks.remove(rank)
             self.streams = [stream for stream in self.streams if stream not in rank.streams]
             self._unwatch(rank.conn)
@@ -232,11 +252,11 @@ class RankTable:
             rank.close()
 
     def _unwatch(self, source: socket.socket | int) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # not watched (any more), or -1 for no descriptor
+        with contextlib.suppress(KeyError, ValueError):  # unregistered before, or -1 for no descriptor
             self.selector.unregister(source)
 
     def finish(self, now: float) -> None:
-        """Take and write the last of everything."""
+        """Journal everything that is still in pipes and sockets."""
         for stream in self.streams:
             stream.drain_all()
         self.notice_ends()

@@ -1,4 +1,4 @@
-"""The agent's readers: who is attached over the unix socket, how far each has read, and what it asks for."""
+"""The connections over which notebooks follow a job: each is sent the journal and sends requests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ _CHUNK_BYTES = 256 << 10
 
 
 class Reader:
-    """One connection. Nothing is sent before it has said from where (`FollowJob`)."""
+    """One connection. No event is sent before its `FollowJob` says which event comes first.
 
-    def __init__(self, conn: socket.socket) -> None:
+    `is_open` is False once the other side has closed it, or has sent something that is not of the protocol.
+    """
+
+    def __init__(self, conn: socket.socket, now: float) -> None:
         conn.setblocking(False)
         self.conn = conn
+        self.is_open = True
+        self._progress_at = now  # when it took bytes, or had none to take
         self._lines = Lines()
         self._unsent = b""
-        self._cursor: int | None = None
-        self.is_open = True
+        self._cursor: int | None = None  # the number of the last event in `_unsent`, or sent; None before `FollowJob`
 
     def receive(self, last: int) -> list[protocol.Message]:
-        """Return what it asks for; `is_open` is False after end of file. `last`: the number of the latest event."""
+        """Return the requests that have arrived. `last` is the number of the journal's latest event."""
         try:
             data = self.conn.recv(65536)
         except BlockingIOError:
@@ -34,24 +38,29 @@ class Reader:
             self.is_open = False
             return []
         self._lines.feed(data)
+        found: list[protocol.Message] = []
         try:
-            return self._requests(last)
+            while (line := self._lines.line()) is not None:
+                _, message = protocol.decode(line)
+                if isinstance(message, protocol.FollowJob):
+                    self._cursor = last if message.live else message.after
+                found.append(message)
         except protocol.BadLine:
             self.is_open = False
             return []
-
-    def _requests(self, last: int) -> list[protocol.Message]:
-        found: list[protocol.Message] = []
-        while (line := self._lines.line()) is not None:
-            _, message = protocol.decode(line)
-            if isinstance(message, protocol.FollowJob):
-                self._cursor = last if message.live else message.after
-            found.append(message)
         return found
 
-    def send(self, journal: Journal) -> None:
-        """Send as much as the connection takes without blocking."""
-        while self.is_open and self._fill(journal):
+    def send(self, journal: Journal, now: float) -> None:
+        """Send as much of the journal as the connection takes without blocking.
+
+        Raises OSError where the journal can't be read.
+        """
+        while self.is_open:
+            if not self._unsent and self._cursor is not None and self._cursor < journal.last:
+                self._cursor, self._unsent = journal.after(self._cursor, _CHUNK_BYTES)
+            if not self._unsent:
+                self._progress_at = now
+                return
             try:
                 sent = self.conn.send(self._unsent)
             except BlockingIOError:
@@ -59,19 +68,19 @@ class Reader:
             except OSError:
                 self.is_open = False
                 return
+            self._progress_at = now
             self._unsent = self._unsent[sent:]
 
-    def _fill(self, journal: Journal) -> bool:
-        if not self._unsent and self._cursor is not None and self._cursor < journal.last:
-            self._cursor, self._unsent = journal.after(self._cursor, _CHUNK_BYTES)
-        return bool(self._unsent)
+    def is_stalled(self, now: float, after_s: float) -> bool:
+        """Whether there are bytes to send, and it has taken none for this long."""
+        return bool(self._unsent) and now - self._progress_at > after_s
 
-    def tell(self, message: protocol.Message) -> None:
-        """Answer this reader alone: no event."""
+    def answer(self, message: protocol.Message) -> None:
+        """Send a message to this reader alone. It is no event: it has no number, and the journal lacks it."""
         self._unsent += protocol.encode(message)
 
     def has_all(self, journal: Journal) -> bool:
-        """Whether everything has been handed to the connection."""
+        """Whether every event has been handed to the connection; True also of a closed one."""
         return not self.is_open or (not self._unsent and self._cursor == journal.last)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Asks all ranks of a node where they are, and writes their answers to the journal. Nothing in here blocks."""
+"""Collects the stacks of all ranks of a node by a signal, and journals them. Nothing in here blocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
 
-_ASLEEP_S = 1.0  # for a rank whose process is stopped, or waits in the kernel
-_PATIENCE_S = 4.0  # for any other: the machine may be very busy
+_ASLEEP_S = 1.0  # to wait for a process that is stopped, or waits in the kernel
+_PATIENCE_S = 4.0  # to wait for any other: the machine may be very busy
 _READ_BYTES = 1 << 20
 _STATES = {
     "T": "its process is stopped (kill -CONT would let it go on)",
@@ -29,49 +29,52 @@ _STATES = {
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A rank that has been sent the signal, and what its file held when it was looked at last."""
+class _Signalled:
+    """A rank that has been sent the signal, and the text in its file at the latest look."""
 
     rank: RankProcess
     text: str = ""
 
 
 class StackDumper:
-    """The calls of one agent, one at a time. `ask` is a request's, `step` goes on with it."""
+    """Handles one request at a time: `request` queues it, `step` continues with it.
+
+    `code` is the payload with the user's sources, `bundle` the file that distmagic itself runs from.
+    """
 
     def __init__(self, run_dir: Path, code: Path, bundle: str, journal: Journal) -> None:
         self._run_dir, self._code, self._bundle, self._journal = run_dir, code, bundle, journal
         self._sources: Sources | None = None
         self._queue: list[str] = []
-        self._waiting: list[_Asked] = []
-        self._asked = ""
+        self._waiting: list[_Signalled] = []
+        self._request_id = ""  # of the present request, "" for none; it is in all its events
         self._began = 0.0
         self._count = 0
 
-    def ask(self, asked: str) -> None:
-        """Call the roll as soon as the calls before are through; a request that comes twice is answered once."""
-        if asked != self._asked and asked not in self._queue:
-            self._queue.append(asked)
+    def request(self, request_id: str) -> None:
+        """Queue a request. One that is queued or in progress already is not repeated."""
+        if request_id != self._request_id and request_id not in self._queue:
+            self._queue.append(request_id)
 
     def step(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        """Begin the next call, or take the answers that have come."""
-        if not self._asked and self._queue:
+        """Begin the next request, or journal the answers to the present one."""
+        if not self._request_id and self._queue:
             self._begin(now, [rank for rank in ranks if not rank.is_over and rank.is_running])
-        elif self._asked:
-            self._waiting = [one for one in self._waiting if not self._take(one, now)]
+        elif self._request_id:
+            self._waiting = [one for one in self._waiting if not self._handle(one, now)]
             self._end_if_all()
 
     def _begin(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        self._asked, self._began, self._count = self._queue.pop(0), now, len(ranks)
+        self._request_id, self._began, self._count = self._queue.pop(0), now, len(ranks)
         for rank in ranks:
-            why = self._send(rank)
-            if why:
-                self._tell(rank, silence=why)
+            silence = self._signal(rank)
+            if silence:
+                self._journal_rank(rank, silence=silence)
             else:
-                self._waiting.append(_Asked(rank=rank))
+                self._waiting.append(_Signalled(rank=rank))
         self._end_if_all()
 
-    def _send(self, rank: RankProcess) -> str:
+    def _signal(self, rank: RankProcess) -> str:
         """Send a rank the signal; return why it can't answer, "" if it can."""
         if rank.process is None or not stacks.is_ready(self._run_dir, rank.hello.pid):
             return "it is still starting, or has taken over the signal that it is asked with"
@@ -80,21 +83,22 @@ class StackDumper:
         processes.send(rank.process, stacks.SIGNAL)
         return ""
 
-    def _take(self, one: _Asked, now: float) -> bool:
-        """Tell where a rank is if its answer is whole, or won't come; return whether it was told."""
+    def _handle(self, one: _Signalled, now: float) -> bool:
+        """Journal a rank's stacks once they are complete, or won't come; return whether that is so."""
         before, one.text = one.text, self._read(one.rank)
         if stacks.is_whole(one.text, self._bundle):
             self._answer(one)
             return True
         if one.text != before or now - self._began < _ASLEEP_S:
-            return False
+            return False  # still writing, or just signalled
         state, where = _state(one.rank)
         if state not in _STATES and now - self._began < _PATIENCE_S:
             return False
         if one.text:
-            self._answer(one)  # not as one of our ranks looks, but better than nothing
+            self._answer(one)  # incomplete, or of an unknown form: better than nothing
         else:
-            self._tell(one.rank, silence=_STATES.get(state, f"it gave no answer within {_PATIENCE_S:g} s") + where)
+            silence = _STATES.get(state, f"it gave no answer within {_PATIENCE_S:g} s")
+            self._journal_rank(one.rank, silence=silence + where)
         return True
 
     def _read(self, rank: RankProcess) -> str:
@@ -105,28 +109,32 @@ class StackDumper:
         except OSError:
             return ""
 
-    def _answer(self, one: _Asked) -> None:
+    def _answer(self, one: _Signalled) -> None:
         if self._sources is None:
             self._sources = _sources(self._code, self._bundle)
         threads = stacks.threads_of(one.text, self._sources)
-        self._tell(one.rank, threads, "" if threads else "its answer can't be read")
+        self._journal_rank(one.rank, threads, "" if threads else "its answer can't be read")
 
-    def _tell(self, rank: RankProcess, threads: tuple[protocol.Thread, ...] = (), silence: str = "") -> None:
+    def _journal_rank(self, rank: RankProcess, threads: tuple[protocol.Thread, ...] = (), silence: str = "") -> None:
         hello = rank.hello
         self._journal.add(
             protocol.Stacks(
-                asked=self._asked, rank=hello.rank, local_rank=hello.local_rank, threads=threads, silence=silence
+                request_id=self._request_id,
+                rank=hello.rank,
+                local_rank=hello.local_rank,
+                threads=threads,
+                silence=silence,
             )
         )
 
     def _end_if_all(self) -> None:
         if not self._waiting:
-            self._journal.add(protocol.StacksDone(asked=self._asked, ranks=self._count))
-            self._asked = ""
+            self._journal.add(protocol.StacksDone(request_id=self._request_id, ranks=self._count))
+            self._request_id = ""
 
 
 def _state(rank: RankProcess) -> tuple[str, str]:
-    """Return a process's state as ps(1) shows it, and where in the kernel it waits if that is told."""
+    """Return a process's state as ps(1) shows it, and for "D" the kernel function that it waits in, if that is known."""
     now = processes.read(rank.hello.pid)
     if now is None:
         return "Z", ""
@@ -138,10 +146,10 @@ def _state(rank: RankProcess) -> tuple[str, str]:
 
 
 def _sources(code: Path, bundle: str) -> Sources:
-    """Return what the payload says of file names; nothing, if it can't be read any more."""
+    """Return the file names and texts of the user's code, from the payload; none of them if it can't be read any more."""
     try:
         with zipfile.ZipFile(code) as archive:
-            told = json.loads(archive.read("sources.json"))
+            found = json.loads(archive.read("sources.json"))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        told = {"labels": {}, "texts": {}}
-    return Sources(labels=told["labels"], texts=told["texts"], modules=f"{code}/modules/", own=f"{bundle}/")
+        found = {"labels": {}, "texts": {}}
+    return Sources(labels=found["labels"], texts=found["texts"], modules=f"{code}/modules/", own=f"{bundle}/")

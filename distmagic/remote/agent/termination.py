@@ -1,4 +1,4 @@
-"""How the agent ends everything below it: SIGTERM, patience, SIGKILL, until the tree is empty. No waiting in here."""
+"""How the agent ends all processes below it: SIGTERM, a grace time, SIGKILL, until none is left. It never waits."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ import signal
 
 from distmagic.remote.system import processes
 
-_UNKILLABLE_S = 10.0  # what has not gone this long after SIGKILL sits in the kernel
+_UNKILLABLE_S = 10.0  # a process that lives this long after SIGKILL is in a system call of the kernel
 
 
 class Termination:
-    """The ending of a process tree in small steps. `step` is called again and again until `is_done`."""
+    """The end of this process's descendants, in small steps. Call `step` until `is_done`.
+
+    `survivors`: the processes that SIGKILL did not end, in words.
+    """
 
     def __init__(self) -> None:
         self._kill_at: float | None = None
-        self._asked: set[tuple[int, int]] = set()
+        self._sigterm_sent: set[tuple[int, int]] = set()  # (pid, start time)
         self.is_done = False
         self.survivors: tuple[str, ...] = ()
 
     @property
     def has_begun(self) -> bool:
-        """Whether anybody was told to end."""
+        """Whether `begin` was called."""
         return self._kill_at is not None
 
     def begin(self, now: float, grace_s: float) -> None:
-        """Ask everything to end; whoever hasn't after `grace_s` is killed. A second call can only shorten it."""
+        """Send SIGTERM now, and SIGKILL after `grace_s`. A second call can only shorten that time."""
         kill_at = now + grace_s
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         self.step(now)
 
     def step(self, now: float) -> None:
-        """Do what is due."""
+        """Send the signals that are due, also to processes that were started meanwhile."""
         if self._kill_at is None or self.is_done:
             return
         tree = processes.descendants(os.getpid())
         self.is_done = not tree
         for process in tree:
+            identity = (process.pid, process.started)
             if now >= self._kill_at:
                 processes.send(process, signal.SIGKILL)
-            elif (process.pid, process.started) not in self._asked:
-                self._asked.add((process.pid, process.started))
+            elif identity not in self._sigterm_sent:
+                self._sigterm_sent.add(identity)
                 processes.send(process, signal.SIGTERM)
         if tree and now > self._kill_at + _UNKILLABLE_S:
             self.survivors = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in tree)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from distmagic.remote.records import places
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire import protocol
 
 if TYPE_CHECKING:
@@ -71,7 +69,6 @@ class BlobReceiver:
             with _arriving(blob) as arrival:
                 for data in pieces:
                     arrival.write(data)
-                arrival.keep()
         except OSError as error:
             for _ in pieces:
                 continue
@@ -160,7 +157,6 @@ class _Taking:
                     self._files.close()  # the next host has had damaged bytes too, and sees it by the end of file
                 arrival.begin_again()
                 self._take_from_notebook(number, arrival)
-            arrival.keep()
         self._done_bytes += blob.size_bytes
 
     def _take_from_host(self, number: int, arrival: _Arrival) -> None:
@@ -198,10 +194,10 @@ class _Taking:
 
 
 class _Arrival:
-    """A blob that comes into a file aside: another host may share this home, and take the same blob."""
+    """A blob that is coming in, and the file that it is written to."""
 
-    def __init__(self, blob: protocol.Blob, file: io.FileIO, aside: Path) -> None:
-        self.blob, self.file, self._aside = blob, file, aside
+    def __init__(self, blob: protocol.Blob, file: BinaryIO) -> None:
+        self.blob, self.file = blob, file
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -229,24 +225,16 @@ class _Arrival:
         """Whether it is what it should be."""
         return self._digest.hexdigest() == self.blob.sha256
 
-    def keep(self) -> None:
-        """Give it its name. Raises OSError if it isn't what it should be."""
-        if not self.is_good:
-            raise OSError("a file arrived damaged")
-        self._aside.rename(places.blob(self.blob.sha256))
-
 
 @contextlib.contextmanager
 def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
-    """Give a blob a file to come into, which is gone if it was not kept."""
-    path = places.blob(blob.sha256)
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
-    try:
-        with io.FileIO(aside, "w+") as file:
-            yield _Arrival(blob, file, aside)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
+    """Give a blob a file to come into, which is kept under its name after the block. Raises OSError if it came damaged."""
+    # Without a buffer: while it grows, the file is read by the server that hands it on to the next host.
+    with atomic_write(places.blob(blob.sha256), is_buffered=False) as file:
+        arrival = _Arrival(blob, file)
+        yield arrival
+        if not arrival.is_good:
+            raise OSError("a file arrived damaged")
 
 
 def _words(error: BaseException) -> str:

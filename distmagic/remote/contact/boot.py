@@ -9,18 +9,30 @@ from __future__ import annotations
 import base64
 import zlib
 
-BOOTSTRAP = 'import sys;exec(getattr(sys.stdin,"buffer",sys.stdin).readline())'
+# The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
+BOOTSTRAP = 'import sys;sys.path[:]=[p for p in sys.path if p];exec(getattr(sys.stdin,"buffer",sys.stdin).readline())'
 MARK = b"distmagic-boot "
 
 # Runs on Pythons that are too old for the rest, so that the notebook can say so.
 _PROGRAM = r"""
 import hashlib, json, os, stat, sys
+def distmagic_others(gid):
+    try:
+        import grp, pwd
+        me = pwd.getpwuid(os.geteuid()).pw_name
+        others = sorted(set(grp.getgrgid(gid).gr_mem) - set([me, "root"]))
+    except (ImportError, KeyError):
+        return ""  # no names, as in containers
+    return "%s (of group %d)" % (others[0], gid) if others else ""
 def distmagic_trust(home):
     for path in sorted(set([home, os.path.realpath(home)])):
         at = ""
         for name in path.strip("/").split("/"):
-            if os.stat(at or "/").st_mode & 0o1002 == 0o002:
+            above = os.stat(at or "/")
+            if above.st_mode & 0o1002 == 0o002:
                 raise OSError("everybody can replace what is in %s" % (at or "/"))
+            if above.st_mode & 0o1020 == 0o020 and distmagic_others(above.st_gid):
+                raise OSError("%s can replace what is in %s" % (distmagic_others(above.st_gid), at or "/"))
             at += "/" + name
             if not os.path.lexists(at):
                 break
@@ -38,7 +50,9 @@ def distmagic_shut(home, folders):
             os.chmod(path, stat.S_IMODE(found.st_mode) & ~shut)
 def distmagic_boot(sha):
     umask = os.umask(0o077)
-    home = os.path.abspath(os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic"))
+    home = os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")
+    is_nowhere = home.startswith("~")  # Python leaves it as it is; a directory of that name invites `rm -rf ~`
+    home = home if is_nowhere else os.path.abspath(home)
     folder = os.path.join(home, "blobs")
     path = os.path.join(folder, sha)
     own = hashlib.sha256(os.urandom(16)).hexdigest()[:12]  # another host may share this home
@@ -52,22 +66,26 @@ def distmagic_boot(sha):
     reply = {"python": list(sys.version_info[:3]), "home": home, "have": have, "error": "",
              "executable": sys.executable, "system": sys.platform}
     try:
+        if is_nowhere:
+            raise OSError("HOME is not set, and this user has no entry in the password file")
         folders = [folder, os.path.join(home, "jobs")]
         distmagic_trust(home)
         for each in [home] + folders:
             try:
                 os.makedirs(each, 0o700)
             except OSError:
-                if not os.path.isdir(each):  # else it was there, or another host made it a moment ago
+                if not os.path.isdir(each) and not have:  # else it was there, or another host made it a moment ago
                     raise
-        distmagic_shut(home, folders)
-        trial = os.path.join(folder, "trial-" + own)
-        try:
-            with open(trial, "wb") as file:
-                file.write(b"x" * 4096)
-        finally:
-            if os.path.exists(trial):
-                os.remove(trial)
+        distmagic_shut(home, [each for each in folders if os.path.isdir(each)])
+        # With the bundle there a full or read-only disk stands in nobody's way yet: jobs can be followed and stopped.
+        if not have:
+            trial = os.path.join(folder, "trial-" + own)
+            try:
+                with open(trial, "wb") as file:
+                    file.write(b"x" * 4096)
+            finally:
+                if os.path.exists(trial):
+                    os.remove(trial)
     except (IOError, OSError) as error:
         reply["error"] = str(error)
     os.write(1, b"\n@MARK@" + json.dumps(reply).encode() + b"\n")
@@ -95,7 +113,7 @@ def distmagic_boot(sha):
         except (IOError, OSError) as error:
             if os.path.exists(aside):
                 os.remove(aside)
-            refused = {"t": "refused", "n": 0, "what": "offer", "error": "can't write to %s: %s" % (home, error)}
+            refused = {"t": "refused", "n": 0, "what": "offer_blobs", "error": "can't write to %s: %s" % (home, error)}
             os.write(1, json.dumps(refused).encode() + b"\n")
             sys.exit(1)
     sys.path.insert(0, path)

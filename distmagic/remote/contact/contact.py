@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from distmagic.remote.contact import blob_receiver, template_client
 from distmagic.remote.records import journal, listing, logs, places
@@ -38,27 +38,49 @@ class Contact:
         self._out = os.dup(1)
         os.dup2(2, 1)
         self._lines = Lines()
-        self.intake = blob_receiver.BlobReceiver(self)
         self._owner = ""
+        self._receiver = blob_receiver.BlobReceiver(self)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            protocol.GetFacts: self._send_facts_again,
+            protocol.GetRoute: self._send_route,
+            protocol.CheckBlobs: self._receiver.check,
+            protocol.OfferBlobs: self._receiver.offer,
+            protocol.ServeBlobs: self._receiver.serve,
+            protocol.ReceiveBlobs: self._receiver.take,
+            protocol.GetBlob: self._send_blob,
+            protocol.PruneBlobs: self._prune_blobs,
+            protocol.StartNode: self._start_node,
+            protocol.FollowJob: self._follow_job,
+            protocol.GetFile: self._send_file,
+            protocol.ListJobs: self._send_jobs,
+            protocol.RemoveJob: self._remove_job,
+            protocol.SweepJob: self._sweep_job,
+            protocol.TemplateRequest: self._ensure_template,
+            protocol.RenewLease: self._renew_templates,
+            protocol.ListTemplates: self._send_templates,
+            protocol.EndTemplates: self._end_templates,
+        }
 
     def run(self) -> None:
-        """Tell the facts, then answer until end of file."""
+        """Send the facts, then answer until end of file."""
+        self._send_facts()
+        # After the facts, which the notebook waits for: on a slow disk it takes its time.
         _sweep_dead()
-        places.tidy()
-        self.say(replace(facts.gather(), running=listing.running()))
+        with contextlib.suppress(OSError):
+            places.tidy()
         while (line := self._line()) is not None:
             _, request = protocol.decode(line)
-            handler = _HANDLERS.get(type(request))
-            if handler is not None:  # an order to an agent that ended meanwhile has none
-                self._handle(handler, request)
+            if type(request) in self._handlers:  # a request for an agent that ended meanwhile has no handler here
+                self._answer(request)
 
-    def _handle(self, handler: object, request: protocol.Message) -> None:
-        if not isinstance(request, protocol.ReceiveBlobs):
-            self.intake.close()  # what is asked after a delivery says that it is over
+    def _answer(self, request: protocol.Message) -> None:
+        # Blobs are served to the next host while they arrive here. Any other request means that the delivery is over.
+        if not isinstance(request, protocol.ServeBlobs | protocol.ReceiveBlobs):
+            self._receiver.close()
         try:
-            handler(self, request)  # type: ignore[operator]
+            self._handlers[type(request)](request)
         except (OSError, ValueError) as error:
-            self.say(protocol.Refused(what=type(request).__name__.lower(), error=str(error)))
+            self.say(protocol.Refused(what=protocol.name_of(request), error=str(error)))
 
     # ---- bytes
 
@@ -79,13 +101,6 @@ class Contact:
             self._lines.feed(data)
         return line
 
-    # ---- answers
-
-    def ask(self, request: protocol.GetRoute) -> None:
-        """Tell from which address this host dials a peer."""
-        address, interface = facts.route(request.peer)
-        self.say(protocol.Route(address=address, interface=interface))
-
     def pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes from the notebook."""
         while size:
@@ -102,17 +117,31 @@ class Contact:
         poll.register(sock, events)
         ready = dict(poll.poll(max(0.0, 1000 * timeout_s)))
         if 0 in ready:
-            self._hear()
+            data = os.read(0, 65536)
+            if not data:
+                sys.exit(0)  # the channel is gone
+            self._lines.feed(data)
         elif not ready:
             raise TimeoutError(f"it said nothing for {timeout_s:.0f} s")
 
-    def _hear(self) -> None:
-        data = os.read(0, 65536)
-        if not data:
-            sys.exit(0)  # the channel is gone
-        self._lines.feed(data)
+    # ---- this host
 
-    def start(self, request: protocol.StartNode) -> None:
+    def _send_facts(self) -> None:
+        self.say(replace(facts.gather(), running=listing.running(), write_error=places.write_error()))
+
+    def _send_facts_again(self, _: protocol.GetFacts) -> None:
+        """Send the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
+        os.stat(sys.path[0])
+        self._send_facts()
+
+    def _send_route(self, request: protocol.GetRoute) -> None:
+        """Send the address from which this host dials a peer."""
+        address, interface = facts.route(request.peer)
+        self.say(protocol.Route(address=address, interface=interface))
+
+    # ---- jobs
+
+    def _start_node(self, request: protocol.StartNode) -> None:
         """Start an agent, and carry bytes until it is gone."""
         folder = places.job_dir(request.job, request.node_rank)
         cwd = os.path.expanduser(request.cwd)
@@ -120,9 +149,9 @@ class Contact:
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
         places.log_limit_bytes(request.env)
         try:
-            prefix = logout.survivor_prefix(must=request.stays)
+            prefix = logout.survivor_prefix(must=request.terms.survives_logout)
         except PermissionError as error:
-            self.say(protocol.Refused(what="detach", error=str(error)))
+            self.say(protocol.Refused(what="detach_job", error=str(error)))
             return
         for each in (folder.parent.parent, folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=each is not folder)
@@ -154,12 +183,16 @@ class Contact:
                     return partial(processes.wait_gone, agent, _GONE_S)
             return _exec(request, listener, log, prefix, self._umask)
 
-    def attach(self, request: protocol.FollowJob) -> None:
-        """Carry bytes to and from an agent that runs."""
+    def _follow_job(self, request: protocol.FollowJob) -> None:
+        """Carry bytes to and from an agent that runs, and speaks our protocol."""
+        listing.check_protocol(request.job, request.node_rank)
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
             has_spoken = self._relay(run_dir / "readers", request)
+        except BlockingIOError:
+            text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
+            raise TimeoutError(text) from None
         except (FileNotFoundError, ConnectionError):
             has_spoken = False
         if not has_spoken:
@@ -172,10 +205,18 @@ class Contact:
             self._write(line)
 
     def _relay(self, path: Path, attach: protocol.FollowJob) -> bool:
-        """Carry bytes both ways until the agent closes, which it does as its last act; return whether it said anything."""
+        """Carry bytes both ways until the agent closes; return whether it sent anything.
+
+        An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
+        they are in the journal. If the agent still runs, this process exits, and the notebook connects again.
+        """
         has_spoken = False
+        last = None if attach.live else attach.after  # the number of the last event that was sent on
+        torn = b""  # the beginning of a line: only whole lines are sent on
         with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
+            conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
             conn.connect(str(path))
+            conn.setblocking(True)
             socket_peer.check(conn)
             conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
             selector.register(0, selectors.EVENT_READ, "notebook")
@@ -184,19 +225,25 @@ class Contact:
                 sides = [key.data for key, _ in selector.select()]
                 if "agent" in sides:
                     data = _receive(conn)
+                    if not data and listing.is_running(attach.job, attach.node_rank):
+                        sys.exit(0)
                     if not data:
+                        if has_spoken and last is not None:
+                            self._replay(replace(attach, after=last))
                         return has_spoken
                     has_spoken = True
-                    self._write(data)
+                    whole, newline, torn = (torn + data).rpartition(b"\n")
+                    self._write(whole + newline)
+                    last = _last_number(whole) or last
                 if "notebook" in sides:
                     data = os.read(0, 65536)
                     if not data:
                         sys.exit(0)  # the channel is gone; the agent waits for its lease
                     with contextlib.suppress(ConnectionError):  # it ends; what it has said is still to be read
                         conn.sendall(data)
-                    self.renew()
+                    self._renew_templates()
 
-    def fetch(self, request: protocol.GetFile) -> None:
+    def _send_file(self, request: protocol.GetFile) -> None:
         """Send a file of a job."""
         path = places.job_dir(request.job, request.node_rank) / request.name
         with contextlib.ExitStack() as stack:
@@ -208,6 +255,8 @@ class Contact:
             for file, size in parts:
                 self._send_part(file, min(skip, size), size)
                 skip -= min(skip, size)
+        if path.suffix == ".result":
+            places.mark_fetched(path)
 
     def _send_part(self, file: BinaryIO, at: int, end: int) -> None:
         file.seek(at)
@@ -215,7 +264,7 @@ class Contact:
             at += len(data)
             self._write(data)
 
-    def give(self, request: protocol.GetBlob) -> None:
+    def _send_blob(self, request: protocol.GetBlob) -> None:
         """Send a blob, for a host that comes to a job later."""
         path = places.blob(request.sha256)
         with path.open("rb") as file:
@@ -223,16 +272,18 @@ class Contact:
             self.say(protocol.Data(size_bytes=size))
             self._send_part(file, 0, size)
 
-    def list(self, _: protocol.ListJobs) -> None:
-        """Tell the jobs of this host."""
-        self.say(protocol.Jobs(jobs=listing.jobs()))
+    def _send_jobs(self, request: protocol.ListJobs) -> None:
+        """Send what this host has of jobs."""
+        for one in listing.jobs(request.job):
+            self.say(protocol.Jobs(jobs=(one,)))  # a line each: all of them can be longer than a line may be
+        self.say(protocol.Jobs())
 
-    def remove(self, request: protocol.RemoveJob) -> None:
+    def _remove_job(self, request: protocol.RemoveJob) -> None:
         """Remove what a job that has ended left here."""
         self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
-    def clear(self, request: protocol.PruneBlobs) -> None:
-        """Tell what is kept of what was sent, and remove it if that is asked for."""
+    def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
+        """Send how many bytes are kept of blobs that nobody uses, and remove these if the request says so."""
         found = places.unused(Path(sys.path[0]).name)
         if request.removes:
             places.remove(path for path, _ in found)
@@ -240,34 +291,29 @@ class Contact:
 
     # ---- templates
 
-    def describe(self, _: protocol.GetFacts) -> None:
-        """Tell the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
-        os.stat(sys.path[0])
-        self.say(replace(facts.gather(), running=listing.running()))
-
-    def warm(self, request: protocol.TemplateRequest) -> None:
+    def _ensure_template(self, request: protocol.TemplateRequest) -> None:
         """Have a template. No answer: where there can be none, jobs are started by exec."""
         self._owner = request.owner
         with contextlib.suppress(OSError, ValueError):
             template_client.ensure(request, self._umask, logout.survivor_prefix(must=False))
 
-    def renew(self, _: protocol.RenewLease | None = None) -> None:
-        """Renew the lease of the templates of whoever this is."""
+    def _renew_templates(self, _: protocol.RenewLease | None = None) -> None:
+        """Renew the lease of the templates of this conversation's notebook."""
         if self._owner:
             template_client.renew(self._owner)
 
-    def look(self, request: protocol.ListTemplates) -> None:
-        """Tell what is kept warm for a notebook."""
+    def _send_templates(self, request: protocol.ListTemplates) -> None:
+        """Send what is kept loaded for a notebook."""
         self.say(protocol.Templates(templates=template_client.templates(request.owner)))
 
-    def cool(self, request: protocol.EndTemplates) -> None:
-        """End what is kept warm for a notebook."""
+    def _end_templates(self, request: protocol.EndTemplates) -> None:
+        """End what is kept loaded for a notebook."""
         template_client.end_all(request.owner)
         self.say(protocol.Templates())
 
-    # ---- the dead
+    # ---- processes that a dead agent left
 
-    def sweep(self, request: protocol.SweepJob) -> None:
+    def _sweep_job(self, request: protocol.SweepJob) -> None:
         """End what a dead agent left running."""
         left = processes.sweep(request.job)
         for path in places.run_dirs(request.job):
@@ -279,6 +325,8 @@ class Contact:
 def _sweep_dead() -> None:
     """End what agents left that were killed together with their notebook: nobody else came to do it."""
     for job, folders in places.dead_runs().items():
+        if any(processes.has_role(process, "agent") for process in processes.marked(job)):
+            continue  # the agent lives: a cleaner of /tmp has removed its socket
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -293,6 +341,15 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+
+
+def _last_number(lines: bytes) -> int:
+    """Return the number of the last event in these lines, 0 for none."""
+    for line in reversed(lines.split(b"\n")):
+        number, message = protocol.decode(line) if line else (0, None)
+        if number:
+            return message.through if isinstance(message, protocol.Skipped) else number
+    return 0
 
 
 def _receive(conn: socket.socket) -> bytes:
@@ -315,28 +372,6 @@ def _exec(
     child.stdin.write(protocol.encode(request))
     child.stdin.close()
     return child.wait
-
-
-_HANDLERS = {
-    protocol.GetRoute: Contact.ask,
-    protocol.CheckBlobs: lambda contact, request: contact.intake.check(request),
-    protocol.OfferBlobs: lambda contact, request: contact.intake.offer(request),
-    protocol.ServeBlobs: lambda contact, request: contact.intake.serve(request),
-    protocol.ReceiveBlobs: lambda contact, request: contact.intake.take(request),
-    protocol.StartNode: Contact.start,
-    protocol.FollowJob: Contact.attach,
-    protocol.GetFile: Contact.fetch,
-    protocol.GetBlob: Contact.give,
-    protocol.SweepJob: Contact.sweep,
-    protocol.ListJobs: Contact.list,
-    protocol.RemoveJob: Contact.remove,
-    protocol.PruneBlobs: Contact.clear,
-    protocol.GetFacts: Contact.describe,
-    protocol.TemplateRequest: Contact.warm,
-    protocol.RenewLease: Contact.renew,
-    protocol.ListTemplates: Contact.look,
-    protocol.EndTemplates: Contact.cool,
-}
 
 
 def main(_: list[str]) -> None:

@@ -23,7 +23,7 @@ from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking, process_title
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
-from distmagic.remote.system.gc_pause import uncollected
+from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
 
 # None of these starts a thread, touches a device or draws a random number when it is imported (numpy is reseeded).
@@ -105,7 +105,7 @@ def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
 
 def _be_agent(request: protocol.ForkAgent, listener: int, log: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    forking.settle(request.env, (null, log, log), keep=[listener])
+    forking.reset_process(request.env, (null, log, log), keep=[listener])
     process_title.show("agent", request.start.job)
     agent.serve(request.start, socket.socket(fileno=listener))
 
@@ -130,7 +130,7 @@ def main(_: list[str]) -> None:
 def _load() -> bool:
     """Import all that is preloaded; return whether this process may be forked then."""
     before, descriptors = dict(os.environ), _descriptors()
-    with uncollected():
+    with gc_paused():
         for name in PRELOADED:
             importlib.import_module(name)
     forking.remember(before, _descriptors() - descriptors)

@@ -24,6 +24,7 @@ from pathlib import Path
 from distmagic.remote.engine import process_title
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
 PATIENCE_S = 20.0  # for a template that is still importing torch; then the job starts without it
@@ -35,9 +36,8 @@ _PID = "pid"
 _WRITTEN_BY_PIP = (".dist-info", ".egg-info", ".pth", ".egg-link")
 
 AT_RUN_TIME = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PWD", "OLDPWD",
-    "SHLVL", "_", "TERM", "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME",
+    *TORCHRUN_VARIABLES, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PWD", "OLDPWD", "SHLVL", "_", "TERM",
+    "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME",
 }  # fmt: skip
 AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
 
@@ -105,9 +105,9 @@ def ensure(warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] =
 def _is_there(folder: Path) -> bool:
     try:
         places.check_run_dir(folder)
-        with socket.socket(socket.AF_UNIX) as conn:
-            conn.connect(str(folder / places.TEMPLATE))
     except OSError:
+        return False
+    if not places.listens(folder / places.TEMPLATE):
         return False
     process = _process(folder)
     if process is not None and process.state == "T":  # somebody has stopped it: nobody is to wait for it
@@ -131,7 +131,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
     path = folder / places.TEMPLATE
     settings = {
         SETTINGS: json.dumps({"idle_s": warm.idle_s, "lease_s": warm.lease_s}),
-        processes.MARK: process_title.ROOM,
+        processes.MARK: process_title.JOB_PLACEHOLDER,
     }
     try:
         with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("wb") as log:
@@ -139,7 +139,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
             path.chmod(0o600)
             listener.listen(16)
             child = subprocess.Popen(
-                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE], stdin=listener.fileno(), stdout=log, stderr=log,
+                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE_PLACEHOLDER], stdin=listener.fileno(), stdout=log, stderr=log,
                 env={**env, **settings}, start_new_session=True, umask=umask,
             )  # fmt: skip
     except BaseException:

@@ -1,6 +1,6 @@
-"""torchrun itself, in this process: its own parser and its own engine; and a report of how ranks ended.
+"""The process that is torchrun: it calls torch's own parser and launcher, and reports to the agent how ranks failed.
 
-`environment` is what the agent starts it with.
+`environment` is called in the agent, `main` and all below it in the new process.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from typing import Any
 from distmagic.remote.engine import forking, rank_fork_server
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
-from distmagic.remote.system.gc_pause import uncollected
+from distmagic.remote.system.gc_pause import gc_paused
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
-_LOOK_S = 0.02  # at the ranks
-_ENDPOINT_S, _ANSWER_S, _PAUSE_S = 3.0, 0.5, 0.005  # for the lead to listen; one attempt; between two
-_ORPHANED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+_MONITOR_S = 0.02  # between two looks of torchrun at its ranks
+_ENDPOINT_S = 3.0  # to wait until the lead listens
+_ATTEMPT_S = 0.5  # for one connection to it
+_PAUSE_S = 0.005  # between two attempts
 
 
 def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
-    """Return torchrun's environment: the host's own without what would mislead torchrun, and the job's."""
-    env = {k: v for k, v in host.items() if k not in _ORPHANED and not k.startswith(("PET_", "TORCHELASTIC_"))}
-    env = {**start.defaults, **env, **start.env, processes.MARK: start.job}
+    """Return torchrun's environment: the host's own without variables that would mislead torchrun, and the job's.
+
+    `folder` is the node's directory of logs and results, `run_dir` that of its sockets.
+    """
+    own = {name: value for name, value in host.items() if not _is_of_torchrun(name)}
+    env = {**start.defaults, **own, **start.env, processes.MARK: start.job}
     env["DISTMAGIC_WORKER"] = json.dumps(
         {
             "socket": str(run_dir / "ranks"),
@@ -42,29 +46,36 @@ def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, r
     return env
 
 
+def _is_of_torchrun(name: str) -> bool:
+    return name in TORCHRUN_VARIABLES or name.startswith(("PET_", "TORCHELASTIC_"))
+
+
 def main(argv: list[str]) -> None:
     """Run `torchrun` with these arguments; exit 1 after ranks have failed, as torchrun does.
 
-    In a process forked from a template ranks are forked too, where torch is as we know it, else started by exec.
+    In a process that was forked from a template, ranks are forked too, unless this version of torch starts them in a way
+    that is unknown here.
     """
     processes.die_with_parent()
-    ranks = rank_fork_server.RankForkServer() if forking.inherited.is_warm else None
-    with uncollected():
+    # Before torch is imported: the fork server must have no threads and no descriptors of torchrun.
+    fork_server = rank_fork_server.RankForkServer() if forking.inherited.is_warm else None
+    with gc_paused():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
-    mend_logs()
-    if ranks is not None:
-        _fork_ranks(ranks)
+    simplify_logs()
+    if fork_server is not None:
+        _use_fork_server(fork_server)
     args = parse_args(argv)
     if args.rdzv_backend == "c10d" and int(args.max_restarts) > 0:
         follow_rounds(is_elastic=":" in args.nnodes)
-    args.log_dir = os.path.join(os.path.dirname(_told("socket")), "torchrun")  # else a directory in /tmp that stays
+    # torchrun would make a directory in /tmp and leave it there.
+    args.log_dir = os.path.join(os.path.dirname(_from_agent("socket")), "torchrun")
     os.mkdir(args.log_dir, 0o700)
-    if args.rdzv_backend == "static":  # c10d asks its store at each look
-        args.monitor_interval = min(args.monitor_interval, _LOOK_S)
-    _await(_told("endpoint"), _ENDPOINT_S)
+    if args.rdzv_backend == "static":  # with c10d each look asks the store, which is on another host
+        args.monitor_interval = min(args.monitor_interval, _MONITOR_S)
+    _await_endpoint(_from_agent("endpoint"), _ENDPOINT_S)
     try:
         run(args)
     except ChildFailedError as error:
@@ -72,19 +83,20 @@ def main(argv: list[str]) -> None:
             protocol.Exit(rank=rank, local_rank=failure.local_rank, pid=failure.pid, code=failure.exitcode)
             for rank, failure in error.failures.items()
         )
-        _tell(protocol.EngineEnded(code=1, exits=exits))
+        _report(protocol.EngineEnded(code=1, exits=exits))
         sys.exit(1)
     except SignalException as stopped:
-        sys.exit(128 + stopped.sigval)  # the agent's own doing: no traceback
+        sys.exit(128 + stopped.sigval)  # the agent sent the signal: a traceback would look like a failure
 
 
-def mend_logs() -> None:
-    """Have torchrun log an exception without torch's formatter, which imports torch's compiler for it.
+def simplify_logs() -> None:
+    """Log exceptions without torch's formatter, and drop one message about torchrun's last barrier.
 
-    That takes seconds and leaves a directory in /tmp. And have it not log that the others were gone before it had
-    passed its last barrier: whoever comes there last lets the lead go, and then asks it once more.
+    The formatter imports torch's compiler, which takes seconds and leaves a directory in /tmp. The message says that the
+    lead was gone before this node had passed the barrier. That is normal: the last node to arrive lets the lead exit, and
+    asks it once more.
     """
-    import logging  # torch has it already; the agent, which imports this file too, needs none
+    import logging  # here, because the agent imports this file too and needs no logging
 
     make, plain = logging.getLogRecordFactory(), logging.Formatter()
 
@@ -100,11 +112,12 @@ def mend_logs() -> None:
 
 
 def follow_rounds(*, is_elastic: bool) -> None:
-    """Tell the ranks in which round of the rendezvous they were started; an elastic job also survives a failed one.
+    """Have ranks know in which round of the rendezvous they were started; repeat a round that failed in an elastic job.
 
-    Then torchrun meets the others anew, in place of ending, when one is lost in the middle of a meeting: a node that has joined and is gone before it says how many ranks it has leaves the others waiting for that word, as
-    long as the store's `read_timeout` is (torch 2.13: `_assign_worker_ranks` in elastic/agent/server/api.py, and
-    `RendezvousStoreInfo.build` before it).
+    Without that torchrun ends when a node is lost in the middle of a round: a node that has joined, and is gone before
+    it has announced its number of ranks, lets the others wait for the store's `read_timeout`, which raises
+    DistStoreError (torch 2.13: `_assign_worker_ranks` in elastic/agent/server/api.py, and `RendezvousStoreInfo.build`
+    before it).
     """
     import logging
 
@@ -122,14 +135,17 @@ def follow_rounds(*, is_elastic: bool) -> None:
                     raise
                 logging.getLogger(__name__).warning("Meeting the other nodes anew: %s", str(error).partition("\n")[0])
             else:
-                _tell_ranks(round=_round_of(group.spec.rdzv_handler))
+                # torchrun starts the ranks after this, with this process's environment.
+                for_ranks = json.loads(os.environ["DISTMAGIC_WORKER"])
+                for_ranks["round"] = _round_of(group.spec.rdzv_handler)
+                os.environ["DISTMAGIC_WORKER"] = json.dumps(for_ranks)
                 return
 
     SimpleElasticAgent._rendezvous = until_all_are_there  # noqa: SLF001
 
 
-def _fork_ranks(ranks: rank_fork_server.RankForkServer) -> None:
-    """Take the ranks from the nursery if this torch starts them as those do that we know."""
+def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
+    """Have torchrun fork its ranks, if this torch starts them by the method that the fork server replaces."""
     try:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
@@ -137,39 +153,35 @@ def _fork_ranks(ranks: rank_fork_server.RankForkServer) -> None:
     except (ImportError, AttributeError):
         return
     if known == ["self", "args", "env"]:
-        ranks.replace_popen(subprocess_handler.SubprocessHandler)
+        fork_server.replace_popen(subprocess_handler.SubprocessHandler)
 
 
-def _await(endpoint: str, patience_s: float) -> None:
-    """Wait until the lead listens: torch's store would find out with growing pauses, the first of half a second."""
+def _await_endpoint(endpoint: str, patience_s: float) -> None:
+    """Wait until the lead listens. torch's store would find out later: its pauses grow, the first is half a second."""
     address, _, port = endpoint.partition(" ")
     end = time.monotonic() + patience_s
     while port and time.monotonic() < end:
         try:
-            socket.create_connection((address, int(port)), timeout=_ANSWER_S).close()
+            socket.create_connection((address, int(port)), timeout=_ATTEMPT_S).close()
         except OSError:
             time.sleep(_PAUSE_S)
         else:
             return
 
 
-def _tell(report: protocol.EngineEnded) -> None:
+def _report(report: protocol.EngineEnded) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.connect(_told("socket"))
+        conn.connect(_from_agent("socket"))
         socket_peer.check(conn)
         conn.send(protocol.encode(report))
 
 
 def _round_of(handler: object) -> int:
-    """Return how often the nodes have met before, 0 where this torch keeps that elsewhere."""
+    """Return the number of the rendezvous round, counted from 0; 0 where this torch keeps it elsewhere."""
     state = getattr(getattr(handler, "_state_holder", None), "state", None)
     return int(getattr(state, "round", 0))
 
 
-def _tell_ranks(**more: object) -> None:
-    """Add to what ranks are told that are started from now on."""
-    os.environ["DISTMAGIC_WORKER"] = json.dumps({**json.loads(os.environ["DISTMAGIC_WORKER"]), **more})
-
-
-def _told(what: str) -> str:
-    return str(json.loads(os.environ["DISTMAGIC_WORKER"])[what])
+def _from_agent(key: str) -> str:
+    """Return a value that `environment` has passed to this process."""
+    return str(json.loads(os.environ["DISTMAGIC_WORKER"])[key])

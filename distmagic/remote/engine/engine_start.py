@@ -13,28 +13,31 @@ from distmagic.remote.system import processes
 
 
 def start_engine(torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: int) -> tuple[int, int, int]:
-    """Return the pid of torchrun, in its own session with the user's `umask`, and the reading ends of its stdout and stderr."""
+    """Start torchrun with these flags, in a session of its own, with the user's `umask`.
+
+    Return its pid, and the reading ends of its stdout and stderr. Raises OSError where it can't be started.
+    """
     argv = [*torchrun, sys.path[0], "worker"]
-    pipes = [os.pipe() for _ in ("stdout", "stderr")]
-    writing = [pipe[1] for pipe in pipes]
+    out, out_writing = os.pipe()
+    err, err_writing = os.pipe()
     if forking.inherited.is_warm:
-        pid = forking.fork(partial(_be_engine, argv, cwd, env, (writing[0], writing[1], umask)))
+        pid = forking.fork(partial(_be_engine, argv, cwd, env, out_writing, err_writing, umask))
     else:
         child = subprocess.Popen(
-            [sys.executable, "-u", sys.path[0], "engine", *argv], stdin=subprocess.DEVNULL, stdout=writing[0],
-            stderr=writing[1], cwd=cwd, env=env, start_new_session=True, umask=umask,
+            [sys.executable, "-u", sys.path[0], "engine", *argv], stdin=subprocess.DEVNULL, stdout=out_writing,
+            stderr=err_writing, cwd=cwd, env=env, start_new_session=True, umask=umask,
         )  # fmt: skip
-        child.returncode = 0  # the agent reaps all its children; Popen must not try
+        child.returncode = 0  # the agent reaps all its children itself; with this Popen does not try
         pid = child.pid
-    for fd in writing:
-        os.close(fd)
-    return pid, pipes[0][0], pipes[1][0]
+    os.close(out_writing)
+    os.close(err_writing)
+    return pid, out, err
 
 
-def _be_engine(argv: list[str], cwd: str, env: dict[str, str], told: tuple[int, int, int]) -> None:
-    out, err, umask = told
+def _be_engine(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int, umask: int) -> None:
     os.umask(umask)
-    forking.settle({**env, **forking.inherited.variables}, (os.open(os.devnull, os.O_RDONLY), out, err), cwd=cwd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    forking.reset_process({**env, **forking.inherited.variables}, (null, out, err), cwd=cwd)
     process_title.show("engine", env[processes.MARK])
     sys.argv[:] = [sys.path[0], "engine", *argv]
-    forking.leave(partial(engine.main, argv))
+    forking.exit_like_python(partial(engine.main, argv))

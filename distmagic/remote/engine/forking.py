@@ -1,8 +1,16 @@
-"""How a process made by fork becomes as fresh as one made by exec: its stack, signals, streams, variables, its end.
+"""How a forked process becomes like a new one: its stack, signals, streams, variables, descriptors, and its end.
 
-A forked child raises `BecomeChild`, which unwinds all that its parent was in the middle of, up to `run`; there it does its
-own work as if nothing had been before. So no frame, no handler, no descriptor of the parent is left in it. What
-stays the parent's: the seed of string hashes, modules that are loaded already (frozen to the garbage collector).
+    run    --calls-->                     act of the template
+    act    --calls-->  ...  --calls-->    fork(child's act)
+    fork   --in the parent-->             returns the child's pid
+    fork   --in the child-->              raises `BecomeChild`, which unwinds the parent's whole stack up to `run`
+    run    --in the child, calls-->       child's act
+
+So the child keeps no frame and no handler of its parent; `reset_process` then replaces descriptors, streams and
+variables, and `exit_like_python` ends the process. Two things stay the parent's: the seed of string hashes, and the
+modules that it had loaded, which are frozen, so that the garbage collector does not look at them.
+
+`with` and `finally` blocks between `run` and `fork` run in the child too. Each must compare pids where it removes files.
 """
 
 from __future__ import annotations
@@ -21,7 +29,7 @@ from typing import NoReturn
 
 
 class BecomeChild(BaseException):
-    """Raised in a process that was forked just now; `act` is its work."""
+    """Raised in a child by `fork` and caught by `run`, which then calls `act`. No `except Exception` stops it."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()
@@ -29,35 +37,42 @@ class BecomeChild(BaseException):
 
 
 class _Inherited:
-    """What imports left in the template: descriptors that libraries opened, variables that they set."""
+    """What imports changed in the template: descriptors that libraries opened, variables that they set."""
 
-    is_warm = False
+    is_warm = False  # whether this process comes from a template
     descriptors: frozenset[int] = frozenset()
     variables: dict[str, str] = {}  # noqa: RUF012 - set once, by the template
+    modules: frozenset[str] = frozenset()  # names of all that were loaded
 
 
 inherited = _Inherited()
 
 
 def run(act: Callable[[], None]) -> None:
-    """Do `act`. Wherever in it this process is forked by `fork`, the child comes here and does its own."""
+    """Call `act`. A child that is forked by `fork` anywhere below comes back here and calls its own act."""
     while True:
         try:
             act()
-        except BecomeChild as turn:
-            act = turn.act
+        except BecomeChild as become:
+            act = become.act
         else:
             return
-        gc.collect()  # what hung in circles closes its descriptors now, while their numbers are not in use again
+        # Files and sockets of the parent that hang in reference cycles close their descriptors now. Later they might
+        # close a number that the child has opened anew.
+        gc.collect()
 
 
 def fork(act: Callable[[], None]) -> int:
-    """Return the pid of a child, which unwinds to `run` and does `act` there. It has no signal handler of ours."""
+    """Fork. Return the child's pid in the parent. The child raises `BecomeChild`, so that `run` calls `act` there.
+
+    The child has the default handling of every signal. Raises OSError where the system allows no more processes.
+    """
+    # No signal may reach the child while it still has the parent's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _forget_handlers()
+            _reset_signals()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid == 0:
@@ -65,7 +80,7 @@ def fork(act: Callable[[], None]) -> int:
     return pid
 
 
-def _forget_handlers() -> None:
+def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
@@ -73,16 +88,19 @@ def _forget_handlers() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def settle(env: dict[str, str], streams: tuple[int, int, int], *, cwd: str = "", keep: Iterable[int] = ()) -> None:
-    """Make this process lead its own session, with these variables, standard streams and working directory.
+def reset_process(
+    env: dict[str, str], streams: tuple[int, int, int], *, cwd: str = "", keep: Iterable[int] = ()
+) -> None:
+    """Give this process a session of its own, and these variables, standard streams and working directory.
 
-    `streams` are numbers above 2; they and all others but `keep` are closed. Raises OSError for a bad `cwd`.
+    `streams` are descriptors above 2. They are closed, as are all others except `keep` and those that libraries opened in
+    the template. Raises OSError for a bad `cwd`.
     """
     os.setsid()
     for target, source in enumerate(streams):
         os.dup2(source, target)
     close_descriptors({*keep, *inherited.descriptors})
-    _renew_streams()
+    _reopen_streams()
     os.environ.clear()
     os.environ.update(env)
     if cwd:
@@ -90,16 +108,16 @@ def settle(env: dict[str, str], streams: tuple[int, int, int], *, cwd: str = "",
 
 
 def close_descriptors(keep: Iterable[int]) -> None:
-    """Close all but the standard streams and `keep`."""
+    """Close all descriptors but the standard streams and `keep`."""
     kept = {0, 1, 2, *keep}
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # that of the listing itself is closed by now
                 os.close(int(name))
 
 
-def _renew_streams() -> None:
-    """Make the standard streams anew, as `python -u` does: the old ones knew other files."""
+def _reopen_streams() -> None:
+    """Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones hold data of the parent."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
         reads = fd == 0
@@ -115,7 +133,7 @@ def _renew_streams() -> None:
 
 
 def reseed() -> None:
-    """Draw new seeds from the system, as a fresh process does. CUDA draws its own at its first use."""
+    """Seed all random generators from the system, as a new process does. CUDA does that itself at its first use."""
     random.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
@@ -123,17 +141,17 @@ def reseed() -> None:
         torch.default_generator.seed()
 
 
-def leave(act: Callable[[], None]) -> NoReturn:
-    """Do `act` as a main program, and end this process as Python ends: threads, atexit, flush, exit code.
+def exit_like_python(act: Callable[[], None]) -> NoReturn:
+    """Call `act` as a main program, then end this process as Python ends: threads, atexit, flush, exit code.
 
-    Modules are not torn down one by one, which would cost each rank a copy of the template's memory; what the main
-    program still holds is let go of, so that its open files are written.
+    In one respect it differs. Modules that the template had loaded are not torn down, which would cost each rank a copy
+    of the template's memory. Those that were loaded later are cleared, so that their open files are written.
     """
     code = 0
     try:
         act()
     except BecomeChild:
-        raise  # a child, forked in the middle of it
+        raise  # this is a child that was forked within `act`: `run` is to go on with it
     except SystemExit as stop:
         code = _code_of(stop)
     except BaseException:  # noqa: BLE001 - as at the top of any program
@@ -144,8 +162,8 @@ def leave(act: Callable[[], None]) -> NoReturn:
     except BaseException:  # noqa: BLE001 - an interrupt while a thread is waited for
         sys.excepthook(*sys.exc_info())
     atexit._run_exitfuncs()  # noqa: SLF001
-    if threading.active_count() == 1:  # else a daemon thread may still work with them
-        _let_go()
+    if threading.active_count() == 1:  # else a daemon thread may still use the modules
+        _clear_modules()
     os._exit(code if _are_flushed() else 120)
 
 
@@ -156,23 +174,22 @@ def _code_of(stop: SystemExit) -> int:
     return 1
 
 
-def _let_go() -> None:
+def _clear_modules() -> None:
     for name, module in list(sys.modules.items()):
-        if name not in _loaded and module is not None:
-            for key in [key for key in vars(module) if not key.startswith("__")]:
+        if name in inherited.modules or module is None:
+            continue
+        for key in list(vars(module)):
+            if not key.startswith("__"):
                 vars(module)[key] = None
     gc.collect()
 
 
-_loaded: set[str] = set()
-
-
 def remember(before: dict[str, str], descriptors: Iterable[int]) -> None:
-    """Note in the template, once its modules are loaded, what they changed: variables since `before`, `descriptors`."""
+    """Note in the template what its imports changed: the environment since `before`, and these new `descriptors`."""
     inherited.is_warm = True
     inherited.descriptors = frozenset(descriptors)
     inherited.variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    _loaded.update(set(sys.modules) - {"__main__"})
+    inherited.modules = frozenset(sys.modules) - {"__main__"}
     gc.collect()
     gc.freeze()
 
@@ -182,11 +199,11 @@ def _are_flushed() -> bool:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except Exception:  # noqa: BLE001 - the user's own stream, or nobody reads any more
+        except Exception:  # noqa: BLE001 - the user's own stream, or the reading end is closed
             return False
     return True
 
 
 def preloaded() -> set[str]:
-    """Return the names of the packages that were loaded before this process was forked."""
-    return {name.partition(".")[0] for name in _loaded}
+    """Return the names of the top-level packages that the template had loaded."""
+    return {name.partition(".")[0] for name in inherited.modules}

@@ -1,29 +1,32 @@
-"""What others see of a process in /proc: its job's mark, and its role on the command line, written over in place.
+"""The job's mark and the role that /proc shows of a forked process, written over those of its template.
 
-A forked process shows the variables and the command line with which its ancestor was started. The template is
-started with room in both for what its children have to show.
+/proc shows the variables and the command line with which the ancestor was started, not those of now. So the template is
+started with placeholders in both, as long as any text that its children have to show.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 
 from distmagic.remote.system import processes
 
-ROOM = "-" * 64  # for a job's name
-ROLE = "template"  # no role has a longer name
-_ARGUMENTS, _VARIABLES = (45, 46), (47, 48)  # words of /proc/PID/stat after the name: where they begin and end
+JOB_PLACEHOLDER = "-" * 64  # the value of the job's mark in the template's environment
+ROLE_PLACEHOLDER = "template"  # the template's last argument; no role has a longer name
+# Where arguments and variables begin and end in memory: fields of /proc/PID/stat, counted from the one after the name.
+_ARGUMENTS, _VARIABLES = (45, 46), (47, 48)
 
 
 def show(role: str, job: str) -> None:
-    """Show this role and this job from now on. Raises ValueError where there is no room: no template's child."""
-    _write(_VARIABLES, f"{processes.MARK}=".encode(), job.encode(), len(ROOM))
-    _write(_ARGUMENTS, b"", role.encode(), len(ROLE))
+    """Show this role and this job from now on.
+
+    Raises ValueError for texts that are too long, and in a process that does not come from a template.
+    """
+    _write(_VARIABLES, f"{processes.MARK}=".encode(), job.encode(), len(JOB_PLACEHOLDER))
+    _write(_ARGUMENTS, b"", role.encode(), len(ROLE_PLACEHOLDER))
 
 
 def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> None:
-    """Write `text` behind `before`, or at the very end where that is empty, and zeros in the rest of its room."""
+    """Overwrite `room` bytes with `text` and zeros: those behind the last `before`, or the very last where it is empty."""
     if len(text) > room:
         raise ValueError(f"{text[:100]!r} is too long")
     with open("/proc/self/stat", "rb") as file:
@@ -35,13 +38,11 @@ def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> Non
 
 
 def can_show() -> bool:
-    """Whether this process was started with the room."""
+    """Whether this process was started with both placeholders."""
     with open("/proc/self/environ", "rb") as file:
         variables = file.read()
     with open("/proc/self/cmdline", "rb") as file:
         arguments = file.read()
-    return (
-        f"{processes.MARK}={ROOM}\0".encode() in variables
-        and arguments.endswith(f"\0{ROLE}\0".encode())
-        and (os.path.exists("/proc/self/stat"))
-    )
+    has_job = f"{processes.MARK}={JOB_PLACEHOLDER}\0".encode() in variables
+    has_role = arguments.endswith(f"\0{ROLE_PLACEHOLDER}\0".encode())
+    return has_job and has_role

@@ -1,12 +1,20 @@
-"""Where a warm engine's ranks come from: a process forked from the engine before torchrun begins forks each of them.
+"""Forks the ranks of a warm engine: a process that the engine forks before torchrun begins, and that has one thread.
 
-The engine itself soon has threads, sockets and handlers of torchrun; the nursery has none. A rank becomes the
-engine's child all the same: its parent in between ends at once, and the engine adopts it as a subreaper. So torchrun
-waits for it, signals it and reads its exit code as if it had started it, in place of `SubprocessHandler._popen`.
+The engine itself soon has threads, sockets and signal handlers of torchrun, so ranks can't be forked from it.
+
+    engine            --`fork_rank`: variables, stdout and stderr-->  fork server
+    fork server       --fork-->                                       middle process
+    middle process    --fork-->                                       rank; the middle process exits
+    engine            --adopts the rank, as the nearest subreaper--
+    fork server       --the rank's pid-->                             engine
+
+So the rank is a child of the engine. torchrun waits for it, signals it and reads its exit code as if it had started it
+with `SubprocessHandler._popen`, which `replace_popen` replaces.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,54 +24,61 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from distmagic.remote.engine import forking, process_title
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
+_ANSWER = struct.Struct("!II")  # a pid, and 0 or an error number
 _PAUSE_S = 0.01
 
 
 class RankForkServer:
-    """The engine's end of it."""
+    """The engine's side: the connection to the fork server, which ends when the engine does."""
 
     def __init__(self) -> None:
         self._conn, far = socket.socketpair()
-        number = far.detach()  # a child that unwinds must not close it
+        number = far.detach()  # a socket object would close it when the child unwinds its stack
         forking.fork(partial(_serve, number))
         os.close(number)
 
     def fork_rank(self, env: dict[str, str], out: int, err: int) -> int:
-        """Return the pid of a new child of this process: a rank with these variables and streams."""
+        """Return the pid of a new child of this process: a rank with these variables, stdout and stderr.
+
+        Raises OSError where the host can't fork, for want of processes or memory.
+        """
         data = json.dumps(env).encode()
         processes.become_subreaper(yes=True)
         try:
             socket.send_fds(self._conn, [_LENGTH.pack(len(data))], [out, err])
             self._conn.sendall(data)
-            (pid,) = _LENGTH.unpack(_read(self._conn, _LENGTH.size))
+            pid, error = _ANSWER.unpack(_read(self._conn, _ANSWER.size))
         finally:
-            processes.become_subreaper(yes=False)  # orphans of ranks are the agent's
+            processes.become_subreaper(yes=False)  # orphans that ranks leave are for the agent to adopt
+        if error:
+            raise OSError(error, f"this host can't start another process for a rank: {os.strerror(error)}")
         return int(pid)
 
     def replace_popen(self, handler: Any) -> None:
-        """Have torchrun's `SubprocessHandler` take its ranks from here; other commands are started as ever."""
+        """Have torchrun's `SubprocessHandler` fork its ranks here. Other commands are started as before."""
         command = (sys.executable, "-u", sys.path[0], "worker")
         start = handler._popen  # noqa: SLF001
 
         def popen(self_: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
             if tuple(args) != command:
-                return start(self_, args, env)  # bound to the cores of a NUMA node, say
-            out, err = (file.fileno() if file else fd for file, fd in ((self_._stdout, 1), (self_._stderr, 2)))  # noqa: SLF001
+                return start(self_, args, env)  # with numactl in front, for example
+            out = self_._stdout.fileno() if self_._stdout else 1  # noqa: SLF001
+            err = self_._stderr.fileno() if self_._stderr else 2  # noqa: SLF001
             return ForkedProcess(command, self.fork_rank(env, out, err))
 
         handler._popen = popen  # noqa: SLF001
 
 
 class ForkedProcess:
-    """A child that was forked, with as much of `subprocess.Popen` as torchrun uses."""
+    """A forked child, with those methods of `subprocess.Popen` that torchrun uses."""
 
     def __init__(self, args: Sequence[str], pid: int) -> None:
         self.args, self.pid = args, pid
@@ -75,7 +90,7 @@ class ForkedProcess:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                self.returncode = 0  # as Popen has it: somebody else has collected it
+                self.returncode = 0  # reaped elsewhere; Popen says 0 too
                 return 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -104,7 +119,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-# ---- in the nursery
+# ---- in the fork server
 
 
 def _serve(number: int) -> None:
@@ -117,10 +132,13 @@ def _serve(number: int) -> None:
             os._exit(0)
         head += _read(conn, _LENGTH.size - len(head)) if len(head) < _LENGTH.size else b""
         env = json.loads(_read(conn, *_LENGTH.unpack(head)))
-        pid = _fork_rank(env, fds)
+        try:
+            pid, error = _fork_rank(env, fds), 0
+        except OSError as failure:
+            pid, error = 0, failure.errno or errno.EAGAIN
         for fd in fds:
             os.close(fd)
-        conn.sendall(_LENGTH.pack(pid))
+        conn.sendall(_ANSWER.pack(pid, error))
 
 
 def _read(conn: socket.socket, size: int) -> bytes:
@@ -128,31 +146,54 @@ def _read(conn: socket.socket, size: int) -> bytes:
     while len(data) < size:
         more = conn.recv(size - len(data))
         if not more:
-            raise ConnectionError("the other side of the nursery is gone")
+            raise ConnectionError("the other side of the rank fork server is gone")
         data += more
     return data
 
 
 def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
-    """Fork a process that forks the rank and ends: an orphan goes to its nearest subreaper, the engine."""
-    told, tell = os.pipe()
-    adopted, let_go = os.pipe()
+    """Fork the middle process, which forks the rank and exits. Return the rank's pid. Raises OSError if a fork fails."""
+    pid_reading, pid_writing = os.pipe()
+    go_reading, go_writing = os.pipe()
     middle = os.fork()
     if middle == 0:
-        pid = forking.fork(partial(_be_rank, env, adopted, fds))
-        os.write(tell, _LENGTH.pack(pid))
-        os._exit(0)
+        _be_middle(partial(_be_rank, env, fds, go_reading, (pid_reading, pid_writing, go_writing)), pid_writing)
+    # With this end closed, the read below sees end of file where the middle process dies before it has written.
+    os.close(pid_writing)
     os.waitpid(middle, 0)
-    (pid,) = _LENGTH.unpack(os.read(told, _LENGTH.size))
-    os.write(let_go, b"\n")
-    for fd in (told, tell, adopted, let_go):
+    answer = os.read(pid_reading, _ANSWER.size)
+    if len(answer) < _ANSWER.size:
+        pid, error = 0, errno.ENOMEM  # the middle process was killed, as the kernel does when memory runs out
+    else:
+        pid, error = _ANSWER.unpack(answer)
+    if not error:
+        os.write(go_writing, b"\n")
+    for fd in (pid_reading, go_reading, go_writing):
         os.close(fd)
+    if error:
+        raise OSError(error, os.strerror(error))
     return int(pid)
 
 
-def _be_rank(env: dict[str, str], adopted: int, fds: list[int]) -> None:
-    os.read(adopted, 1)  # only now is the engine the parent, with which a rank ends
-    forking.settle(env, (os.open(os.devnull, os.O_RDONLY), *fds))  # type: ignore[arg-type]
+def _be_middle(be_rank: Callable[[], None], pid_writing: int) -> NoReturn:
+    """Fork the rank, report its pid or the error, and exit."""
+    try:
+        answer = _ANSWER.pack(forking.fork(be_rank), 0)
+    except OSError as error:
+        answer = _ANSWER.pack(0, error.errno or errno.EAGAIN)
+    os.write(pid_writing, answer)
+    os._exit(0)
+
+
+def _be_rank(env: dict[str, str], fds: list[int], go: int, unused: tuple[int, ...]) -> None:
+    for fd in unused:
+        os.close(fd)
+    # The fork server writes to `go` when the middle process has exited. Only from then on is the engine the parent; the
+    # worker asks the kernel to end it together with its parent, and must not mean the middle process.
+    if not os.read(go, 1):
+        os._exit(1)  # the fork server does not know this process: the middle one died before it had reported the pid
+    out, err = fds
+    forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
     if _needs_exec(env):
         os.execve(sys.executable, [sys.executable, "-u", sys.path[0], "worker"], env)  # noqa: S606
     process_title.show("worker", env[processes.MARK])
@@ -161,14 +202,19 @@ def _be_rank(env: dict[str, str], adopted: int, fds: list[int]) -> None:
     forking.reseed()
     from distmagic.remote.rank import worker
 
-    forking.leave(partial(worker.main, []))
+    forking.exit_like_python(partial(worker.main, []))
 
 
 def _needs_exec(env: dict[str, str]) -> bool:
-    """Whether only a fresh start will do: CUDA was touched before the fork, or the user's own modules would be hidden."""
+    """Whether the rank must be started by exec after all.
+
+    So it is where CUDA was initialized before the fork, and where modules of the user have the name of a package that is
+    loaded already and would hide them.
+    """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001
         return True
     with zipfile.ZipFile(json.loads(env["DISTMAGIC_WORKER"])["code"]) as archive:
-        names = [name.split("/") for name in archive.namelist() if name.startswith("modules/")]
-    return bool({parts[1].removesuffix(".py") for parts in names} & forking.preloaded())
+        paths = [name.split("/") for name in archive.namelist() if name.startswith("modules/")]
+    own = {path[1].removesuffix(".py") for path in paths}
+    return not own.isdisjoint(forking.preloaded())

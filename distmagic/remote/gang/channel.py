@@ -1,14 +1,13 @@
-"""The agent's end of the gang channel: carries datagrams, journals news of other nodes, and says when to stop for them."""
+"""The agent's end of the gang channel: it sends and receives, journals news of peers, and says when to stop for them."""
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 from dataclasses import dataclass
 
 from distmagic.remote.gang import liveness
 from distmagic.remote.gang.datagrams import NOBODY
-from distmagic.remote.gang.liveness import Gang, News, Own
+from distmagic.remote.gang.liveness import Gang, News, OwnState
 from distmagic.remote.gang.udp import Udp, resolve
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
@@ -17,90 +16,97 @@ from distmagic.remote.wire.vocabulary import StopReason
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a node's ranks are ended; `culprit` is the node because of which, -1 for none."""
+    """Why a node ends its ranks. `culprit` is the node to blame, -1 for none."""
 
     reason: StopReason
     culprit: int = -1
 
 
 class GangChannel:
-    """Open while the agent lives. `poll` is called all the time."""
+    """The channel of one agent, open for as long as the agent lives. Raises OSError where no socket can be had.
 
-    def __init__(self, node_rank: int, membership: protocol.Membership, journal: Journal, now: float) -> None:
-        self._membership, self._journal = membership, journal
+    The agent calls `poll` in every turn of its loop.
+    """
+
+    def __init__(
+        self, node_rank: int, membership: protocol.Membership, min_nodes: int, journal: Journal, now: float
+    ) -> None:
+        self._min_nodes, self._journal = min_nodes, journal
         self._is_lead = node_rank == 0
-        self._lost: set[int] = set()  # nodes that were lost, whether or not they came back
-        self._asked = 0  # how often that was
+        self._lost: set[int] = set()  # nodes that were lost at least once
+        self._formations = 0  # how often this node, as the lead, has asked all nodes to form anew
         self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
         self._gang = _gang(node_rank, membership, now)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Wake the agent's loop at every datagram."""
+        """Have every datagram wake the agent's loop, which then calls `poll`."""
         selector.register(self._udp.socket, selectors.EVENT_READ, lambda: None)
 
     @property
     def has_formed(self) -> bool:
-        """Whether another node has been heard, and is not lost."""
+        """Whether at least one peer is joined."""
         return self._gang.has_formed
 
     @property
     def may_leave(self) -> bool:
-        """Whether nobody needs this agent any more."""
+        """Whether this agent may exit: no peer waits for a datagram of it."""
         return self._gang.may_leave
 
-    def stands(self, node_rank: int) -> bool | None:
-        """Whether the lead hears a node, and it hasn't ended; None for one that it has never heard."""
-        return self._gang.stands(node_rank)
+    def is_alive(self, node_rank: int) -> bool | None:
+        """Whether a node is neither lost nor at its end; None where the lead has never received a datagram of it."""
+        return self._gang.is_alive(node_rank)
 
     @property
     def formations(self) -> int:
-        """How often the lead has asked the nodes to form anew, because one of them was lost."""
+        """How often the lead has asked all nodes to form anew, because one of them was lost."""
         return self._gang.formations
 
     def poll(self, now: float, cause: Cause | None, *, is_clear: bool) -> Cause | None:
-        """Take and send what is due; return why this node must stop, if another one's end or loss asks for that.
+        """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
 
-        `cause` is why this node stops itself, `is_clear` whether all of its processes are gone.
+        `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
         """
         for data, address in self._udp.receive():
-            self._gang.hear(data, address, now)
-        phase = "clear" if is_clear else "stopping" if cause else "up"
-        culprit = cause.culprit if cause and cause.culprit >= 0 else NOBODY
-        reason = cause.reason if cause else ""
-        self._gang.say(Own(phase=phase, reason=reason, culprit=culprit, formations=self._asked), now)
-        found = [self._judge(news) for news in self._gang.poll(now)]
+            self._gang.receive(data, address, now)
+        self._gang.announce(self._own_state(cause, is_clear=is_clear), now)
+        causes = [self._judge(news) for news in self._gang.poll(now)]  # each is journaled, also after the first cause
         self._udp.send(self._gang.outbox)
-        return next((one for one in found if one is not None), None)
+        for found in causes:
+            if found is not None:
+                return found
+        return None
+
+    def _own_state(self, cause: Cause | None, *, is_clear: bool) -> OwnState:
+        if is_clear:
+            phase = "clear"
+        elif cause is not None:
+            phase = "stopping"
+        else:
+            phase = "up"
+        if cause is None:
+            return OwnState(phase=phase, formations=self._formations)
+        culprit = cause.culprit if cause.culprit >= 0 else NOBODY
+        return OwnState(phase=phase, reason=cause.reason, culprit=culprit, formations=self._formations)
 
     def _judge(self, news: News) -> Cause | None:
-        if news.what != "stops":
-            self._journal.add(protocol.PeerState(node_rank=news.node_rank, state=news.what))
-        if news.what == "lost":
-            return self._lose(news.node_rank)
-        if (
-            news.what == "stops" and self._is_lead and news.reason == "lost"
-        ):  # one that was frozen says so when it is back
+        """Journal a peer's new state. Return why this node must stop for it, None if it need not."""
+        if news.kind != "stops":
+            self._journal.add(protocol.PeerState(node_rank=news.node_rank, state=news.kind))
+            return self._lose(news.node_rank) if news.kind == "lost" else None
+        if self._is_lead and news.reason == "lost":
+            # This member has lost us, perhaps while it was frozen: it counts as lost, once.
             return None if news.node_rank in self._lost else self._lose(news.node_rank)
-        if news.what == "stops" and news.reason:
-            return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
-        return None
+        if not news.reason:
+            return None
+        return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
 
     def _lose(self, node_rank: int) -> Cause | None:
-        """Take that a node is not heard any more, or ends as one that is lost: the others form anew, or end too."""
+        """Count a node as lost. Return a cause where the job can't go on without it; else have the others form anew."""
         self._lost.add(node_rank)
-        if not self._can_go_on():
+        if not self._is_lead or self._gang.alive_count < self._min_nodes:
             return Cause("lost", node_rank)
-        self._asked += 1
+        self._formations += 1
         return None
-
-    def _can_go_on(self) -> bool:
-        """Whether an elastic job is large enough without the lost ones. Without the lead there is no job."""
-        return self._is_lead and self._gang.alive >= self._membership.min_nodes
-
-    def close(self) -> None:
-        """Stop listening."""
-        with contextlib.suppress(OSError):
-            self._udp.socket.close()
 
 
 def _gang(node_rank: int, membership: protocol.Membership, now: float) -> Gang:

@@ -1,10 +1,10 @@
-"""One datagram of the gang channel: what two agents of a job tell each other, sealed with the job's secret. Pure.
+"""The bytes of one datagram of the gang channel, sealed with the job's secret. Pure.
 
     magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | HMAC-SHA256 32
 
-All numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every datagram of
-a sender, so a replayed one is refused; `echo` is the highest counter heard from the addressee, so a sender's word is
-known to be fresh without any clock.
+Sizes are in bytes, numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every
+datagram of a sender, so that the receiver refuses a replayed one. `echo` is the highest counter that the sender has
+received from the addressee. It proves that the datagram is younger than the one it echoes, without any clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ SIZE_BYTES = _FORM.size + _MAC_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datagram:
-    """What node `node_rank` says to node `to`. `culprit` is the node because of which it stops, `NOBODY` for none."""
+    """What node `node_rank` sends to node `to`.
+
+    `phase` is one of `PHASES`. `reason` and `culprit` say why it stops and which node is to blame (`NOBODY` for none).
+    `formations` counts how often the lead has asked all nodes to form anew.
+    """
 
     node_rank: int
     to: int
@@ -53,7 +57,10 @@ def seal(secret: bytes, one: Datagram) -> bytes:
 
 
 def unseal(secret: bytes, data: bytes) -> Datagram | None:
-    """Return what was sealed with this secret; None for anything else: forged, cut short, of another job or version."""
+    """Return the datagram that was sealed with this secret.
+
+    Return None for all other bytes: forged, cut short, or of another job or version.
+    """
     body, mac = data[: _FORM.size], data[_FORM.size :]
     if len(data) != SIZE_BYTES or not hmac.compare_digest(mac, _mac(secret, body)):
         return None

@@ -1,4 +1,4 @@
-"""Hosts that come to an elastic job while it runs: its lead counts them, so that no two notebooks start one twice."""
+"""Hosts that join an elastic job while it runs. Only its lead admits them, so that two notebooks never start one twice."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ from distmagic.remote.wire import protocol
 
 
 class ElasticMembers:
-    """The nodes of an elastic job by host, those that were lost included; `stands` says which the lead hears."""
+    """The host of every node that an elastic job ever had, by node rank. A lost node keeps its number.
 
-    def __init__(self, start: protocol.StartNode, stands: Callable[[int], bool | None], now: float) -> None:
-        self._most = start.membership.max_nodes if start.membership and start.lead else 0
-        self._stands = stands
+    `is_alive` is `GangChannel.is_alive`: True, False, or None for a node that the lead has never heard.
+    """
+
+    def __init__(self, start: protocol.StartNode, is_alive: Callable[[int], bool | None], now: float) -> None:
+        self._max_nodes = 0  # this agent admits nobody
+        if start.membership is not None and start.lead:
+            self._max_nodes = start.terms.max_nodes
+        self._is_alive = is_alive
         self._hosts = list(start.hosts)
-        self._since = [now for _ in start.hosts]
+        self._admitted_at = [now] * len(start.hosts)
 
-    def enlist(self, request: protocol.AddNode, now: float, *, is_ending: bool) -> protocol.NodeAdded:
-        """Count a host as one more node. Raises ValueError, in words, where that can't be."""
-        if not self._most:
+    def add(self, request: protocol.AddNode, now: float, *, is_ending: bool) -> protocol.NodeAdded:
+        """Admit a host as one more node. Raises ValueError, with a message for the user, where it can't be admitted."""
+        if not self._max_nodes:
             raise ValueError("this job is not elastic, or its first host is another one")
         if is_ending:
             raise ValueError("it is about to end")
-        there = [node for node in range(len(self._hosts)) if self._is_there(node, now)]
-        if request.host in [self._hosts[node] for node in there]:
+        present = [host for node, host in enumerate(self._hosts) if self._is_present(node, now)]
+        if request.host in present:
             raise ValueError(f"{request.host} is a node of this job")
-        if len(there) >= self._most:
-            raise ValueError(f"it has {len(there)} nodes, and --nnodes allows no more")
+        if len(present) >= self._max_nodes:
+            raise ValueError(f"it has {len(present)} nodes, and --nnodes allows no more")
         self._hosts.append(request.host)
-        self._since.append(now)
-        return protocol.NodeAdded(asked=request.asked, hosts=tuple(self._hosts))
+        self._admitted_at.append(now)
+        return protocol.NodeAdded(request_id=request.request_id, hosts=tuple(self._hosts))
 
-    def _is_there(self, node: int, now: float) -> bool:
-        """Whether a node may still take part: the lead itself, one that is heard, one that is about to begin."""
-        stands = self._stands(node)
-        return node == 0 or (now - self._since[node] < FORM_S if stands is None else stands)
+    def _is_present(self, node: int, now: float) -> bool:
+        if node == 0:
+            return True  # the lead itself
+        is_alive = self._is_alive(node)
+        if is_alive is None:
+            return now - self._admitted_at[node] < FORM_S  # it may still be starting
+        return is_alive

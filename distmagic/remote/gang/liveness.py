@@ -1,10 +1,6 @@
-"""Who of a job's nodes is alive, as the nodes find out among themselves: the lead hears every member, each member the lead.
+"""Which nodes of a job are alive, decided from datagrams and the clock. Pure: the socket is in `udp.py`.
 
-    member  --up, stopping, clear-->  lead  --up, stopping, clear-->  every member
-
-A node that stops says so until it is heard, and the lead passes it on. A peer that has been heard and is then silent
-for `lost_after_s` is lost. One that is never heard (a firewall that lets no UDP through) is only told as silent: then
-each node is under its own lease. Pure but for the clock's readings, which come in by argument; `udp.py` has the socket.
+States, transitions and promises are described in the package's `__init__`.
 """
 
 from __future__ import annotations
@@ -18,25 +14,28 @@ from distmagic.remote.wire.vocabulary import StopReason
 
 PERIOD_S = 0.5
 MOST_NODES = 4096
-FORM_S = 20.0  # a peer that hasn't been heard this long after the beginning is silent
-_REMEMBERED = 128  # datagrams sent, whose time is known when they are echoed
+FORM_S = 20.0  # after which a peer that has not joined is "silent"
+_REMEMBERED = 128  # of the datagrams sent to one peer, whose time of sending is kept until they are echoed
 
-Address = Any  # as sockets have it
+Address = Any  # as the socket module returns it: its shape depends on the family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """Something about a peer: "joined", "silent", "lost", "back", or "stops" for this `reason` because of `culprit`."""
+    """A change of a peer: its new state ("joined", "silent", "lost" or "back"), or "stops".
 
-    what: str
+    "stops" comes again with each poll while the peer says so; `reason` and `culprit` are the peer's words.
+    """
+
+    kind: str
     node_rank: int
     reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
 
 
-@dataclass(slots=True)
-class Own:
-    """What this node says of itself."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnState:
+    """What this node's datagrams say about itself; the fields are those of `Datagram`."""
 
     phase: str = "up"
     reason: StopReason | Literal[""] = ""
@@ -45,68 +44,70 @@ class Own:
 
 
 class Peer:
-    """What is known of one other node. `formations`: how often the lead has asked to form anew, as it says."""
+    """One other node. `phase`, `reason`, `culprit` and `formations` are those of its latest datagram."""
 
     def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
         self.node_rank, self.address = node_rank, address
-        self.began = self.arrived_at = now
-        self.heard_at: float | None = None
-        self.last_counter = self.sent_counter = 0
+        self.began = now
+        self.arrived_at = now  # when its latest datagram arrived
+        self.alive_at: float | None = None  # when we sent the latest datagram that it has echoed: it lived then
+        self.last_counter = 0  # of its latest datagram; 0 if none has arrived
+        self.sent_counter = 0  # of our latest datagram to it
         self.phase, self.culprit, self.formations = "up", NOBODY, 0
         self.reason: StopReason | Literal[""] = ""
-        self.state = ""  # "", joined, silent or lost: as last told
+        self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
-        self.cleared_by = 0  # the counter with which we said clear first
+        self.clear_counter = 0  # of the first datagram in which we said "clear"; 0 if none has
         self._sent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     def next_counter(self, now: float) -> int:
-        """Return the number of the next datagram to it."""
+        """Return the counter of the next datagram to this peer, and remember when it was sent."""
         self.sent_counter += 1
         self._sent.append((self.sent_counter, now))
         return self.sent_counter
 
-    def hear(self, one: Datagram, address: Address, now: float) -> bool:
-        """Take its word, unless it is a replay; return whether it was taken."""
+    def update(self, one: Datagram, address: Address, now: float) -> bool:
+        """Take over what a datagram says; return False, and change nothing, for one that is replayed or impossible."""
         if one.counter <= self.last_counter or one.echo > self.sent_counter:
             return False
         self.last_counter, self.address, self.arrived_at = one.counter, address, now
         self.phase, self.reason, self.culprit, self.formations = one.phase, one.reason, one.culprit, one.formations
         self.acknowledged = max(self.acknowledged, one.echo)
-        for counter, at in self._sent:
-            if counter == one.echo:  # it was alive when it heard this, or later
-                self.heard_at = max(self.heard_at or at, at)
+        for counter, sent_at in self._sent:
+            if counter == one.echo:
+                self.alive_at = max(self.alive_at or sent_at, sent_at)
         return True
 
     def knows_clear(self) -> bool:
-        """Whether it has heard that nothing is left here."""
-        return bool(self.cleared_by) and self.acknowledged >= self.cleared_by
+        """Whether this peer has echoed a datagram in which we said that no process is left here."""
+        return self.clear_counter > 0 and self.acknowledged >= self.clear_counter
 
 
 @dataclass(slots=True)
 class Gang:
-    """One node's part of the gang channel. `outbox` fills with (address, bytes) to be sent."""
+    """One node's part of the gang channel. Its caller sends the (address, bytes) in `outbox` and empties it."""
 
     node_rank: int
     secret: bytes = field(repr=False)
     lost_after_s: float
     peers: dict[int, Peer]
-    own: Own = field(default_factory=Own)
+    own: OwnState = field(default_factory=OwnState)
     outbox: list[tuple[Address, bytes]] = field(default_factory=list)
     send_at: float = 0.0
     now: float = 0.0
 
     @property
     def has_formed(self) -> bool:
-        """Whether any peer has been heard, and is not lost."""
+        """Whether at least one peer is joined."""
         return any(peer.state == "joined" for peer in self.peers.values())
 
     @property
-    def alive(self) -> int:
-        """How many nodes, this one among them, are heard and have not ended."""
+    def alive_count(self) -> int:
+        """How many nodes are joined and do not stop, this one included."""
         return 1 + sum(peer.state == "joined" and peer.phase == "up" for peer in self.peers.values())
 
-    def stands(self, node_rank: int) -> bool | None:
-        """Whether the lead hears a node, and it hasn't ended; None for one that it has never heard."""
+    def is_alive(self, node_rank: int) -> bool | None:
+        """Whether a node is neither lost nor clear; None where no datagram of it has ever arrived."""
         peer = self.peers.get(node_rank)
         if peer is None or not peer.last_counter:
             return None
@@ -114,97 +115,98 @@ class Gang:
 
     @property
     def formations(self) -> int:
-        """How often the lead has asked the nodes to form anew."""
-        return self.peers[0].formations if self.node_rank else self.own.formations
+        """How often the lead has asked the nodes to form anew, as far as this node knows."""
+        return self.own.formations if self.node_rank == 0 else self.peers[0].formations
 
     @property
     def may_leave(self) -> bool:
-        """Whether all who were heard and aren't lost know that nothing is left here; the lead waits for their end too."""
-        there = [peer for peer in self.peers.values() if peer.state in ("", "joined")]
-        if self.node_rank == 0:  # one that was heard only once, in a short job, has heard us too
-            return all(peer.phase == "clear" for peer in there if peer.last_counter)
-        return all(self._may_leave_without(peer) for peer in there)
+        """True once this node may exit: no peer waits for a datagram of it, and the lead waits for no member's end."""
+        present = [peer for peer in self.peers.values() if peer.state in ("", "joined")]
+        if self.node_rank == 0:
+            # Also of a member whose only datagram came just now, in a short job, the end is waited for.
+            return all(peer.phase == "clear" for peer in present if peer.last_counter)
+        return all(self._may_leave_lead(peer) for peer in present)
 
-    def _may_leave_without(self, lead: Peer) -> bool:
-        """Whether the lead has heard of our end, or is gone: what it said last may have waited for a host that was frozen."""
+    def _may_leave_lead(self, lead: Peer) -> bool:
         if not lead.last_counter:
-            return bool(lead.cleared_by)
+            return lead.clear_counter > 0  # it can't be reached: having sent "clear" once is enough
+        # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last datagrams
+        # waited in our socket, and all of them look fresh.
         return lead.knows_clear() or self.now - lead.arrived_at > self.lost_after_s
 
-    def say(self, own: Own, now: float) -> None:
-        """Say something else of this node from now on, at once."""
+    def announce(self, own: OwnState, now: float) -> None:
+        """Change what our datagrams say about this node. If that is new, the next poll sends at once."""
         if own != self.own:
             self.own, self.send_at = own, now
 
-    def hear(self, data: bytes, address: Address, now: float) -> None:
-        """Take a datagram; whatever is not of this gang, or old, is dropped."""
+    def receive(self, data: bytes, address: Address, now: float) -> None:
+        """Handle a datagram. One that is not of this gang, or not new, is dropped."""
         one = unseal(self.secret, data)
         if one is None or one.to != self.node_rank:
             return
-        if self.node_rank == 0 and one.node_rank not in self.peers:
-            self._welcome(one.node_rank, now)
+        if self.node_rank == 0 and one.node_rank not in self.peers and 0 < one.node_rank < MOST_NODES:
+            # A node that joins an elastic job later. It has the secret, so it is one of the job's.
+            self.peers[one.node_rank] = Peer(one.node_rank, None, now)
         if one.node_rank not in self.peers:
             return
         peer = self.peers[one.node_rank]
-        if not peer.hear(one, address, now):
+        if not peer.update(one, address, now):
             return
-        if self.node_rank == 0:  # the lead answers at once: so a member's word is known to be heard
-            self._send(peer, now)
-        elif peer.last_counter and not peer.state:
-            self.send_at = now  # the first answer: now the lead is to know that it was heard
-
-    def _welcome(self, node_rank: int, now: float) -> None:
-        """Make room for a node that joins an elastic job later: it knows the secret."""
-        if 0 < node_rank < MOST_NODES:
-            self.peers[node_rank] = Peer(node_rank, None, now)
+        if self.node_rank == 0:
+            self._send(peer, now)  # at once: so a member knows within a round trip that its datagram arrived
+        elif not peer.state:
+            self.send_at = now  # the lead's first answer: echo it at once, so that the lead has a round trip too
 
     def poll(self, now: float) -> list[News]:
-        """Send what is due, and return what is new."""
+        """Put the datagrams that are due into `outbox`, and return what changed."""
         self.now = now
         if now >= self.send_at:
-            self.send_at = now + min(PERIOD_S, self.lost_after_s / 8)
+            self.send_at = now + min(PERIOD_S, self.lost_after_s / 8)  # some may get lost before a peer counts as lost
             for peer in self.peers.values():
                 self._send(peer, now)
-        return [news for peer in self.peers.values() for news in self._look(peer, now)]
+        found = []
+        for peer in self.peers.values():
+            found += self._news_of(peer, now)
+        return found
 
     def _send(self, peer: Peer, now: float) -> None:
         if peer.address is None:
-            return  # a member that has not said anything yet
+            return  # a member's address is known from its first datagram on
         counter = peer.next_counter(now)
-        if self.own.phase == "clear" and not peer.cleared_by:
-            peer.cleared_by = counter
+        if self.own.phase == "clear" and not peer.clear_counter:
+            peer.clear_counter = counter
         one = Datagram(
             node_rank=self.node_rank, to=peer.node_rank, counter=counter, echo=peer.last_counter, phase=self.own.phase,
             reason=self.own.reason, culprit=self.own.culprit, formations=self.own.formations,
         )  # fmt: skip
         self.outbox.append((peer.address, seal(self.secret, one)))
 
-    def _look(self, peer: Peer, now: float) -> list[News]:
+    def _news_of(self, peer: Peer, now: float) -> list[News]:
         found = []
         state = self._state_of(peer, now)
         if state != peer.state:
-            what = "back" if peer.state == "lost" else state
+            kind = "back" if peer.state == "lost" else state
             peer.state = state
-            found.append(News(what=what, node_rank=peer.node_rank))
+            found.append(News(kind=kind, node_rank=peer.node_rank))
         if peer.phase != "up" and peer.reason and state != "lost":
-            found.append(News(what="stops", node_rank=peer.node_rank, reason=peer.reason, culprit=peer.culprit))
+            found.append(News(kind="stops", node_rank=peer.node_rank, reason=peer.reason, culprit=peer.culprit))
         return found
 
     def _state_of(self, peer: Peer, now: float) -> str:
-        if peer.heard_at is None:
+        if peer.alive_at is None:
             return "silent" if now - peer.began > FORM_S else ""
         if peer.phase == "clear":
-            return "joined"  # it has said its last word, and may be gone
-        return "lost" if now - peer.heard_at > self.lost_after_s else "joined"
+            return "joined"  # its agent may have exited meanwhile, which is no loss
+        return "lost" if now - peer.alive_at > self.lost_after_s else "joined"
 
 
 def lead(secret: bytes, nodes: int, lost_after_s: float, now: float) -> Gang:
-    """Return the lead's part: node 0, which hears all others."""
+    """Return the lead's part (node 0), which has every member as a peer."""
     peers = {node_rank: Peer(node_rank, None, now) for node_rank in range(1, nodes)}
     return Gang(node_rank=0, secret=secret, lost_after_s=lost_after_s, peers=peers)
 
 
 def member(secret: bytes, node_rank: int, lead_address: Address, lost_after_s: float, now: float) -> Gang:
-    """Return a member's part: it hears the lead only."""
+    """Return a member's part, which has only the lead as a peer."""
     peers = {0: Peer(0, lead_address, now)}
     return Gang(node_rank=node_rank, secret=secret, lost_after_s=lost_after_s, peers=peers)

@@ -1,4 +1,4 @@
-"""The socket of the gang channel: datagrams in and out, nothing blocks, and nothing that arrives is believed here."""
+"""The UDP socket of the gang channel. It never blocks, and it checks nothing: `datagrams.unseal` does."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-_AT_ONCE = 256  # datagrams taken before others have their turn: a flood must not keep the agent from its work
+_AT_ONCE = 256  # datagrams read in one turn of the agent's loop: a flood must not keep it from its other work
 _MAX_BYTES = 256
 
 
 class Udp:
-    """Bound to one address of this host. Raises OSError where that can't be."""
+    """A socket bound to one address of this host. Raises OSError where it can't be bound."""
 
     def __init__(self, address: str, port: int) -> None:
         family, _, _, _, place = resolve(address, port)
@@ -25,17 +25,17 @@ class Udp:
         self.socket.setblocking(False)
 
     def receive(self) -> Iterator[tuple[bytes, Any]]:
-        """Yield (datagram, sender) of those that are there."""
+        """Yield (bytes, sender's address) of the datagrams that have arrived, 256 at most."""
         for _ in range(_AT_ONCE):
             try:
                 yield self.socket.recvfrom(_MAX_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                continue  # an earlier one was refused at its destination, as Linux tells here
+                continue  # Linux reports here that an earlier datagram of ours was refused at its destination
 
     def send(self, outbox: list[tuple[Any, bytes]]) -> None:
-        """Send all, and empty the list. One that can't be sent is as good as one that was lost on the way."""
+        """Send all (address, bytes) and empty the list. A datagram that can't be sent counts as lost on the way."""
         for address, data in outbox:
             with contextlib.suppress(OSError):
                 self.socket.sendto(data, address)
@@ -43,5 +43,5 @@ class Udp:
 
 
 def resolve(address: str, port: int) -> tuple[Any, ...]:
-    """Return what `getaddrinfo` says first of an address in numbers. Raises OSError."""
+    """Return the first answer of `getaddrinfo` for a numeric address; no name is looked up. Raises OSError."""
     return socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]

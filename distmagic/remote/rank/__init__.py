@@ -1,1 +1,12 @@
-"""One rank: calls the user's function and tells its progress."""
+"""One rank: the process that torchrun starts, which calls the user's function and reports its progress and its end.
+
+Here: everything that runs in the user's own process, so it is small, and imports torch only where the user's code has.
+Never here: no decision about other ranks, no waiting for the agent except at the very end, and no exception of ours in
+the user's code. Read in this order:
+
+    worker.py      `main`: connects to the agent, calls the function, reports the end
+    report.py      `distmagic.report` and `distmagic.track`, and how progress is sent
+    bars.py        bars of tqdm become bars of the rank
+    checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host
+    stacks.py      answers a signal with the stacks of all threads, and reads such answers
+"""

@@ -1,9 +1,9 @@
 """Bars of tqdm in the user's code become bars of the rank, with no change to that code.
 
-The hook is where tqdm draws: `status_printer`, `display`, `refresh`, `clear` and `close` of `tqdm.std.tqdm`, from
-which every variety inherits. A bar that would be drawn on stdout or stderr is posted instead, and only its last line
-is written when it closes, so that the log has it. A bar with a file of its own is left alone. `tqdm.notebook` and
-`tqdm.autonotebook` become modules with the plain class in them: a rank has no notebook, and often no ipywidgets.
+The methods that draw are replaced: `status_printer`, `display`, `refresh`, `clear` and `close` of `tqdm.std.tqdm`, from
+which all other kinds inherit. A bar that would be drawn on stdout or stderr is posted to the agent; only its last line is
+written when it closes, for the log. A bar with a file of its own stays as it is. `tqdm.notebook` and `tqdm.autonotebook`
+are replaced by modules with the plain class, because a rank has no notebook, and often no ipywidgets.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from distmagic.remote.wire.protocol import Bar
 _STD = "tqdm.std"
 _STAND_INS = ("tqdm.notebook", "tqdm.autonotebook")
 _ID = "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
-_SHOWN = "_distmagic_shown"  # whether it was posted: one that waits out its `delay` never is
-_FILE_ARGUMENT = 4  # of tqdm(iterable, desc, total, leave, file)
+_SHOWN = "_distmagic_shown"  # attribute of a bar: whether it was posted; one that ends within its `delay` never is
+_FILE_ARGUMENT = 4  # the position of `file` in tqdm(iterable, desc, total, leave, file)
 
 Post = Callable[[Bar], None]
 
 
 class _Hook(importlib.abc.MetaPathFinder):
-    """Changes tqdm as soon as it is imported, so that a rank that does not use it never pays for it."""
+    """Replaces methods of tqdm when it is imported: a rank that does not use it loses no time."""
 
     post: Post
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Take over the three modules that need it; None for all others."""
+        """Return a spec for the three modules that are changed, None for all others."""
         if name in _STAND_INS:
             return importlib.machinery.ModuleSpec(name, _StandIn())
         if name != _STD:
@@ -49,13 +49,13 @@ class _Hook(importlib.abc.MetaPathFinder):
 
 
 class _PatchingLoader(importlib.abc.Loader):
-    """Loads tqdm.std as ever, and changes its class."""
+    """Loads tqdm.std as before, then replaces methods of its class."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and its kin, for tracebacks
+        return getattr(self._loader, name)  # get_source and the like, for tracebacks
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
@@ -76,9 +76,9 @@ _hook = _Hook()
 
 
 def install(post: Post, fallback: str | None = None) -> None:
-    """Have every bar of tqdm posted, in this process, from now on; a second call only changes `post`.
+    """Have `post` called for every bar of tqdm in this process. A second call only changes `post`.
 
-    `fallback` is a directory or zip file with a tqdm, used on hosts that have none.
+    `fallback` is a directory or zip file with a tqdm, for hosts that have none.
     """
     _hook.post = post
     if fallback is not None and "tqdm" not in sys.modules and importlib.util.find_spec("tqdm") is None:
@@ -102,7 +102,7 @@ def _fill(module: ModuleType) -> None:
 def _patch(tqdm: Any) -> None:
     if _ID in vars(tqdm):
         return
-    setattr(tqdm, _ID, 0)  # of bars that are there already
+    setattr(tqdm, _ID, 0)  # for bars that exist already
     setattr(tqdm, _SHOWN, False)
     for name, make in _REPLACEMENTS.items():
         original = getattr(tqdm, name)
@@ -110,7 +110,7 @@ def _patch(tqdm: Any) -> None:
     tqdm.status_printer = staticmethod(tqdm.status_printer)
 
 
-# ---- the replacements: functions that take tqdm's own method and return ours
+# ---- the replacements: each function takes tqdm's own method and returns ours
 
 
 def _new_init(original: Any) -> Any:
@@ -119,11 +119,11 @@ def _new_init(original: Any) -> Any:
         number = next(bar_ids) if file is None or _is_ours(file) else 0
         setattr(self, _ID, number)
         if number:
-            kwargs.pop("display", None)  # tqdm.notebook takes it, and a width of "100%"
+            kwargs.pop("display", None)  # an argument of tqdm.notebook, as is a width of "100%"
             if isinstance(kwargs.get("ncols"), str):
                 kwargs["ncols"] = None
             if kwargs.get("disable", False) is None:
-                kwargs["disable"] = False  # "only on a terminal": the notebook is one
+                kwargs["disable"] = False  # None means "only on a terminal", and the notebook counts as one
         original(self, *args, **kwargs)
 
     return __init__
@@ -143,7 +143,7 @@ def _new_display(original: Any) -> Any:
         if not self.disable:
             _post(self)
             return True
-        if msg is None and hasattr(self, "fp"):  # `close` has disabled the bar and now leaves its last line
+        if msg is None and hasattr(self, "fp"):  # `close` has disabled the bar, and now has its last line drawn
             self.fp.write(str(self))
         return False
 
@@ -153,7 +153,7 @@ def _new_display(original: Any) -> Any:
 def _new_refresh(original: Any) -> Any:
     def refresh(self: Any, nolock: bool = False, lock_args: Any = None) -> Any:  # noqa: FBT001, FBT002
         if _number(self) and not self.disable and type(self).display is not _std().display:
-            _post(self)  # a subclass that draws in its own way: it need not ask the base class to
+            _post(self)  # a subclass that draws in its own way, and may not call our `display`
         return original(self, nolock, lock_args)
 
     return refresh
@@ -171,7 +171,7 @@ def _new_close(original: Any) -> Any:
     def close(self: Any) -> None:
         was_open = not getattr(self, "disable", True) and _number(self)
         if was_open and getattr(self, "sp", None) is _draw_nothing:
-            self.sp = self.fp.write  # for a subclass whose `display` draws by `sp`: its last line too is kept
+            self.sp = self.fp.write  # a subclass may draw by `sp` in its `display`: its last line goes to the log too
         original(self)
         if was_open and getattr(self, _SHOWN):
             _post(self, closed=True)
@@ -209,23 +209,23 @@ def _number(bar: Any) -> int:
 
 
 def _post(bar: Any, *, closed: bool = False) -> None:
-    told = bar.format_dict
+    shown = bar.format_dict
     try:
-        scale = 1.0 if told["unit_scale"] in (None, False, True) else float(told["unit_scale"])
-        rate = None if closed or told["rate"] is None else float(told["rate"])
-        if rate is None and told["elapsed"] > 0:
-            rate = (float(told["n"]) - float(told.get("initial") or 0)) / told["elapsed"]
+        scale = 1.0 if shown["unit_scale"] in (None, False, True) else float(shown["unit_scale"])
+        rate = None if closed or shown["rate"] is None else float(shown["rate"])
+        if rate is None and shown["elapsed"] > 0:
+            rate = (float(shown["n"]) - float(shown.get("initial") or 0)) / shown["elapsed"]
         new = Bar(
             id=_number(bar),
-            desc=str(told["prefix"] or "").removesuffix(": "),
-            n=float(told["n"]) * scale,
-            total=None if told["total"] is None else float(told["total"]) * scale,
-            unit=str(told["unit"]),
+            desc=str(shown["prefix"] or "").removesuffix(": "),
+            n=float(shown["n"]) * scale,
+            total=None if shown["total"] is None else float(shown["total"]) * scale,
+            unit=str(shown["unit"]),
             rate=None if rate is None else rate * scale,
-            postfix="" if told["postfix"] is None else str(told["postfix"]),
+            postfix="" if shown["postfix"] is None else str(shown["postfix"]),
             closed=closed,
         )
     except (TypeError, ValueError):
-        return  # somebody counts in things that are no numbers
+        return  # the user's code counts in objects that are no numbers
     setattr(bar, _SHOWN, True)
     _hook.post(new)

@@ -1,23 +1,41 @@
-"""Snapshots of a training that may be started again on other hosts: written whole or not at all, found wherever they are.
+"""Snapshots of a training that may be restarted on other hosts: written whole or not at all, found on whichever host.
 
     from distmagic import checkpoint
     state = checkpoint.load("snapshot.pt")          # None the first time
     ...
     checkpoint.save({"model": model.state_dict(), "epoch": epoch}, "snapshot.pt", step=epoch)
 
-Homes of hosts may be shared or not: local rank 0 of every node writes, and `load` takes the newest of all nodes, so that
-a node that was away, or is new, goes on from where the others are. Sharded states are for `torch.distributed.checkpoint`.
+The homes of the hosts need not be shared. Local rank 0 of every node writes, and `load` takes the newest snapshot of all
+nodes, so that a node that was away, or is new, continues where the others are. A snapshot names the job that wrote it. As
+soon as one node has a snapshot of the present job, those of other jobs don't count: a host that was away may have a
+file of another experiment under the same name, with a higher step.
+
+Sharded states are for `torch.distributed.checkpoint`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _STEP = "distmagic_step"
+_JOB = "distmagic_job"
 _STATE = "state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What one rank knows of the snapshot on its host. `job` is the one that wrote it, "" if that is not known."""
+
+    step: int
+    job: str
+    host: str
 
 
 def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
@@ -31,10 +49,13 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
 
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}")  # homes may be shared
+    # Homes may be shared, so the host is in the name; two nodes may be on one host, so the pid is.
+    prefix = f".{target.name}.{os.uname().nodename}."
+    _remove_abandoned(target.parent, prefix)
+    aside = target.with_name(f"{prefix}{os.getpid()}")
     try:
         with aside.open("wb") as file:
-            torch.save({_STEP: step, _STATE: state}, file)
+            torch.save({_STEP: step, _JOB: _own_job(), _STATE: state}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, target)
@@ -42,15 +63,55 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
         aside.unlink(missing_ok=True)
 
 
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    """Remove the unfinished files of ranks that were killed while they wrote: each is as large as the model."""
+    for name in os.listdir(folder):
+        pid = name.removeprefix(prefix)
+        if name.startswith(prefix) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+            with contextlib.suppress(OSError):  # another node on this host has just removed it
+                (folder / name).unlink()
+
+
 def load(path: str | os.PathLike[str]) -> Any:
     """Return the newest snapshot of all nodes, with tensors on the CPU; None where no node has one.
 
-    Every rank must call it, after `init_process_group` where there is more than one; without a process group each rank
-    reads its own node's file. Raises what `torch.load` raises for a file that is not a snapshot.
+    Snapshots of other jobs count only where no node has one of this job. One line on stderr of rank 0 says which one was
+    taken. Every rank must call this, after `init_process_group` where there is more than one; without a process group each
+    rank reads its own node's file. Raises what `torch.load` raises for a file that is not a snapshot.
     """
-    own = _read(Path(path))
-    found = own if own is None else (own[_STEP], own[_STATE])
-    return _newest(found)
+    import torch.distributed as dist
+
+    content = _read(Path(path))
+    own = None
+    if content is not None:
+        own = Snapshot(step=content[_STEP], job=content.get(_JOB, ""), host=os.uname().nodename)
+    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    found: list[Snapshot | None] = [own]
+    if not is_alone:
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+    source = newest(found, _own_job())
+    if source is None:
+        return None
+    taken = found[source]
+    assert taken is not None
+    if is_alone or dist.get_rank() == 0:
+        _say_which(path, taken)
+    if all(one is not None and (one.step, one.job) == (taken.step, taken.job) for one in found):
+        return content[_STATE]  # all hosts have the same: nothing has to be sent
+    return _broadcast(source, content)
+
+
+def newest(found: Sequence[Snapshot | None], job: str) -> int | None:
+    """Return the rank that has the snapshot to take, given what each rank has found; None where no rank has any. Pure."""
+    ranks = {rank: snapshot for rank, snapshot in enumerate(found) if snapshot is not None}
+    of_this_job = {rank: snapshot for rank, snapshot in ranks.items() if job and snapshot.job == job}
+    candidates = of_this_job or ranks
+    return max(candidates, key=lambda rank: (candidates[rank].step, -rank), default=None)
+
+
+def _own_job() -> str:
+    return os.environ.get("DISTMAGIC_JOB", "")
 
 
 def _read(path: Path) -> Any:
@@ -61,31 +122,24 @@ def _read(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _newest(own: tuple[int, Any] | None) -> Any:
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return None if own is None else own[1]
-    steps: list[int | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(steps, None if own is None else own[0])
-    known = [(step, -rank) for rank, step in enumerate(steps) if step is not None]
-    if not known:
-        return None
-    newest, source = max(known)[0], -max(known)[1]
-    if all(step == newest for step in steps):
-        return own[1] if own is not None else None
-    return _from(source, own)
+def _say_which(path: str | os.PathLike[str], taken: Snapshot) -> None:
+    writer = "an unknown job"
+    if taken.job:
+        writer = "this job" if taken.job == _own_job() else f"job {taken.job}"
+    sys.stderr.write(
+        f"distmagic.checkpoint: {os.fspath(path)}: took step {taken.step}, from {taken.host}, written by {writer}\n"
+    )
 
 
-def _from(source: int, own: tuple[int, Any] | None) -> Any:
+def _broadcast(source: int, content: Any) -> Any:
     """Return the state of rank `source`, which sends it to all."""
     import torch
     import torch.distributed as dist
 
     box: list[bytes | None] = [None]
-    if dist.get_rank() == source and own is not None:
+    if dist.get_rank() == source:
         buffer = io.BytesIO()
-        torch.save(own[1], buffer)
+        torch.save(content[_STATE], buffer)
         box = [buffer.getvalue()]
     dist.broadcast_object_list(box, src=source)
     return torch.load(io.BytesIO(box[0] or b""), map_location="cpu", weights_only=True)

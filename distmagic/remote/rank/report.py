@@ -1,9 +1,9 @@
-"""What a rank says of its progress: `report` and `track` for users, bars of tqdm by way of `post_bar`.
+"""A rank's progress on its way to the agent: `report` and `track` for users, `post_bar` for bars of tqdm.
 
-Everything goes as `protocol.Progress` lines over the rank's socket to the agent, which may be slow or stopped for a
-while: nothing here ever waits for it (but `flush`, at the end), there is no thread, and what can't be sent stays in
-a bounded list and goes with the next call. Whoever has something to say puts it in `_inbox` and drains it unless
-somebody is at it already, so threads, signal handlers and finalizers of tqdm bars never wait for each other.
+Progress is sent as `protocol.Progress` lines over the rank's socket. The agent may be slow or stopped for a while, so
+nothing here waits for it, except `flush` at the very end. There is no thread: what can't be sent stays in bounded lists
+and goes with a later call. Every call puts its data into `inbox`, and sends the inbox unless another thread is doing so.
+Threads, signal handlers and finalizers of tqdm bars thus never wait for each other.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ from distmagic.remote.wire.protocol import Bar
 
 T = TypeVar("T")
 
-KEPT_ROWS = 500  # rows kept while the agent does not take them; every second one goes when there are more
-KEPT_BARS = 100  # bars kept meanwhile; beyond, short-lived ones that are closed already go
+KEPT_ROWS = 500  # kept while the agent takes none; of more rows every second one is dropped
+KEPT_BARS = 100  # kept meanwhile; of more bars those that are closed, and were never sent, are dropped
 _PACKET_BYTES = 48_000  # a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
-_BURST, _REFILL = (
-    50.0,
-    10.0,
-)  # packets at once, packets a second: a packet costs as much as 20 calls, and wakes the agent
+# A packet costs as much as 20 calls, and wakes the agent.
+_BURST = 50.0  # packets at once
+_REFILL = 10.0  # packets a second
 _TRACK_EVERY_S = 0.05
-_TOGETHER = 64  # calls that wait as they are
+_TOGETHER = 64  # calls whose data waits in the inbox: made into text together they cost less
 _FLUSH_S = 2.0
-_JUNK = (TypeError, ValueError, OverflowError, AttributeError, RuntimeError)  # what float(x) or x.item() may raise
+_NOT_A_NUMBER = (TypeError, ValueError, OverflowError, AttributeError, RuntimeError)  # from float(x) or x.item()
 
-bar_ids = itertools.count(1)  # of all bars of this rank: an outer bar is made first and has the smaller number
+bar_ids = itertools.count(1)  # of all bars of this rank; an outer bar is made first, so it has the smaller number
 
 
 def report(*, step: float | None = None, total: float | None = None, **metrics: object) -> None:
-    """Tell the notebook where this rank is: `report(step=i, total=n, loss=loss)`.
+    """Show in the notebook how far this rank is: `report(step=i, total=n, loss=loss)`.
 
-    Does nothing outside a run and never raises for a bad value: what is not a number is left out, with one line on
-    stderr. Metrics may be Python or NumPy numbers or tensors of no dimension; note that the value of a tensor on a
-    GPU is only known once all work before it is done, so a tensor here waits for the GPU as `.item()` does.
-    Costs some microseconds; called faster than 20 times a second for long, several calls travel together.
+    Metrics are Python or NumPy numbers, or tensors of no dimension. The value of a tensor on a GPU is known only when all
+    work before it is done, so this waits for the GPU as `.item()` does.
+
+    It does nothing outside a run, and never raises for a bad value: what is not a number is left out, with one line on
+    stderr. A call takes some microseconds. Of calls faster than 20 a second, several are sent together.
     """
     link = _here.link
     if link is None:
         return
     for given in metrics.values():
-        if type(given) is not float:
-            metrics = {name: value for name, given in metrics.items() if (value := _number(name, given)) is not None}
+        if type(given) is not float:  # else there is nothing to convert, as in most calls
+            converted = ((name, _number(name, value)) for name, value in metrics.items())
+            metrics = {name: value for name, value in converted if value is not None}
             break
     now = link.seconds()
     values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
@@ -60,23 +61,23 @@ def report(*, step: float | None = None, total: float | None = None, **metrics: 
 
 
 def track(iterable: Iterable[T], *, desc: str = "", total: float | None = None) -> Iterator[T]:
-    """Yield the items of `iterable` and show how far it is, as a bar of this rank; only yields them outside a run.
+    """Yield the items of `iterable`, and show how far it is as a bar of this rank. Outside a run there is no bar.
 
-    `total` is `len(iterable)` where it has one. May be nested.
+    `total` defaults to `len(iterable)`, where that is known. Calls may be nested.
     """
     if _here.link is None:
         yield from iterable
         return
-    gauge = _Gauge(desc, _length(iterable) if total is None else _number("total", total))
+    bar = _TrackBar(desc, _length(iterable) if total is None else _number("total", total))
     try:
         for item in iterable:
             yield item
-            gauge.advance()
+            bar.advance()
     finally:
-        gauge.post(closed=True)
+        bar.post(closed=True)
 
 
-class _Gauge:
+class _TrackBar:
     """The bar of one `track`."""
 
     def __init__(self, desc: str, total: float | None) -> None:
@@ -102,7 +103,7 @@ class _Gauge:
 def _length(iterable: Iterable[object]) -> float | None:
     try:
         return float(len(iterable))  # type: ignore[arg-type]
-    except _JUNK:  # a DataLoader over an iterable dataset raises TypeError of its own
+    except _NOT_A_NUMBER:  # a DataLoader over an iterable dataset raises TypeError of its own
         return None
 
 
@@ -116,7 +117,7 @@ def _number(name: str, value: Any) -> float | None:
             raise ValueError("its shape is not ()")
         item = getattr(value, "item", None)
         return float(value if item is None else item())
-    except _JUNK as error:
+    except _NOT_A_NUMBER as error:
         _complain(f"{name!r} is a {type(value).__name__} that is not one number ({error})")
         return None
 
@@ -131,7 +132,7 @@ def _complain(what: str) -> None:
 
 
 class _Here:
-    """What this process knows: the way to the agent while a run is on."""
+    """The state of this process: its link to the agent, None outside a run."""
 
     link: _Link | None = None
     watches_forks = False
@@ -142,15 +143,15 @@ _here = _Here()
 
 
 def begin(send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float] = time.monotonic) -> None:
-    """Start to report: called by the worker. `send` returns False where it would have to wait."""
+    """Let reports be sent from now on. `send` returns False where it would have to wait."""
     if not _here.watches_forks:
         _here.watches_forks = True
-        os.register_at_fork(after_in_child=_turn_off)  # a DataLoader's worker is not this rank
+        os.register_at_fork(after_in_child=_turn_off)  # a DataLoader's worker reports nothing
     _here.link = _Link(send, rank, restart, clock)
 
 
 def end() -> None:
-    """Send what is left and be silent from now on."""
+    """Send what is left, and let nothing be sent from now on."""
     flush()
     _turn_off()
 
@@ -161,7 +162,7 @@ def flush(*, blocking: bool = True) -> bool:
 
 
 def post_bar(bar: Bar) -> None:
-    """Report the state of a bar; nothing outside a run."""
+    """Report the state of a bar. It does nothing outside a run."""
     link = _here.link
     if link is not None:
         link.inbox.append(bar)
@@ -173,7 +174,10 @@ def _turn_off() -> None:
 
 
 class _Link:
-    """The way to the agent, and what has not gone it yet."""
+    """Sends to the agent, and keeps what could not be sent yet.
+
+    Any thread may append to `inbox` at any time. All other attributes are used only by the thread that holds `_busy`.
+    """
 
     def __init__(self, send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float]) -> None:
         self.inbox: deque[Bar | tuple[float, float | None, float | None, dict[str, float]]] = deque()
@@ -183,42 +187,42 @@ class _Link:
         self._names: dict[str, str] = {}
         self._rows: list[str] = []
         self._bars: dict[int, Bar] = {}
-        self._shown: set[int] = set()  # open bars that the agent knows
+        self._shown: set[int] = set()  # open bars that were sent at least once
         self._step: float | None = None
         self._total: float | None = None
-        self._news = False
+        self._has_news = False  # whether step or total, or a call without either, is still to be sent
         self._device = ""
         self._tokens, self._filled_s = _BURST, 0.0
-        self.due_s = 0.0  # before that no packet may go
+        self.due_s = 0.0  # when the next packet may be sent
 
     def seconds(self) -> float:
         """Return the time since the rank began."""
         return self._clock() - self._began
 
     def pump(self) -> None:
-        """Take in what is new and send it, unless another thread, or this one further down, is at it.
+        """Send the inbox, unless another thread is doing so, or this one in the call that was interrupted.
 
-        What can't be sent yet waits as it is: many rows are made into text faster at once than one by one.
+        What can't be sent yet stays in the inbox: many rows together are made into text faster than one by one.
         """
         while self.inbox and self._busy.acquire(blocking=False):
             try:
                 if self._may_send():
-                    self._take()
+                    self._empty_inbox()
                     self._send_all()
                 elif len(self.inbox) < _TOGETHER:
                     return
                 else:
-                    self._take()
+                    self._empty_inbox()
             finally:
                 self._busy.release()
 
     def flush(self, patience_s: float) -> bool:
-        """Send everything, trying for `patience_s`."""
+        """Send everything, trying for `patience_s`; return whether nothing is left."""
         give_up = time.monotonic() + patience_s
         if not self._busy.acquire(timeout=patience_s):
             return False
         try:
-            self._take()
+            self._empty_inbox()
             while not (done := self._send_all()) and time.monotonic() < give_up:
                 time.sleep(0.002)
             return done
@@ -226,7 +230,7 @@ class _Link:
             self._busy.release()
 
     def _may_send(self) -> bool:
-        """A bucket of tokens: a slow loop is shown at once, a fast one does not drown the agent."""
+        """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one in ten packets a second."""
         now = self.seconds()
         self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _REFILL)
         self._filled_s = now
@@ -236,22 +240,22 @@ class _Link:
         self._tokens -= 1
         return True
 
-    # ---- taking in
+    # ---- from the inbox to rows and bars
 
-    def _take(self) -> None:
+    def _empty_inbox(self) -> None:
         while self.inbox:
             new = self.inbox.popleft()
             if isinstance(new, Bar):
-                self._take_bar(new)
+                self._add_bar(new)
             else:
-                self._take_row(*new)
+                self._add_row(*new)
 
-    def _take_row(self, at_s: float, step: float | None, total: float | None, values: dict[str, float]) -> None:
+    def _add_row(self, at_s: float, step: float | None, total: float | None, values: dict[str, float]) -> None:
         if step is not None:
             self._step = step
         if total is not None:
             self._total = total
-        self._news = True
+        self._has_news = True
         if not values:
             return
         row = self._row(at_s, step, values)
@@ -260,7 +264,7 @@ class _Link:
             return
         self._rows.append(row)
         if len(self._rows) > KEPT_ROWS:
-            del self._rows[-2::-2]  # the last one stays
+            del self._rows[-2::-2]  # every second one, but not the last
 
     def _row(self, at_s: float, step: float | None, values: dict[str, float]) -> str:
         names = self._names
@@ -271,7 +275,7 @@ class _Link:
         middle = "" if step is None else f',"step":{_text(step)}'
         return f'{{"at_s":{at_s:.6f}{middle},"metrics":{{{metrics}}}}}'
 
-    def _take_bar(self, bar: Bar) -> None:
+    def _add_bar(self, bar: Bar) -> None:
         self._bars[bar.id] = bar
         if len(self._bars) > KEPT_BARS:
             unseen = (old.id for old in self._bars.values() if old.closed and old.id not in self._shown)
@@ -281,17 +285,20 @@ class _Link:
 
     def _send_all(self) -> bool:
         """Send packets until nothing is left (True) or the agent takes no more (False)."""
-        while self._rows or self._bars or self._news:
+        while self._rows or self._bars or self._has_news:
             rows, bars = self._fit()
             device = "" if self._device else _device()
             if not self._send(self._packet(rows, bars, device)):
                 return False
             self._device = self._device or device
             del self._rows[: len(rows)]
-            self._news = False
+            self._has_news = False
             for bar in bars:
                 del self._bars[bar.id]
-                (self._shown.discard if bar.closed else self._shown.add)(bar.id)
+                if bar.closed:
+                    self._shown.discard(bar.id)
+                else:
+                    self._shown.add(bar.id)
         return True
 
     def _fit(self) -> tuple[list[str], list[Bar]]:
@@ -328,10 +335,12 @@ def _bar(bar: Bar) -> str:
 
 
 def _text(value: float) -> str:
-    return repr(value) if value - value == 0 else json.dumps(value)  # JSON's spelling of nan and inf
+    is_finite = value - value == 0  # faster than math.isfinite, which a call a microsecond would feel
+    return repr(value) if is_finite else json.dumps(value)  # NaN and Infinity, as Python's JSON spells them
 
 
 def _device() -> str:
+    """Return the GPU that this process uses, "" for none; without making it use one."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():

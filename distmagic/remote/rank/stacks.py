@@ -1,9 +1,9 @@
-"""Where a rank's threads are, by Python's own faulthandler: it answers a signal also while the main thread hangs in C.
+"""The stacks of a rank's threads, written by Python's faulthandler: it answers a signal also while C code hangs.
 
     a rank   --answer-->       faulthandler's text, in a file beside the agent's sockets
-    text     --threads_of-->   Threads, with the frames that a user knows
+    text     --threads_of-->   Threads, with frames under the names that the user knows
 
-Pure, but for `answer` and `is_ready`.
+Pure, except `answer`, which the rank calls, and `is_ready`, which the agent calls.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 
 from distmagic.remote.wire.protocol import Frame, Thread
 
-SIGNAL = signal.SIGRTMAX - 3  # of those that no library is known to take; queued, so none gets lost
-MAX_FRAMES = 60  # kept of one thread, the innermost
-_MAX_OTHERS = 8  # threads of a rank that are kept besides the main one, and
-_MAX_OTHERS_FRAMES = 20  # frames of each
-_MAX_CHARS = 200  # of a file's name, a function's and a line of source
+SIGNAL = signal.SIGRTMAX - 3  # used by no library that is known; real-time signals are queued, so none gets lost
+MAX_FRAMES = 60  # kept of the main thread, the innermost
+_MAX_OTHERS = 8  # kept of the other threads
+_MAX_OTHERS_FRAMES = 20  # kept of each of them
+_MAX_CHARS = 200  # of the name of a file, the name of a function, a line of source
 
 _THREAD = re.compile(r"(Current thread|Thread) (0x[0-9a-f]+)\b.*:$")
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)$')
@@ -32,12 +32,12 @@ _LIBRARY = re.compile(r".*/lib(?:32|64)?/python\d+\.\d+/(.+)$")
 
 
 def file_of(run_dir: Path, pid: int) -> Path:
-    """Return the file that faulthandler writes to in this process."""
+    """Return the file to which faulthandler writes in the process `pid`."""
     return run_dir / f"stacks-{pid}"
 
 
 def answer(run_dir: Path) -> None:
-    """Have this process answer `SIGNAL` from now on. Where it can't, the rank does without."""
+    """Have this process answer `SIGNAL` from now on. Nothing is raised where that fails."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(file_of(run_dir, os.getpid()), flags, 0o600)
@@ -45,9 +45,9 @@ def answer(run_dir: Path) -> None:
 
 
 def is_ready(run_dir: Path, pid: int) -> bool:
-    """Whether the signal leads to `answer` in that process: else it could end it, or write to another file.
+    """Whether that process would answer the signal. Otherwise the signal could end it, or make it write to another file.
 
-    It does not any more in a program that the rank has become, or where its code has closed all open files.
+    A process stops answering when it becomes another program (exec), or when its code closes all descriptors.
     """
     wanted = str(file_of(run_dir, pid))
     try:
@@ -57,14 +57,14 @@ def is_ready(run_dir: Path, pid: int) -> bool:
             return False
         return any(os.readlink(f"/proc/{pid}/fd/{fd}") == wanted for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
-        return False  # gone, or somebody else's, or it closed a file meanwhile
+        return False  # it has ended, or belongs to another user, or closed a file meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What a user knows of file names: `labels` of cells, `texts` of cells and scripts.
+    """The names of files as the user knows them: `labels` of cells, and `texts` of cells and scripts, by file name.
 
-    `modules` is the directory of the user's own modules, `own` the beginning of the names of distmagic's files.
+    `modules` is the directory of the user's own modules. File names that begin with `own` are distmagic's.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -74,9 +74,10 @@ class Sources:
 
 
 def is_whole(text: str, own: str) -> bool:
-    """Whether faulthandler is through: the main thread comes last, and the worker's `main` is its outermost frame.
+    """Whether faulthandler has finished: the main thread comes last, and its outermost frame is the worker's `main`.
 
-    What is around that is not waited for. Of very deep stacks and very many threads faulthandler leaves out the rest.
+    The frames around `main` are not waited for. Of very deep stacks and very many threads faulthandler leaves out the
+    rest and writes "..." in its place.
     """
     last = text[max(text.rfind("\nThread 0x"), text.rfind("\nCurrent thread 0x"), 0) :]
     outermost = re.compile(
@@ -86,25 +87,26 @@ def is_whole(text: str, own: str) -> bool:
 
 
 def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
-    """Return the threads of faulthandler's text, the main one first; of the others those that run a user's code.
+    """Return the threads in faulthandler's text: the main one, then those of the others that run the user's code.
 
-    Innermost frames come last. What is no line of faulthandler's is left out, so any text gives something.
+    Innermost frames come last. Lines that are not faulthandler's are ignored, so no text raises an error.
     """
-    blocks = [_known(frames, sources) for frames in _blocks(text)]
-    if not blocks:
+    stacks = [_as_shown(frames, sources) for frames in _blocks(text)]
+    if not stacks:
         return ()
-    *others, main = blocks  # the main thread, the oldest, comes last
-    kept = [Thread(frames=_inner(frames, _MAX_OTHERS_FRAMES)) for frames in others if any(f.mine for f in frames)]
-    return (Thread(frames=_inner(main, MAX_FRAMES)), *kept[-_MAX_OTHERS:])
+    *others, main = stacks  # faulthandler writes the oldest thread, the main one, last
+    with_user_code = [frames for frames in others if any(frame.mine for frame in frames)]
+    kept = [Thread(frames=_innermost(frames, _MAX_OTHERS_FRAMES)) for frames in with_user_code[-_MAX_OTHERS:]]
+    return (Thread(frames=_innermost(main, MAX_FRAMES)), *kept)
 
 
 def _blocks(text: str) -> list[list[Frame]]:
-    """Return the frames of each thread, innermost first; of several dumps only those of the last."""
+    """Return the frames of each thread, innermost first, of the last dump in the text."""
     blocks: list[list[Frame]] = []
     seen: set[str] = set()
     for line in text.split("\n"):
         if found := _THREAD.match(line):
-            if found[2] in seen:
+            if found[2] in seen:  # the same thread again: another dump begins
                 blocks, seen = [], set()
             seen.add(found[2])
             blocks.append([])
@@ -114,16 +116,19 @@ def _blocks(text: str) -> list[list[Frame]]:
     return blocks
 
 
-def _known(frames: list[Frame], sources: Sources) -> list[Frame]:
-    """Return the frames, outermost first, under the names that a user knows them by, without those of distmagic."""
-    own = bool(sources.own)
-    shown = [_named(frame, sources) for frame in reversed(frames) if not (own and frame.file.startswith(sources.own))]
-    first = next((i for i, frame in enumerate(shown) if frame.mine), 0)  # what is around it is Python's own beginning
-    return shown[first:]
+def _as_shown(frames: list[Frame], sources: Sources) -> list[Frame]:
+    """Return the frames, outermost first, under the names that the user knows, without those of distmagic."""
+    if sources.own:
+        frames = [frame for frame in frames if not frame.file.startswith(sources.own)]
+    shown = [_renamed(frame, sources) for frame in reversed(frames)]
+    for i, frame in enumerate(shown):
+        if frame.mine:
+            return shown[i:]  # without the frames around the user's code, which start every Python program
+    return shown
 
 
-def _inner(frames: list[Frame], limit: int) -> tuple[Frame, ...]:
-    """Return the innermost frames, and of the user's own at least the innermost one."""
+def _innermost(frames: list[Frame], limit: int) -> tuple[Frame, ...]:
+    """Return the innermost frames. If none of them is the user's, the user's innermost one replaces the first."""
     kept = frames[-limit:]
     mine = [frame for frame in frames if frame.mine]
     if mine and not any(frame.mine for frame in kept):
@@ -131,7 +136,7 @@ def _inner(frames: list[Frame], limit: int) -> tuple[Frame, ...]:
     return tuple(kept)
 
 
-def _named(frame: Frame, sources: Sources) -> Frame:
+def _renamed(frame: Frame, sources: Sources) -> Frame:
     name, text = frame.file, ""
     if name in sources.texts:
         lines = sources.texts[name].split("\n")

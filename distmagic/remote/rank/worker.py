@@ -1,6 +1,6 @@
-"""The worker: one rank. Gives its streams to the agent, calls the user's function, reports the end.
+"""The process of one rank, started by torchrun: hands its output to the agent, calls the user's function, reports the end.
 
-Started by torchrun. Its exit code is what any script's would be: 0 after a return, 1 after an exception.
+Its exit code is that of any script: 0 after a return, 1 after an exception, the code of `sys.exit`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from distmagic.remote.rank import bars, report, stacks
 from distmagic.remote.system import processes, socket_peer
-from distmagic.remote.system.gc_pause import uncollected
+from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, parcel
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import RankOutcome
@@ -39,7 +39,12 @@ _MAX_MESSAGE_BYTES = 30_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """What torchrun and the agent told this process."""
+    """What this process knows from torchrun's variables and from the agent's.
+
+    `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
+    agent's. `round` is the rendezvous round in which the rank was started. `pid` is compared in forked children, which
+    are not this rank.
+    """
 
     rank: int
     local_rank: int
@@ -54,14 +59,14 @@ class Rank:
 
     @property
     def result(self) -> Path:
-        """Where the return value goes."""
+        """The file for the return value."""
         return self.folder / f"rank{self.rank}.result"
 
 
 def main(_: list[str]) -> None:
-    """Be one rank."""
+    """Be one rank, from the connection to the agent to the exit. Never returns."""
     processes.die_with_parent()
-    rank = _who_am_i()
+    rank = _read_rank()
     stacks.answer(Path(rank.socket).parent)
     conn = _say_hello(rank)
     report.begin(lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart)
@@ -72,32 +77,31 @@ def main(_: list[str]) -> None:
     _label_warnings(labels)
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
-        main = _fresh_main(rank)
-        with uncollected():
-            what = call.load(rank.call, main)
-        ended = _keep(rank, call.perform(what, main))
+        user_main = _fresh_main(rank)
+        with gc_paused():
+            thunk = call.load(rank.call, user_main)
+        ended = _keep(rank, call.perform(thunk, user_main))
     except SystemExit as stop:
         _stop_handlers()
         ended = _exited(rank, stop)
-    except BaseException as error:  # noqa: BLE001 - the end of a rank, whatever it is, is told
+    except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _stop_handlers()
         ended = _raised(rank, error, labels)
     _finish(rank, conn, ended)
 
 
-def _who_am_i() -> Rank:
-    told = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
+def _read_rank() -> Rank:
+    from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))  # no variable for the user's own processes
     return Rank(
         rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        round=int(told.get("round", 0)),
-        folder=Path(told["folder"]), call=Path(told["call"]), code=Path(told["code"]), socket=told["socket"],
-        pid=os.getpid(),
+        round=int(from_agent.get("round", 0)), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
+        code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
     )  # fmt: skip
 
 
 def _say_hello(rank: Rank) -> socket.socket:
-    """Connect to the agent and hand it the reading ends of our stdout and stderr."""
+    """Connect to the agent and hand it the reading ends of new pipes, which become our stdout and stderr."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.connect(rank.socket)
     socket_peer.check(conn)
@@ -106,7 +110,7 @@ def _say_hello(rank: Rank) -> socket.socket:
         try:
             fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
-            continue  # over the user's limit: a small pipe will do
+            continue  # over the user's limit for pipes: the default size will do
     hello = protocol.Worker(
         rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
         round=rank.round,
@@ -121,17 +125,21 @@ def _say_hello(rank: Rank) -> socket.socket:
 
 
 def _send(conn: socket.socket, packet: bytes) -> bool:
+    """Send without blocking; return False where the agent has no room for it now."""
     try:
         conn.send(packet, socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # the agent is gone; this process follows it in a moment
+        return True  # the agent is gone, and the kernel ends this process in a moment
     return True
 
 
 def _load_sources(code: Path) -> dict[str, str]:
-    """Show the cells' text to tracebacks, `inspect.getsource`, Triton and torch.compile; return the cells' labels."""
+    """Put the cells' text into `linecache`; return the labels of cells by file name.
+
+    Tracebacks, `inspect.getsource`, Triton and torch.compile find the source there.
+    """
     with zipfile.ZipFile(code) as archive:
         sources = json.loads(archive.read("sources.json"))
     for name, text in sources["texts"].items():
@@ -140,7 +148,7 @@ def _load_sources(code: Path) -> dict[str, str]:
 
 
 def _label_warnings(labels: dict[str, str]) -> None:
-    """Have warnings of a cell's line name the cell as the notebook and tracebacks do, not a file that isn't there."""
+    """Have warnings name the cell as tracebacks do, in place of a file that does not exist."""
     plain = warnings.formatwarning
 
     def formatwarning(
@@ -154,12 +162,12 @@ def _label_warnings(labels: dict[str, str]) -> None:
 
 
 def _fresh_main(rank: Rank) -> types.ModuleType:
-    """Return a new `__main__`, whose file gives spawned children (DataLoader workers) what the payload defines."""
+    """Return a new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines."""
     fresh = types.ModuleType("__main__")
     fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
     fresh.__file__ = str(call.write_main(rank.call, rank.folder))
     sys.modules["__main__"] = fresh
-    atexit.register(_let_go, fresh)  # before the user's code registers anything, so that it comes after that
+    atexit.register(_clear_main, fresh)  # registered before the user's own functions, so it is called after them
     return fresh
 
 
@@ -168,30 +176,32 @@ def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> p
 
 
 def _stop_handlers() -> None:
-    """Have nothing of the user's raise in the middle of our own last steps: DataLoader does when its workers die."""
+    """Remove the handler by which DataLoader raises an exception when a worker dies: it must not stop our last steps."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _let_go(main: types.ModuleType) -> None:
-    """Delete what the user's code made, cycles too, while Python is whole.
+def _clear_main(main: types.ModuleType) -> None:
+    """Delete the values in `__main__`, with their reference cycles, before Python's own shutdown.
 
-    A model under DistributedDataParallel is a cycle that holds its process group. Left to Python's own end, the threads
-    of that group may come to want the interpreter when it has gone, and abort a process that had done all its work.
+    A model under DistributedDataParallel is a cycle that holds its process group. If that lived until the shutdown, its
+    threads could need the interpreter when it is gone, and abort a process that had done all its work.
     """
-    kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may need them
-    if threading.active_count() == 1:  # daemon threads may still need all the rest
-        for name in [name for name, value in vars(main).items() if name[:2] != "__" and not isinstance(value, kept)]:
-            del vars(main)[name]
+    kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
+    if threading.active_count() == 1:  # else a daemon thread may still use any of them
+        for name, value in list(vars(main).items()):
+            if not name.startswith("__") and not isinstance(value, kept):
+                del vars(main)[name]
     gc.collect()
 
 
 def _keep(rank: Rank, value: object) -> protocol.Ended:
+    """Write the return value to its file; return the end to report."""
     _stop_handlers()
-    if os.getpid() != rank.pid:
+    if os.getpid() != rank.pid:  # a child that the function has forked, and that returned from it too
         return _ended(rank, "returned")
     try:
         size = 0 if value is None else parcel.dump(value, rank.result)
-    except OSError as error:  # the work is done: that its value has no room here makes it no failure
+    except OSError as error:  # the function has returned: a value that finds no room is no failure
         return _ended(rank, "returned", meaning=_not_kept(rank, value, error))
     return _ended(rank, "returned", result_bytes=size)
 
@@ -200,13 +210,13 @@ def _not_kept(rank: Rank, value: object, error: OSError) -> str:
     try:
         size = f"{parcel.measure(value):,} bytes"
         free = f"{shutil.disk_usage(rank.folder).free:,} bytes"
-    except Exception:  # noqa: BLE001 - pickling runs anybody's code
+    except Exception:  # noqa: BLE001 - pickling calls the user's own methods
         size, free = "more", "less"
     return f"its result is lost: it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
 
 
 def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
-    """Return the end by sys.exit(): no code is a return, a text goes to stderr and means 1."""
+    """Return the end to report for `sys.exit`: no code or 0 is a return, a text goes to stderr and means code 1."""
     if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         return _ended(rank, "returned", result_bytes=0)
     if not isinstance(stop.code, int):
@@ -217,7 +227,7 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
-    is_ours = isinstance(error, parcel.ParcelError)  # the call was over: no line of it is to blame
+    is_ours = isinstance(error, parcel.ParcelError)  # raised after the call: a traceback would show our frames only
     text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
     failure = protocol.Failure(
@@ -235,7 +245,7 @@ def _text_of(value: object) -> str:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return a text whose middle is left out where it is too long as JSON: a traceback's ends say the most."""
+    """Return a text that is at most `max_bytes` long as JSON; its middle is left out, as a traceback's ends say most."""
     if len(json.dumps(text)) <= max_bytes:
         return text
     kept = max_bytes
@@ -247,7 +257,7 @@ def clipped(text: str, max_bytes: int) -> str:
 
 
 def _write_error(text: str) -> None:
-    """Write to stderr, also where the user's code has closed or replaced `sys.stderr`."""
+    """Write to stderr, or to descriptor 2 where the user's code has closed or replaced `sys.stderr`."""
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -257,10 +267,9 @@ def _write_error(text: str) -> None:
 
 
 def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
-    """Return the traceback without our own frames, cells under the label that the notebook shows."""
-    own = os.path.dirname(
-        os.path.dirname(shown_traceback.__code__.co_filename)
-    )  # remote/; in the bundle's byte code it isn't `__file__`
+    """Return the traceback without our own frames, and with cells under the labels that the notebook shows."""
+    # The folder remote/. Not from `__file__`: in the bundle's byte code the file names are other ones.
+    own = os.path.dirname(os.path.dirname(shown_traceback.__code__.co_filename))
     summary = traceback.TracebackException.from_exception(error)
     _hide_frames(summary, own)
     text = "".join(summary.format()).rstrip()
@@ -278,28 +287,28 @@ def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None
 
 
 def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
-    """Tell the end, then leave as any Python program does: atexit, threads, flush."""
+    """Report the end, then exit as any Python program does: threads, atexit, flush."""
     report.end()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # noqa: BLE001, S112 - the user's own stream, or None, or closed: Python's end tells
+        except Exception:  # noqa: BLE001, S112 - the user's own stream, or None, or closed: Python's exit reports it
             continue
     if os.getpid() != rank.pid:
-        sys.exit(ended.code)  # a child that the function has forked and that left it too: not this rank
+        sys.exit(ended.code)  # a child that the function has forked: it reports nothing for this rank
     try:
-        _tell(rank, conn, protocol.encode(ended))
+        _report_end(rank, conn, protocol.encode(ended))
     except OSError:
         sys.exit(1)  # the agent is gone
     sys.exit(ended.code)
 
 
-def _tell(rank: Rank, conn: socket.socket, packet: bytes) -> None:
+def _report_end(rank: Rank, conn: socket.socket, packet: bytes) -> None:
     try:
         with conn:
             conn.setblocking(True)
             conn.send(packet)
-    except OSError:  # the user's code has closed all descriptors, as programs do that become daemons
+    except OSError:  # the user's code has closed all descriptors, as daemons do
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
             again.connect(rank.socket)
             socket_peer.check(again)

@@ -110,10 +110,11 @@ class Journal:
 
     def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
         if after + 1 < self._first:
-            for number, line in read(self._folder, after, self._marks[after // _MARK_EVERY], self._owed):
-                if number >= self._first:
-                    break
-                yield number, line
+            with contextlib.suppress(FileNotFoundError):  # the folder was removed: what was in it is told as `Skipped`
+                for number, line in read(self._folder, after, self._marks[after // _MARK_EVERY], self._owed):
+                    if number >= self._first:
+                        break
+                    yield number, line
         for number in range(max(after + 1, self._first), self.last + 1):
             yield number, self._recent[number - self._first]
 

@@ -12,42 +12,66 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from distmagic.remote.records import journal, logs, places
-from distmagic.remote.wire import protocol
+from distmagic.remote.records.atomic_file import atomic_write
+from distmagic.remote.wire import codec, protocol
 
 FILE = "job.json"
 _ENDS = (b'{"t":"final"', b'{"t":"engine_ended"')
 _DETACHED = "detached"
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
+_FIRST_PROTOCOL = 1  # its job files had no number in them
+_UNKNOWN_LEASE_S = 60.0  # of a job of another protocol
 
 
 def remember(folder: Path, start: protocol.StartNode) -> None:
     """Write what is known of a job that is about to start. Raises OSError."""
-    about = {
-        "job": start.job,
-        "node_rank": start.node_rank,
-        "hosts": start.hosts,
-        "lease_s": start.lease_s,
-        "max_restarts": start.max_restarts,
-        "hang_timeout_s": start.hang_timeout_s,
-        "owner": start.owner,
-        "min_nodes": start.membership.min_nodes if start.membership else 0,
-        "max_nodes": start.membership.max_nodes if start.membership else 0,
-        "awaited": start.recipe.awaited if start.recipe else (),
-        "began_s": time.time(),
-    }
-    (folder / FILE).write_text(json.dumps(about))
+    listing = protocol.JobListing(
+        protocol=protocol.PROTOCOL,
+        job=start.job,
+        node_rank=start.node_rank,
+        hosts=start.hosts,
+        began_s=time.time(),
+        terms=start.terms,
+    )
+    _write(folder, listing)
+
+
+def _write(folder: Path, listing: protocol.JobListing) -> None:
+    with atomic_write(folder / FILE) as file:
+        file.write(json.dumps(codec.plain(listing)).encode())
 
 
 def enlisted(folder: Path, hosts: tuple[str, ...]) -> None:
     """Note which hosts an elastic job has now. A disk that is full makes no job fail."""
     with contextlib.suppress(OSError, ValueError):
-        about = {**json.loads((folder / FILE).read_text()), "hosts": hosts}
-        aside = folder / f"{FILE}.new"
-        aside.write_text(json.dumps(about))
-        aside.replace(folder / FILE)
+        _write(folder, replace(_read(folder), hosts=hosts))
+
+
+def _read(folder: Path) -> protocol.JobListing:
+    """Return what the job file says. Raises OSError, and ValueError for a file that was not written whole.
+
+    Of a job of another protocol only its name and its hosts can be known, and when it began.
+    """
+    about = json.loads((folder / FILE).read_text())
+    number = about.get("protocol", _FIRST_PROTOCOL) if isinstance(about, dict) else protocol.PROTOCOL
+    if number != protocol.PROTOCOL:
+        about = {name: about.get(name) for name in ("job", "node_rank", "hosts", "began_s")}
+        about = {**about, "protocol": number, "terms": {"lease_s": _UNKNOWN_LEASE_S}}
+    return codec.from_plain(protocol.JobListing, about)
+
+
+def check_protocol(job: str, node_rank: int) -> None:
+    """Raise ValueError, in words, if the job's agent speaks another protocol than this code does."""
+    try:
+        number = _read(places.job_dir(job, node_rank)).protocol
+    except (OSError, ValueError):
+        return  # no job of this name is known here: the caller finds that out
+    if number != protocol.PROTOCOL:
+        raise ValueError(protocol.another_version(job, number))
 
 
 def mark_detached(folder: Path) -> None:
@@ -56,35 +80,32 @@ def mark_detached(folder: Path) -> None:
         (folder / _DETACHED).touch(mode=0o600)
 
 
-def jobs() -> tuple[protocol.JobListing, ...]:
-    """Return this host's jobs, the oldest first. What can't be read is left out."""
-    host = socket.gethostname()
+def jobs(job: str = "") -> tuple[protocol.JobListing, ...]:
+    """Return this host's jobs, the oldest first, or its nodes of one job. What can't be read is left out."""
+    folders = [places.job_dir(job, 0).parent] if job else sorted((places.home() / "jobs").glob("*"))
+    files = [file for folder in folders for file in sorted(folder.glob(f"*-{socket.gethostname()}/{FILE}"))]
     found = []
-    for file in sorted((places.home() / "jobs").glob(f"*/*-{host}/{FILE}")):
+    for file in files:
         try:
-            found.append(_listed(file.parent, json.loads(file.read_text())))
-        except (OSError, ValueError, KeyError, TypeError):
+            found.append(_listed(file.parent))
+        except (OSError, ValueError):
             continue  # another contact removes it, or it was torn by a full disk
     return tuple(sorted(found, key=lambda one: one.began_s))
 
 
-def _listed(folder: Path, about: dict[str, object]) -> protocol.JobListing:
-    job, node_rank = str(about["job"]), int(str(about["node_rank"]))
-    began_s, runs = float(str(about["began_s"])), is_running(job, node_rank)
+def _listed(folder: Path) -> protocol.JobListing:
+    """Return what the job file says, and how the job is now. Raises OSError and ValueError."""
+    begun = _read(folder)
+    runs = is_running(begun.job, begun.node_rank)
     until_s = time.time() if runs else _written_s(folder)
-    return protocol.JobListing(
-        job=job, node_rank=node_rank, hosts=_names(about["hosts"]),
-        lease_s=float(str(about["lease_s"])), max_restarts=int(str(about["max_restarts"])),
-        began_s=began_s, is_running=runs, age_s=max(0.0, until_s - began_s), reason=_reason(folder),
-        size_bytes=places.size_of(folder), owner=str(about.get("owner", "")),
-        is_detached=(folder / _DETACHED).exists(), min_nodes=int(str(about.get("min_nodes", 0))),
-        max_nodes=int(str(about.get("max_nodes", 0))), awaited=_names(about.get("awaited")),
-        hang_timeout_s=float(str(hang_timeout_s)) if (hang_timeout_s := about.get("hang_timeout_s")) else None,
-    )  # fmt: skip
-
-
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
+    return replace(
+        begun,
+        is_running=runs,
+        is_detached=(folder / _DETACHED).exists(),
+        reason=_reason(folder),
+        size_bytes=places.size_of(folder),
+        age_s=max(0.0, until_s - begun.began_s),
+    )
 
 
 def _written_s(folder: Path) -> float:
@@ -99,24 +120,21 @@ def running() -> tuple[protocol.JobListing, ...]:
     """Return the jobs that run on this host."""
     found = []
     for job, node_rank in places.live_runs():
-        folder = places.job_dir(job, node_rank)
         try:
-            found.append(_listed(folder, json.loads((folder / FILE).read_text())))
-        except (OSError, ValueError, KeyError, TypeError):
+            found.append(_listed(places.job_dir(job, node_rank)))
+        except (OSError, ValueError):
             continue
     return tuple(one for one in found if one.is_running)
 
 
 def is_running(job: str, node_rank: int) -> bool:
-    """Whether the agent of this node answers."""
+    """Whether the agent of this node is there; one that is stopped, or has no time, is."""
     run_dir = places.run_dir(job, node_rank)
     try:
         places.check_run_dir(run_dir)
-        with socket.socket(socket.AF_UNIX) as conn:
-            conn.connect(str(run_dir / "readers"))
     except OSError:
         return False
-    return True
+    return places.listens(run_dir / "readers")
 
 
 def _reason(folder: Path) -> str:

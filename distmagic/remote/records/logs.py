@@ -24,10 +24,18 @@ class Log:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
         self._piece_bytes = max(1, limit_bytes // PIECES)
-        self._offsets = [offset for offset, _ in pieces(path)] or [0]
-        self._file = self._open(self._offsets[-1])
-        self._size = os.fstat(self._file).st_size
+        self._offsets = [0]
+        self._file = -1  # not open
+        self._size = 0
         self.error = ""
+        with contextlib.suppress(OSError):  # `append` tries again, and keeps the error
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._offsets = [offset for offset, _ in pieces(self._path)] or [0]
+        with contextlib.suppress(FileNotFoundError):  # a new log
+            self._size = _piece(self._path, self._offsets[-1]).stat().st_size
+        self._file = self._open(self._offsets[-1])
 
     @property
     def end(self) -> int:
@@ -38,6 +46,8 @@ class Log:
         """Write what the disk takes and return how many bytes that was; `whole`: all of it, or nothing."""
         done = 0
         try:
+            if self._file < 0:
+                self._reopen()
             while done < len(data):
                 if self._size and self._size + (len(data) if whole else 1) > self._piece_bytes:
                     self._turn()
@@ -73,7 +83,8 @@ class Log:
 
     def close(self) -> None:
         """Let go of the file."""
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
 
 
 def _piece(path: Path, offset: int) -> Path:

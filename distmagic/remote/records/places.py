@@ -14,16 +14,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import secrets
 import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
+FULL_BYTES = 16 << 20  # a disk with less room than this is full
 LOG_BYTES = 64 << 20  # of each of a rank's two streams: eight ranks stay well within what is kept of all jobs
 REPORTS_BYTES = 16 << 20  # of what a rank reports
 LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
@@ -33,11 +36,16 @@ _PARTIAL_S = 3600.0
 _TIDY_S = 60.0
 _TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
 _YOUNG_S = 300.0  # what changed this recently may be in use
+_LOOK_S = 5.0  # at jobs, and again at blobs: a notebook waits for its answer meanwhile
+_FETCHED = ".fetched"  # beside a result
 
 
 def home() -> Path:
-    """Return the directory of all that is kept."""
-    return Path(os.path.abspath(os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")))
+    """Return the directory of all that is kept. Raises FileNotFoundError where this user has no home directory."""
+    path = os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")
+    if path.startswith("~"):  # Python leaves it as it is; a directory of that name invites `rm -rf ~`
+        raise FileNotFoundError(f"{path} is nowhere: HOME is not set, and this user has no entry in the password file")
+    return Path(os.path.abspath(path))
 
 
 def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
@@ -176,6 +184,13 @@ def live_runs() -> list[tuple[str, int]]:
     return [(job, int(node)) for job, _, node in (name.rpartition("-") for name in names) if node.isdecimal()]
 
 
+def listens(path: Path) -> bool:
+    """Whether a process listens at a unix socket. It need not have time to answer: nothing here waits for it."""
+    with socket.socket(socket.AF_UNIX) as conn:
+        conn.setblocking(False)
+        return conn.connect_ex(str(path)) in (0, errno.EAGAIN)  # the second: it has not taken those before us
+
+
 def _is_deserted(path: Path, listener: str = "readers") -> bool:
     try:
         if time.time() - path.lstat().st_mtime < _SETTLED_S:
@@ -208,24 +223,73 @@ def tidy() -> None:
 def expire(now: float | None = None) -> None:
     """Remove jobs and blobs that are older than `KEPT_DAYS` or beyond `KEPT_BYTES`, the oldest first.
 
-    A job that still runs is kept, and what it came from: its agent touches them while it lives.
+    A job that still runs is kept, and what it came from: its agent touches them while it lives. The newest job does not
+    count against the size, nor does one with results that nobody has fetched, unless the disk is full. On a disk that is
+    slow not all is looked at each time.
     """
     now = time.time() if now is None else now
-    for kind in ("jobs", "blobs"):
-        kept = 0
-        for changed, size, path in sorted(_entries(home() / kind), reverse=True):
-            kept += size
-            age_s = now - changed
-            is_partial = kind == "blobs" and len(path.name) != 64  # whoever was writing it was killed
-            if age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400) or (kept > KEPT_BYTES and age_s > _YOUNG_S):
-                _remove(path)
+    _expire_jobs(now)
+    _expire_blobs(now)
+
+
+def _expire_jobs(now: float) -> None:
+    jobs = sorted(_entries(home() / "jobs"), key=lambda entry: entry.changed_s, reverse=True)
+    is_full = bool(jobs) and shutil.disk_usage(home()).free < FULL_BYTES
+    kept_bytes = 0
+    for number, job in enumerate(jobs):
+        age_s = now - job.changed_s
+        if age_s > KEPT_DAYS * 86400:
+            _remove(job.path)
+            continue
+        if number == 0 or (job.has_unfetched_results and not is_full):
+            continue
+        kept_bytes += job.size_bytes
+        if kept_bytes > KEPT_BYTES and age_s > _YOUNG_S:
+            _remove(job.path)
+
+
+def _expire_blobs(now: float) -> None:
+    blobs = sorted(_entries(home() / "blobs"), key=lambda entry: entry.changed_s, reverse=True)
+    # The first blobs of a large payload grow old while the last ones arrive.
+    arriving = [
+        blob for blob in blobs if is_sha256(blob.path.name.strip(".").partition(".")[0]) and "." in blob.path.name
+    ]
+    is_receiving = any(now - blob.changed_s <= _YOUNG_S for blob in arriving)
+    kept_bytes = 0
+    for blob in blobs:
+        kept_bytes += blob.size_bytes
+        age_s = now - blob.changed_s
+        is_partial = len(blob.path.name) != 64  # the process that wrote it was killed
+        is_old = age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400)
+        is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
+        if is_old or is_beyond:
+            _remove(blob.path)
+
+
+def mark_fetched(result: Path) -> None:
+    """Note that a result has been sent to a notebook as a whole. A disk that is full makes no job fail."""
+    with contextlib.suppress(OSError):
+        result.with_name(result.name + _FETCHED).touch(mode=0o600)
+
+
+def write_error() -> str:
+    """Return why the disk takes no blob at present, "" if it does."""
+    trial = home() / "blobs" / f"trial-{secrets.token_hex(6)}"
+    try:
+        trial.write_bytes(bytes(4096))
+    except OSError as error:
+        return str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()
+    return ""
 
 
 def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
     """Return the blobs that nobody uses, and their bytes: not this bundle, nor what a living process touches."""
     now = time.time() if now is None else now
-    entries = _entries(home() / "blobs")
-    return [(path, size) for changed, size, path in entries if path.name != bundle and now - changed > _TOUCHED_S]
+    entries = [entry for entry in _entries(home() / "blobs") if entry.path.name != bundle]
+    return [(entry.path, entry.size_bytes) for entry in entries if now - entry.changed_s > _TOUCHED_S]
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -234,19 +298,46 @@ def remove(paths: Iterable[Path]) -> None:
         _remove(path)
 
 
-def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield (last change, bytes, path) of every entry of a folder that can be looked at."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A job's folder, or a blob: when something of it was changed last, in seconds since 1970, and its size."""
+
+    path: Path
+    changed_s: float
+    size_bytes: int
+    has_unfetched_results: bool
+
+
+def _entries(folder: Path) -> list[_Entry]:
+    """Return the entries of a folder that can be looked at, in any order; as many as there is time for."""
     if not folder.is_dir():
-        return
-    for path in folder.iterdir():
+        return []
+    paths = list(folder.iterdir())
+    random.shuffle(paths)  # where there is no time for all, each has its turn
+    until = time.monotonic() + _LOOK_S
+    found = []
+    for path in paths:
+        if time.monotonic() > until:
+            break
         try:
             files = [path, *path.rglob("*")] if _is_folder(path) else [path]
-            stats = [found for file in files if (found := _look(file)) is not None]
+            stats = {file.relative_to(path): stat for file in files if (stat := _look(file)) is not None}
         except OSError:
             continue  # another contact removes at the same time; or not ours, and then not ours to remove
-        if not stats:
-            continue
-        yield max(s.st_mtime for s in stats), sum(s.st_size for s in stats), path
+        if stats:
+            entry = _Entry(
+                path=path,
+                changed_s=max(stat.st_mtime for stat in stats.values()),
+                size_bytes=sum(stat.st_size for stat in stats.values()),
+                has_unfetched_results=_has_unfetched(stats),
+            )
+            found.append(entry)
+    return found
+
+
+def _has_unfetched(stats: Mapping[Path, os.stat_result]) -> bool:
+    results = [file for file, stat in stats.items() if file.suffix == ".result" and stat.st_size]
+    return any(file.with_name(file.name + _FETCHED) not in stats for file in results)
 
 
 def _look(path: Path) -> os.stat_result | None:

@@ -1,1 +1,14 @@
-"""What Linux tells: processes, sockets, memory, log-out."""
+"""What Linux says about this host and its processes: small readers of /proc, cgroups, sockets, systemd and NVML.
+
+Here: functions that ask the system and return values, each usable alone. Never here: nothing of a job's state, no thread,
+and no file is written. `processes` also signals processes and sets two of this process's own attributes. Read in any
+order:
+
+    processes.py    find, wait for and end processes
+    exit_codes.py   an exit code in words
+    memory.py       whether the kernel killed a process for want of memory
+    facts.py        what a plan needs to know of a host
+    logout.py       whether processes survive log-out
+    socket_peer.py  the user at the other end of a unix socket
+    gc_pause.py     pauses the garbage collector
+"""

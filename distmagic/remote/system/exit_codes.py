@@ -1,4 +1,7 @@
-"""What the end of a process means, in words."""
+"""What an exit code means, in words.
+
+Codes are those of `subprocess`: negative for a signal. Codes from 129 to 159 are signals too, as a shell reports them.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,38 @@ _MEANINGS = {
 
 
 def code_of(status: int) -> int:
-    """Return the exit code for a waitpid status, negative for a signal."""
+    """Return the exit code for a status of waitpid(2)."""
     return os.waitstatus_to_exitcode(status)
 
 
 def outcome_of(code: int) -> RankOutcome:
-    """Return "exited", or "signalled" for a negative code."""
+    """Return the outcome for a negative code, "signalled", or for any other, "exited"."""
     return "signalled" if code < 0 else "exited"
 
 
 def is_signal(code: int) -> bool:
-    """Whether an exit code says that a signal ended the process, as a shell writes it too."""
+    """Whether a signal ended the process."""
     return code < 0 or 128 < code < 160
 
 
 def is_kill(code: int) -> bool:
-    """Whether an exit code says SIGKILL, as a shell writes it too."""
+    """Whether SIGKILL ended the process."""
     return code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 def meaning_of(code: int, *, out_of_memory: str = "") -> str:
-    """Return what an exit code says, "" for nothing. Codes above 128 are signals as a shell writes them.
+    """Return the signal's name and its usual cause; "" for a code that is no signal.
 
-    `out_of_memory` is what memory.py knows of a process that was killed.
+    `out_of_memory` is the reason that memory.py has found for a SIGKILL, "" for none.
     """
-    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+    number = 0
+    if is_signal(code):
+        number = -code if code < 0 else code - 128
     if is_kill(code) and out_of_memory:
         return f"SIGKILL: {out_of_memory}"
     try:
         name = signal.Signals(number).name
     except ValueError:
         return f"signal {number}" if number else ""
-    return f"{name}: {_MEANINGS.get(signal.Signals(number)) or signal.strsignal(number) or ''}".rstrip(": ")
+    meaning = _MEANINGS.get(signal.Signals(number)) or signal.strsignal(number)
+    return f"{name}: {meaning}" if meaning else name

@@ -1,4 +1,4 @@
-"""What a host is like, gathered in a few milliseconds: no import of torch, no context on a device."""
+"""The facts of a host that a plan needs, gathered in some milliseconds, without importing torch or using a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gather() -> protocol.Facts:
 
 
 def torch_version() -> str | None:
-    """Return the version of the torch that this interpreter would import, read from its files; None without one."""
+    """Return the version of the torch that this interpreter would import, from its files; None if there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None
@@ -43,11 +43,13 @@ def torch_version() -> str | None:
 
 
 def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux: those that this process may use
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def count_gpus() -> int:
-    """Return how many GPUs a rank could use here: NVIDIA's by NVML, AMD's by the kernel's topology."""
+    """Return how many GPUs a rank could use here. NVML counts those of NVIDIA, the kernel's topology those of AMD."""
     found = _count_nvidia()
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not found:
@@ -57,7 +59,10 @@ def count_gpus() -> int:
 
 
 def visible(found: int, mask: str | None) -> int:
-    """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves: it ends at the first invalid one."""
+    """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
+
+    As in CUDA the list ends at the first invalid entry, "-1" for example.
+    """
     if mask is None:
         return found
     count = 0
@@ -90,27 +95,30 @@ def _count_amd() -> int:
 def _text_of(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # a container sees the devices of others but may not look at them
+    except OSError:  # a container sees devices that it may not use, and can't read their properties
         return ""
 
 
 def route(peer: str) -> tuple[str, str]:
-    """Return (address, interface) of this host as `peer` dials it; for "" as whoever reached us by SSH did."""
+    """Return this host's own address on the way to `peer`, and the interface that has it.
+
+    For "" it is the address that the SSH client has connected to.
+    """
     address = _address_towards(peer) if peer else _address_of_contact()
     return address, interface_of(address)
 
 
 def _address_of_contact() -> str:
-    words = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
+    words = os.environ.get("SSH_CONNECTION", "").split()  # client address, client port, server address, server port
     if len(words) == 4 and interface_of(words[2]):
         return words[2]
-    return "127.0.0.1"  # no SSH; or a session that was inherited and whose address is gone (a laptop that moved)
+    return "127.0.0.1"  # no SSH, or an old variable: its address is gone, as on a laptop that changed networks
 
 
 def _address_towards(peer: str) -> str:
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))  # sends nothing: asks the kernel which address it would use
+        probe.connect((peer, 9))  # of UDP: nothing is sent, the kernel only chooses the address
         return str(probe.getsockname()[0])
 
 
@@ -144,7 +152,7 @@ _IfAddrs._fields_ = (  # the head of struct ifaddrs, getifaddrs(3)
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that carries `address`, "" if there is none (Linux)."""
+    """Return the name of the interface that has `address`; "" if there is none, and on systems other than Linux."""
     if not address or not sys.platform.startswith("linux"):
         return ""
     libc, first = ctypes.CDLL(None), ctypes.POINTER(_IfAddrs)()

@@ -1,8 +1,8 @@
-"""Whether what runs here survives the end of the SSH session that starts it: some hosts kill at log-out.
+"""Whether a process survives the end of the SSH session that started it: some hosts kill all processes at log-out.
 
-systemd does where logind.conf(5) says so (KillUserProcesses, KillOnlyUsers, KillExcludeUsers), but for what runs under
-the user's own manager, which lives on where the user lingers (loginctl(1)). Slurm's pam_slurm_adopt puts every session
-into a job's "extern" step, and ends it with that job.
+systemd kills them where logind.conf(5) demands it (KillUserProcesses, KillOnlyUsers, KillExcludeUsers). It spares
+processes under the user's own manager, which stays where lingering is enabled for the user (loginctl(1)). Slurm's
+pam_slurm_adopt puts every session into the "extern" step of a job, and ends it with that job.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _RUN = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
-# A scope ends as a whole when one process in it is killed for want of memory, where it isn't told otherwise (since 253).
+# Since systemd 253 a scope ends as a whole when one of its processes is killed for want of memory, by default.
 _SCOPES = ((*_RUN, "-p", "OOMPolicy=continue", "--"), (*_RUN, "--"))
-_ASK = ("busctl", "--system", "get-property", "org.freedesktop.login1")
-_PATIENCE_S = 5.0
+_LOGIND = ("busctl", "--system", "get-property", "org.freedesktop.login1")
+_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogInSession:
-    """What decides. `cgroup` is the text of /proc/self/cgroup; `scope`: how a scope of the user's own is begun, () if not."""
+    """What is known of the session of this process.
+
+    `cgroup` is the text of /proc/self/cgroup. `kills`: logind ends this user's processes at log-out. `lingers`: the user's
+    manager stays. `scope` is the command that starts a scope under that manager, () where none works.
+    """
 
     cgroup: str
     user: str = ""
@@ -35,21 +39,21 @@ class LogInSession:
 
     @property
     def is_killed(self) -> bool:
-        """Whether systemd ends here what the user leaves running."""
+        """Whether systemd ends this process at log-out."""
         return self.kills and re.search(r"/session-[^/\n]+\.scope", self.cgroup) is not None
 
     @property
     def cure(self) -> str:
-        """What lets it run on."""
+        """What the user can do so that processes survive."""
         if self.lingers:
             return "systemd-run --user --scope, which does not work here"
         return f"loginctl enable-linger {self.user} (as root, where that is refused)"
 
 
 def decide(session: LogInSession) -> tuple[str, ...]:
-    """Return what to put in front of a command that must survive log-out, () for nothing.
+    """Return the words to put in front of a command that must survive log-out, () for none.
 
-    Raises `PermissionError`, with the cure, where nothing helps.
+    Raises `PermissionError`, with the cure in its message, where no such words exist.
     """
     if found := re.search(r"/job_(\d+)/step_extern", session.cgroup):
         raise PermissionError(
@@ -67,7 +71,7 @@ def decide(session: LogInSession) -> tuple[str, ...]:
 
 
 def survivor_prefix(*, must: bool = True) -> tuple[str, ...]:
-    """Return `decide` of this very session. Where nothing helps, raises `PermissionError` if it `must`, else returns ()."""
+    """Return `decide` for this session. Where nothing helps, raise `PermissionError` if it `must` survive, else return ()."""
     try:
         return decide(_look())
     except PermissionError:
@@ -77,7 +81,7 @@ def survivor_prefix(*, must: bool = True) -> tuple[str, ...]:
 
 
 def warning() -> str:
-    """Return what to know of a host on which a run ends with the connection that began it; "" where it does not."""
+    """Return a sentence for the user where a run ends with the SSH connection that began it, "" where it does not."""
     session = _look()
     if not session.is_killed or (session.scope and session.lingers):
         return ""
@@ -94,19 +98,22 @@ def _look() -> LogInSession:
         return LogInSession(cgroup="")
     if "session-" not in cgroup or not _kills():
         return LogInSession(cgroup=cgroup)
-    lingers = _says(*_ASK, "/org/freedesktop/login1/user/self", "org.freedesktop.login1.User", "Linger") == "b true"
+    lingers = (
+        _output(*_LOGIND, "/org/freedesktop/login1/user/self", "org.freedesktop.login1.User", "Linger") == "b true"
+    )
     scope = next((one for one in _SCOPES if _works(*one, "true")), ())
     return LogInSession(cgroup=cgroup, user=_user(), kills=True, lingers=lingers, scope=scope)
 
 
 @functools.cache
 def _kills() -> bool:
-    """Whether logind ends what this user leaves running: `manager_shall_kill` in its logind-core.c.
+    """Whether logind ends this user's processes at log-out, by the rules of `manager_shall_kill` in its logind-core.c.
 
-    It tells three properties, a line each: `b true`, and lists as `as 2 "ann" "bob"`. Nobody excluded is root excluded.
+    busctl prints three properties, a line each: `b true`, and lists as `as 2 "ann" "bob"`. An empty list of excluded users
+    means that root is excluded.
     """
     names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
-    lines = _says(*_ASK, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names).splitlines()
+    lines = _output(*_LOGIND, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names).splitlines()
     if len(lines) != len(names):
         return False
     only, excluded = (re.findall(r'"([^"]*)"', line) for line in lines[1:])
@@ -122,7 +129,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _says(*command: str) -> str:
+def _output(*command: str) -> str:
     found = _run(command)
     return found.stdout.decode(errors="replace").strip() if found is not None else ""
 
@@ -136,6 +143,6 @@ def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[bytes] | None:
     if shutil.which(command[0]) is None:
         return None
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False)
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None

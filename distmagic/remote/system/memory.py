@@ -1,6 +1,9 @@
-"""Whether, and why, the kernel killed a process for want of memory: its own words, where this user may read them.
+"""Whether the kernel killed a process for want of memory, and whose memory ran out: the machine's or a cgroup's.
 
-The kernel's log knows processes by the numbers of the whole machine, a container by its own; there the name decides.
+The kernel's log has the best answer: it names the process and the bytes that it used. Many users may not read it. Then
+the counters of the cgroup and of the machine are left, which name no process.
+
+The log has the pids of the machine's first pid namespace. A container has pids of its own, so there the name decides.
 """
 
 from __future__ import annotations
@@ -15,20 +18,20 @@ from distmagic.remote.system.processes import ProcessInfo
 
 _KMSG = "/dev/kmsg"
 _LOGS = ("/var/log/kern.log", "/var/log/messages")
-_LOG_BYTES = 1 << 20  # of a log, at most, are read
-_RECORDS = 10_000  # of the kernel's ring, at most
-_FIRST_NAMESPACE = "pid:[4026531836]"  # of the machine itself: proc_ns.h, PROC_PID_INIT_INO
+_LOG_BYTES = 1 << 20  # read of a log at most
+_RECORDS = 10_000  # read of the kernel's ring buffer at most
+_FIRST_NAMESPACE = "pid:[4026531836]"  # the machine's own: PROC_PID_INIT_INO in the kernel's proc_ns.h
 _KILLED = re.compile(
     r"Killed process (?P<pid>\d+) \((?P<name>.{0,64}?)\),? (?:UID:? ?\d+,? )?total-vm:\d+kB, "
     r"anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?"
 )
 _OF_CGROUP = "emory cgroup out of memory"
-_UNLIMITED = 1 << 60  # bytes; cgroups of version 1 say "no limit" by a number of this size
+_UNLIMITED = 1 << 60  # bytes; cgroups of version 1 have a larger number where there is no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """The kernel's record of one kill: whose memory ran out is the machine's, or that of a cgroup."""
+    """The kernel's record of one kill. `in_cgroup`: a cgroup's memory had run out, not the machine's."""
 
     pid: int
     name: str
@@ -37,11 +40,11 @@ class Kill:
 
 
 def kills(text: str) -> tuple[Kill, ...]:
-    """Return the kills that lines of the kernel's log tell of, in order. Pure."""
+    """Return the kills recorded in lines of the kernel's log, in order. Pure."""
     found = []
     cgroup_pids: set[str] = set()
     for line in text.splitlines():
-        if _OF_CGROUP in line:  # before Linux 5 on a line of its own, in front
+        if _OF_CGROUP in line:  # before Linux 5 this is a line of its own, before the record
             cgroup_pids.update(re.findall(r"[Kk]ill(?:ed)? process (\d+)", line))
         if match := _KILLED.search(line):
             used_kib = sum(int(match[part] or 0) for part in ("anon", "file", "shmem"))
@@ -56,13 +59,13 @@ def kills(text: str) -> tuple[Kill, ...]:
 
 
 def choose(found: tuple[Kill, ...], process: ProcessInfo, *, in_container: bool) -> Kill | None:
-    """Return the record of this process, the latest one; in a container of one with its name. Pure."""
+    """Return the latest record of this process; in a container, of any process with its name. Pure."""
     fits = [kill for kill in found if kill.name == process.name and (in_container or kill.pid == process.pid)]
     return fits[-1] if fits else None
 
 
 def words(kill: Kill, *, total_bytes: int, limit_bytes: int | None) -> str:
-    """Return a record in words; `total_bytes` is the machine's memory, `limit_bytes` the cgroup's, None for none. Pure."""
+    """Return a record in words. `total_bytes` is the machine's memory, `limit_bytes` the cgroup's, None for none. Pure."""
     used = f"kernel: {kill.name} used {_gb(kill.used_bytes)}"
     if kill.in_cgroup:
         limit = f" of the {_gb(limit_bytes)} GB that its cgroup may use" if limit_bytes else " GB"
@@ -74,8 +77,11 @@ def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f}"
 
 
+HOST_WIDE = "the host ran out of memory and its kernel ended the process"
+
+
 class Watch:
-    """Looks at the kernel's log and counters from now on; `why` tells of a process that was ended by SIGKILL."""
+    """Finds the reason of a SIGKILL in the kernel's log and counters, as far as they changed since this was made."""
 
     def __init__(self) -> None:
         self._before = _count_of_host()
@@ -84,7 +90,10 @@ class Watch:
         self._text = ""
 
     def why(self, process: ProcessInfo | None, cgroup: Cgroup) -> str:
-        """Return why the kernel killed a process, "" where nothing says that it was for want of memory."""
+        """Return why the kernel killed a process, in words; "" where nothing shows that memory ran out.
+
+        `process` is None for a child of a rank, of which only the cgroup is known.
+        """
         if process is not None:
             kill = choose(kills(self._log()), process, in_container=_in_container())
             if kill is not None:
@@ -95,24 +104,15 @@ class Watch:
         return HOST_WIDE if _count_of_host() > self._before else ""
 
     def _log(self) -> str:
-        """Return what the kernel has logged since the beginning, as far as this user may read it."""
+        """Return the kernel's log since this was made, as far as this user may read it."""
         if self._kmsg >= 0:
             self._text = (self._text + _read_kmsg(self._kmsg))[-_LOG_BYTES:]
             return self._text
         return "\n".join(_read_from(path, size) for path, size in self._sizes.items())
 
-    def close(self) -> None:
-        """Let go of the kernel's log."""
-        if self._kmsg >= 0:
-            os.close(self._kmsg)
-            self._kmsg = -1
-
-
-HOST_WIDE = "the host ran out of memory and its kernel ended the process"
-
 
 class Cgroup:
-    """The memory cgroup of a process as it was when this was made: the process itself may be gone later."""
+    """The memory cgroup of a process, found while the process lives; its files can be read after the process's end."""
 
     def __init__(self, pid: int, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._events, self._limits = _cgroup_files(_text_of(Path(f"/proc/{pid}/cgroup")), root)
@@ -120,12 +120,12 @@ class Cgroup:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The memory that it may use at most: the lowest limit of it and all above it, None for none."""
+        """The memory that the cgroup may use: the lowest limit of it and of all above it, None for none."""
         found = [int(text) for path in self._limits if (text := _text_of(path).strip()).isdigit()]
         return min((limit for limit in found if limit < _UNLIMITED), default=None)
 
     def has_killed(self) -> bool:
-        """Whether the kernel has killed a process in it since."""
+        """Whether the kernel has killed a process in it since this was made."""
         return self._count() > self._before
 
     def _count(self) -> int:
@@ -133,7 +133,10 @@ class Cgroup:
 
 
 def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]]:
-    """Return the file that counts kills, and those with the limits from the cgroup upwards; by /proc/PID/cgroup."""
+    """Return the file that counts kills, and the files with the limits of the cgroup and all above it.
+
+    `table` is the text of /proc/PID/cgroup. Return (None, ()) where it names no memory cgroup.
+    """
     for line in table.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -145,7 +148,7 @@ def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]
             continue
         own = folder / path.strip("/")
         if not (own / events).exists():
-            own = folder  # in a container the path may be the machine's, and what is mounted the container's own
+            own = folder  # in a container: the path is the machine's, but the container's own cgroup is mounted
         above = [own, *(up for up in own.parents if up == folder or folder in up.parents)]
         return own / events, tuple(up / limit for up in above)
     return None, ()
@@ -178,9 +181,9 @@ def _open_kmsg() -> int:
         os.lseek(fd, 0, os.SEEK_END)
         os.read(fd, 8192)
     except BlockingIOError:
-        return fd  # as it should be: nothing new
+        return fd  # no new record yet: it can be read
     except OSError:
-        return -1  # not ours to read, or not there
+        return -1  # it may not be read, or does not exist
     return fd
 
 
@@ -189,19 +192,23 @@ def _read_kmsg(fd: int) -> str:
 
 
 def records(read: Callable[[], bytes]) -> str:
-    """Return the kernel's own messages among the records that `read` gives, one a call (kmsg: priority,...;text)."""
+    """Return the lines of the kernel itself among the records of /dev/kmsg.
+
+    Each call of `read` returns one record, "priority,sequence,...;text". Programs can write records too, with another
+    priority: those are left out.
+    """
     found = []
     for _ in range(_RECORDS):
         try:
             head, _, text = read().decode(errors="replace").partition(";")
         except BrokenPipeError:
-            continue  # overwritten before it was read: the next one is there
+            continue  # the record was overwritten before it was read; the next call returns a later one
         except OSError:
-            break  # no more
+            break  # there is no more
         priority = head.partition(",")[0]
         if not head:
             break
-        if priority.isdigit() and int(priority) < 8:  # facility 0: not what a program has written into the log
+        if priority.isdigit() and int(priority) < 8:  # facility 0, the kernel's
             found.append(text.partition("\n")[0])
     return "".join(f"{line}\n" for line in found)
 

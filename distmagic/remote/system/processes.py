@@ -1,7 +1,8 @@
-"""Processes of a job: the agent adopts every orphan, finds all that descend from it, and ends them. Linux.
+"""Processes as /proc shows them: reading, finding, waiting for, signalling and ending those of a job. Linux only.
 
-A process is named by (pid, start time), so that a number that was given out again is never hit. Each process of a job
-carries `DISTMAGIC_JOB` in its environment; `sweep` finds by that mark what a killed agent left behind.
+A process is identified by its pid and its start time, so that no signal reaches another process that was given the same
+pid later. Every process of a job has `DISTMAGIC_JOB` in its environment; by that mark `sweep` finds those that a killed
+agent has left behind.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A process as /proc shows it. `state` is one letter of ps(1); `exit_status` is for waitpid's macros, 0 if alive.
+    """A process as /proc/PID/stat shows it.
 
-    `started` is in clock ticks since the machine started.
+    `parent` is a pid, `started` is in clock ticks since the machine's start, `state` is the letter that ps(1) shows.
+    `exit_status` is a status of waitpid(2), 0 of a process that has not ended.
     """
 
     pid: int
@@ -35,16 +37,19 @@ class ProcessInfo:
 
 
 def become_subreaper(*, yes: bool = True) -> None:
-    """Make this process the parent of every orphan among its descendants (prctl(2), PR_SET_CHILD_SUBREAPER), or not."""
+    """Have the kernel make this process the parent of every orphan among its descendants, or stop that.
+
+    See PR_SET_CHILD_SUBREAPER in prctl(2).
+    """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process as soon as its parent ends."""
+    """Have the kernel end this process when its parent ends."""
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)  # the parent ended before the kernel knew of our wish
+        os.kill(os.getpid(), signal.SIGKILL)  # the parent ended before the call: the kernel sends nothing any more
 
 
 def _prctl(option: int, value: int) -> None:
@@ -54,29 +59,31 @@ def _prctl(option: int, value: int) -> None:
 
 
 def read(pid: int) -> ProcessInfo | None:
-    """Return the process of this number, None if there is none."""
+    """Return the process with this pid, None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
-    except OSError:  # gone, or somebody else's where /proc hides those
+    except OSError:  # ended, or of another user where /proc hides those
         return None
     name = text[text.index("(") + 1 : text.rindex(")")]
-    words = text[text.rindex(")") + 2 :].split()  # proc(5): words[0] is field 3
+    words = text[text.rindex(")") + 2 :].split()  # words[0] is field 3 of proc_pid_stat(5)
     return ProcessInfo(
         pid=pid, parent=int(words[1]), started=int(words[19]), state=words[0], name=name, exit_status=int(words[49])
     )
 
 
 def everything() -> tuple[ProcessInfo, ...]:
-    """Return every process of this host's process namespace."""
+    """Return all processes of this pid namespace."""
     found = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return tuple(process for process in found if process is not None)
 
 
 def descendants(root: int, table: Iterable[ProcessInfo] | None = None) -> tuple[ProcessInfo, ...]:
-    """Return all living processes below `root`, parents first; zombies are left out."""
+    """Return all descendants of the process `root`, parents first, without zombies. `table` defaults to `everything()`."""
+    if table is None:
+        table = everything()
     children: dict[int, list[ProcessInfo]] = {}
-    for process in everything() if table is None else table:
+    for process in table:
         children.setdefault(process.parent, []).append(process)
     found, queue = [], [root]
     while queue:
@@ -88,17 +95,17 @@ def descendants(root: int, table: Iterable[ProcessInfo] | None = None) -> tuple[
 
 
 def send(process: ProcessInfo, number: int) -> None:
-    """Send a signal to exactly this process; nothing happens if it is gone."""
+    """Send a signal to this process. It does nothing if the process has ended, also if its pid is in use again."""
     now = read(process.pid)
     if now is not None and now.started == process.started:
         try:
             os.kill(process.pid, number)
         except (ProcessLookupError, PermissionError):
-            return  # gone, or it has become somebody else's (setuid)
+            return  # it has just ended, or has become another user's (setuid)
 
 
 def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
-    """Return as soon as this process has ended, whoever's child it is; False if it has not within the time."""
+    """Wait until this process has ended, which need not be a child; return False if it has not within `timeout_s`."""
     end = time.monotonic() + timeout_s
     pidfd = open_pidfd(process.pid)
     try:
@@ -106,7 +113,10 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            select.select([pidfd] if pidfd >= 0 else [], [], [], left if pidfd >= 0 else 0.02)
+            if pidfd >= 0:
+                select.select([pidfd], [], [], left)
+            else:
+                time.sleep(min(left, 0.02))
     finally:
         if pidfd >= 0:
             os.close(pidfd)
@@ -114,15 +124,15 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
 
 
 def open_pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when this process ends; -1 where there is none."""
+    """Return a descriptor that becomes readable when this process ends; -1 where the system has none."""
     try:
         return os.pidfd_open(pid)
-    except (OSError, AttributeError):  # gone; or a kernel, or a Python, from before 5.3: the clock notices the end then
+    except (OSError, AttributeError):  # it has ended; or this kernel (before 5.3) or this Python lacks the call
         return -1
 
 
 def reap() -> dict[int, int]:
-    """Collect every child that has ended: {pid: status for waitpid's macros}."""
+    """Reap all children that have ended; return {pid: status of waitpid(2)}."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -135,13 +145,24 @@ def reap() -> dict[int, int]:
 
 
 def marked(job: str) -> tuple[ProcessInfo, ...]:
-    """Return the living processes of this user that carry the job's mark, but for this process and its parents."""
-    needle = f"{MARK}={job}\0".encode()
+    """Return this user's running processes that have the job's mark, without this process and its ancestors."""
+    mark = f"{MARK}={job}\0".encode()
     own = _ancestors()
-    return tuple(p for p in everything() if p.pid not in own and p.state not in "ZX" and needle in _environ(p.pid))
+    running = [process for process in everything() if process.pid not in own and process.state not in "ZX"]
+    return tuple(process for process in running if mark in _environ(process.pid))
+
+
+def has_role(process: ProcessInfo, role: str) -> bool:
+    """Whether a process was started as this role of the bundle, or shows it (see process_title.py)."""
+    try:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
+            return role.encode() in file.read().split(b"\0")
+    except OSError:
+        return False  # gone meanwhile
 
 
 def _ancestors() -> set[int]:
+    """Return the pids of this process and of all above it."""
     found, pid = set(), os.getpid()
     while pid > 1:
         found.add(pid)
@@ -157,11 +178,11 @@ def _environ(pid: int) -> bytes:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read() + b"\0"
     except OSError:
-        return b""  # gone meanwhile, or not ours to read
+        return b""  # it has ended meanwhile, or may not be read
 
 
 def sweep(job: str, timeout_s: float = 5.0) -> tuple[ProcessInfo, ...]:
-    """SIGKILL everything that carries the job's mark, again and again until nothing is left; return what is left."""
+    """Send SIGKILL to all processes with the job's mark until none is left; return those that are left after the time."""
     end = time.monotonic() + timeout_s
     while left := marked(job):
         if time.monotonic() > end:

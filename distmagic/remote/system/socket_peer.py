@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket: the kernel tells, nobody can pretend."""
+"""The user at the other end of a unix socket. The kernel knows it, and no process can pretend to be another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred of unix(7): pid, uid, gid
 
 
 def is_ours(conn: socket.socket) -> bool:
-    """Whether the process that connected (or, on its side, the one that listened) belongs to this very user."""
+    """Whether the process at the other end belongs to this user: the one that connected, or the one that listened."""
     try:
         found = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
@@ -20,6 +20,6 @@ def is_ours(conn: socket.socket) -> bool:
 
 
 def check(conn: socket.socket) -> None:
-    """Raise PermissionError unless `is_ours`."""
+    """Raise PermissionError unless the process at the other end belongs to this user."""
     if not is_ours(conn):
         raise PermissionError("the process at the other end of a socket of distmagic is not this user's")

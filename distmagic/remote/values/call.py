@@ -12,6 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import parcel
 
 MAIN_FILE = "distmagic_main.py"
@@ -94,10 +95,8 @@ def write_main(path: str | os.PathLike[str], folder: Path) -> Path:
     payload at `path` defines. The bundle and the payload's modules must be on the parent's `sys.path`.
     """
     file = folder / MAIN_FILE
-    aside = file.with_name(f".{MAIN_FILE}.{os.getpid()}")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-        out.write(_MAIN_TEXT.format(path=str(Path(path).absolute())))
-    os.replace(aside, file)
+    with atomic_write(file) as out:
+        out.write(_MAIN_TEXT.format(path=str(Path(path).absolute())).encode())
     return file
 
 

@@ -23,12 +23,12 @@ import os
 import pickle
 import struct
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import side_files, unpicklable
 from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
 from distmagic.remote.values.side_files import SideFile, Value
@@ -81,19 +81,13 @@ def dump(
     `TooLarge` before any buffer is written, and OSError when the disk is full.
     A DistributedDataParallel module travels as the module in it: its process group ends with the run.
     """
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            sink = _Sink(file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes)
-            sink.write(MAGIC)
-            sink.splices = None if beside is None else []
-            seen = seen or Seen()
-            packer = _pickled(value, sink, seen, refuse, name)
-            _write_values(packer, sink, beside, seen)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with atomic_write(Path(path)) as file:
+        sink = _Sink(file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes)
+        sink.write(MAGIC)
+        sink.splices = None if beside is None else []
+        seen = seen or Seen()
+        packer = _pickled(value, sink, seen, refuse, name)
+        _write_values(packer, sink, beside, seen)
     return sink.size
 
 

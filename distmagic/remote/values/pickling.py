@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distmagic.remote.values.side_files import SideFile
-from distmagic.remote.values.storages import MetricRow, Storages, TensorLoader, Window
+from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Packer:
         self._pickler.dump(value)
         self._pickler.dump(self._definitions)
 
-    def plan(self) -> tuple[list[memoryview], list[Window], list[MetricRow]]:
+    def plan(self) -> tuple[list[memoryview], list[Window], list[TensorRow]]:
         """Return what goes beside the pickle: its buffers in order, the windows of storages, and their table."""
         return self._buffers, *self._storages.plan()
 

@@ -23,7 +23,7 @@ from typing import Any
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
 
-MetricRow = list[
+TensorRow = list[
     Any
 ]  # [window, dtype, offset, size, stride, requires_grad, conj, neg], as JSON keeps it; offset in elements
 
@@ -120,7 +120,7 @@ class Storages:
         self._views.append(_View(storage=storage, start=0, stop=storage.nbytes()))
         return len(self._views) - 1
 
-    def plan(self) -> tuple[list[Window], list[MetricRow]]:
+    def plan(self) -> tuple[list[Window], list[TensorRow]]:
         """Return the windows to write, and for each number a row that says how to build it from them."""
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
@@ -167,7 +167,7 @@ class Storages:
         return found
 
 
-def _row(view: _View, window: int, start: int) -> MetricRow:
+def _row(view: _View, window: int, start: int) -> TensorRow:
     tensor = view.tensor
     if tensor is None:
         return [window, "", 0, [], [], False, False, False]
@@ -175,7 +175,7 @@ def _row(view: _View, window: int, start: int) -> MetricRow:
     return _as_row(view, window, offset, list(tensor.stride()))
 
 
-def _packed_row(view: _View, window: int) -> MetricRow:
+def _packed_row(view: _View, window: int) -> TensorRow:
     strides, step = [], 1
     for n in reversed(view.tensor.size()):
         strides.append(step)
@@ -183,7 +183,7 @@ def _packed_row(view: _View, window: int) -> MetricRow:
     return _as_row(view, window, 0, strides[::-1])
 
 
-def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> MetricRow:
+def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> TensorRow:
     tensor = view.tensor
     dtype = str(tensor.dtype).removeprefix("torch.")
     flags = [view.requires_grad, tensor.is_conj(), tensor.is_neg()]
@@ -213,7 +213,7 @@ class TensorLoader:
     `windows` are (memory, offset, bytes).
     """
 
-    def __init__(self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[MetricRow]) -> None:
+    def __init__(self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[TensorRow]) -> None:
         self._windows = windows
         self._rows = rows
         self._built: dict[int, Any] = {}

@@ -15,6 +15,8 @@ class Facts:
     """What a host is like, gathered in a moment without importing torch; `running` are the jobs on it.
 
     `logout` says why, and how that can be changed, a run here ends with the connection; "" where it does not.
+    `write_error`: why nothing can be written to `state_dir`, "" where it can. Jobs that are there can be followed and
+    stopped all the same.
     """
 
     executable: str
@@ -27,6 +29,7 @@ class Facts:
     free_bytes: int
     state_dir: str
     logout: str = ""
+    write_error: str = ""
     running: tuple[JobListing, ...] = ()
 
 
@@ -85,7 +88,7 @@ class Data:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """The jobs of which this host has something, the oldest first."""
+    """Some of the jobs of which this host has something, the oldest first. After the last of them comes one without any."""
 
     jobs: tuple[JobListing, ...] = ()
 

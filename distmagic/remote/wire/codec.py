@@ -35,19 +35,33 @@ def message(cls: type[_M]) -> type[_M]:
     return cls
 
 
+def name_of(message: Message) -> str:
+    """Return the name that the type of a message has on the wire."""
+    return _NAMES[type(message)]
+
+
 def encode(message: Message, n: int = 0) -> bytes:
     """Return the line of `message`, newline included."""
-    line = {"t": _NAMES[type(message)], "n": n, **_plain(message)}
+    line = {"t": name_of(message), "n": n, **plain(message)}
     return json.dumps(line, separators=(",", ":"), allow_nan=True).encode() + b"\n"
 
 
-def _plain(value: typing.Any) -> typing.Any:
+def plain(value: typing.Any) -> typing.Any:
+    """Return a message, or a part of one, as dicts and lists. Fields that are at their default are left out."""
     if is_dataclass(value):
         pairs = ((f, getattr(value, f.name)) for f in fields(value))
-        return {f.name: _plain(v) for f, v in pairs if f.default is MISSING or v != f.default}
+        return {f.name: plain(v) for f, v in pairs if f.default is MISSING or v != f.default}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
+
+
+def from_plain(kind: type[_M], value: typing.Any) -> _M:
+    """Return the `kind` of which `value` is the plain form. Raises `BadLine` where it isn't."""
+    try:
+        return typing.cast(_M, _reader(kind)(value))
+    except _Wrong as wrong:
+        raise BadLine(f"{kind.__name__}{wrong.path}: {wrong.what}") from None
 
 
 def decode(line: bytes) -> tuple[int, Message | None]:

@@ -131,19 +131,19 @@ class PeerState:
 class NodeAdded:
     """A host is one more node of an elastic job, as the lead says: the last of `hosts`, which are those of all nodes.
 
-    Whoever asked for it (as `asked`) starts that node.
+    The notebook whose `AddNode` had this `request_id` starts that node.
     """
 
-    asked: str
+    request_id: str
     hosts: tuple[str, ...]
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Where a rank was when the request `asked` came: its main thread first. Without any, `silence` says why."""
+    """Where a rank was when the request `request_id` came: its main thread first. Without threads, `silence` says why."""
 
-    asked: str
+    request_id: str
     rank: int
     local_rank: int
     threads: tuple[Thread, ...] = ()
@@ -181,9 +181,9 @@ class Skipped:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksDone:
-    """The stacks of all `ranks` ranks that run on this node have been told, for the request `asked`."""
+    """The stacks of all `ranks` ranks that run on this node have been told, for the request `request_id`."""
 
-    asked: str
+    request_id: str
     ranks: int
 
 

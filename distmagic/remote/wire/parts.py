@@ -48,10 +48,42 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobTerms:
+    """The terms on which a job runs: decided once, by the plan, and the same on all of its nodes for as long as it runs.
+
+    The plan, the orders of each node, the job file, the list of jobs and what a notebook knows of a job carry this
+    record whole: a new term is a field here, the flag that sets it and the place that goes by it.
+
+    `lease_s`: how long the job outlives a notebook that no longer renews its lease; with `goes_on_alone` it then goes on
+    without one. `owner` is the notebook that began the job, "" where that has no name. `survives_logout`: it must
+    outlive the SSH session in which it was started. `max_restarts`, as torchrun has it. The lead ends the job
+    after `timeout_s`. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
+    job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are
+    the hosts of an elastic job that were not there when it began. Times are None where there is no such limit.
+    """
+
+    lease_s: float
+    owner: str = ""
+    goes_on_alone: bool = False
+    survives_logout: bool = False
+    max_restarts: int = 0
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    min_nodes: int = 1
+    max_nodes: int = 0
+    awaited: tuple[str, ...] = ()
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether hosts may come to the job while it runs."""
+        return self.max_nodes > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
     """A node's place in the gang channel of its job: `secret` in hex, its own address, the lead's address and port.
 
-    `min_nodes`: how many nodes the job can go on with; `max_nodes`: how many an elastic one may have, 0 for any other.
+    `nodes`: with how many nodes the job began. A node that is not heard for `lost_after_s` is lost.
     """
 
     secret: str = field(repr=False)
@@ -59,23 +91,20 @@ class Membership:
     lead_address: str
     port: int
     nodes: int
-    min_nodes: int
     lost_after_s: float
-    max_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinTemplate:
     """What the lead of an elastic job keeps for nodes that come later, beside its own orders.
 
-    `sizes` are the bytes of the payload's blobs in the order call, code, volumes. `nproc_per_node` is a number as text,
-    gpu, cpu, auto, or "" where nothing was said; so is `cwd`. `awaited`: hosts that were not there when the job began.
+    `sizes` are the bytes of the payload's blobs in the order call, code, side files. `nproc_per_node` is a number as
+    text, gpu, cpu, auto, or "" where the user named none. `cwd` is "" where the user named none.
     """
 
     sizes: tuple[int, ...]
     nproc_per_node: str = ""
     cwd: str = ""
-    awaited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,28 +148,22 @@ class Secret:
 class JobListing:
     """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
 
-    `hosts` are the job's hosts as the user named them, in the order of node ranks; `reason` is how it ended on this
-    node, "" while it runs or where its agent ended without a word. `owner` is the notebook that began it, "" where
-    that has no name; `is_detached`: it needs no notebook. `min_nodes`: with so many it can go on, 0 for all; of an
-    elastic one the lead tells `max_nodes`, 0 for any other, and the hosts that were not there at the beginning. Who
-    follows it ends it when no rank advances for `hang_timeout_s`. `age_s`: how long it has run, or ran.
+    `protocol` is the number of the protocol that its agent speaks. `hosts` are the job's hosts as the user named them,
+    in the order of node ranks. `reason` is how it ended on this node, "" while it runs or where its agent was killed.
+    `is_detached`: it needs no notebook. `age_s`: how long it has run, or ran. The job file holds one of these as it was
+    at the beginning of the job.
     """
 
+    protocol: int
     job: str
     node_rank: int
     hosts: tuple[str, ...]
-    lease_s: float
-    max_restarts: int
     began_s: float
-    is_running: bool
+    terms: JobTerms
+    is_running: bool = False
+    is_detached: bool = False
     reason: str = ""
     size_bytes: int = 0
-    owner: str = ""
-    is_detached: bool = False
-    min_nodes: int = 0
-    max_nodes: int = 0
-    awaited: tuple[str, ...] = ()
-    hang_timeout_s: float | None = None
     age_s: float = 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import Blob, JoinTemplate, Membership, Secret
+from distmagic.remote.wire.parts import Blob, JobTerms, JoinTemplate, Membership, Secret
 
 
 @message
@@ -82,10 +82,8 @@ class StartNode:
     """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's blobs.
 
     `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
-    "address port" of the rendezvous, "" where there is only one node; `membership` is None then. `keep`: when the lease
-    runs out the job goes on. `owner` names the notebook. The lead ends the job after `timeout_s`;
-    `hang_timeout_s` is for whoever follows it. `stays`: it must survive the end of the SSH session. Without `warm` all
-    is started by exec. The lead of an elastic job has a `recipe`.
+    "address port" of the rendezvous, "" where there is only one node; `membership` is None then. Without `warm` all
+    is started by exec. Only the lead of an elastic job has a `join_template`.
     """
 
     job: str
@@ -99,17 +97,11 @@ class StartNode:
     endpoint: str
     hosts: tuple[str, ...]
     lead: bool
-    lease_s: float
-    max_restarts: int = 0
+    terms: JobTerms
     membership: Membership | None = None
-    keep: bool = False
-    owner: str = ""
-    timeout_s: float | None = None
-    stays: bool = False
     warm: TemplateRequest | None = None
     side_files: tuple[str, ...] = ()
-    hang_timeout_s: float | None = None
-    recipe: JoinTemplate | None = None
+    join_template: JoinTemplate | None = None
 
 
 @message
@@ -147,9 +139,9 @@ class StopNode:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks:
-    """Ask every rank of this node where it is; `Stacks` for each follow, and `StacksDone`, with the same `asked`."""
+    """Ask every rank of this node where it is: `Stacks` of each rank and `StacksDone` follow, with this `request_id`."""
 
-    asked: str
+    request_id: str
 
 
 @message
@@ -161,10 +153,13 @@ class GetStart:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddNode:
-    """Ask the lead of an elastic job to count a host as a new node: an `NodeAdded` with this `asked`, or `Refused`."""
+    """Ask the lead of an elastic job to count a host as a new node.
+
+    `NodeAdded` with this `request_id` follows, or `Refused`.
+    """
 
     host: str
-    asked: str
+    request_id: str
 
 
 @message
@@ -197,7 +192,9 @@ class SweepJob:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListJobs:
-    """Ask for `Jobs`."""
+    """Ask what the host has of jobs, or of one `job`: any number of `Jobs` follow, and one without any at the end."""
+
+    job: str = ""
 
 
 @message

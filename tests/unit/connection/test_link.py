@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,84 +15,14 @@ from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, Pro
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
-from distmagic.request.hosts import Host
-from tests.unit.planning.test_plan import FACTS
+from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
+from tests.builders.plans import FACTS
 
-HOST = Host(name="gpu-a")
 EVENTS = (
     p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7),
     p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=8),
     p.Final(reason="done"),
 )
-
-
-class FakeProcess:
-    """A process whose stdout is a script of pieces; `hang` blocks at its end until it is closed."""
-
-    def __init__(
-        self, *pieces: bytes, code: int | None = 0, stderr: str = "", hang: bool = False, deaf: bool = False
-    ) -> None:
-        self.pieces = [piece for piece in pieces if piece]
-        self.code, self.said, self.hang, self.deaf = code, stderr, hang, deaf
-        self.written = b""
-        self.is_closed = threading.Event()
-        self.has_stdin = True
-
-    def write(self, data: bytes) -> None:
-        if self.deaf:
-            raise ConnectionLost("gpu-a: the other end is gone.")
-        self.written += data
-
-    def read(self, max_bytes: int = 65536) -> bytes:
-        if not self.pieces:
-            if self.hang:
-                assert self.is_closed.wait(30)
-            return b""
-        piece = self.pieces.pop(0)
-        if len(piece) > max_bytes:
-            self.pieces.insert(0, piece[max_bytes:])
-        return piece[:max_bytes]
-
-    def stderr(self) -> str:
-        return self.said
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        return self.code
-
-    def close_stdin(self) -> None:
-        self.has_stdin = False
-
-    def close(self) -> None:
-        self.is_closed.set()
-
-    @property
-    def requests(self) -> list[p.Message]:
-        return [p.decode(line)[1] for line in self.written.splitlines()]
-
-
-class FakeTransport:
-    warnings = ()
-
-    def __init__(self, process: FakeProcess) -> None:
-        self.process = process
-        self.argv: tuple[str, ...] = ()
-
-    def start(self, argv: tuple[str, ...]) -> FakeProcess:
-        self.argv = argv
-        return self.process
-
-    def close(self) -> None:
-        return
-
-
-def reply(**changes: object) -> bytes:
-    said = {"python": list(sys.version_info[:3]), "home": "/home/me/.distmagic", "have": True, "error": "",
-            "executable": "/usr/bin/python3", "system": "linux", **changes}  # fmt: skip
-    return boot.MARK + json.dumps(said).encode() + b"\n"
-
-
-def lines(*messages: p.Message, first: int = 0) -> bytes:
-    return b"".join(p.encode(message, first + i if first else 0) for i, message in enumerate(messages))
 
 
 @pytest.fixture
@@ -276,9 +203,16 @@ def test_only_what_is_lacking_is_sent(tmp_path):
 @pytest.mark.parametrize(
     ("what", "hint"),
     [
-        ("offer", "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one."),
-        ("start", "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."),
-        ("fetch", "Logs and results are kept for 7 days, at most 2 GiB of them."),
+        (
+            "offer_blobs",
+            "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+        ),
+        (
+            "receive_blobs",
+            "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
+        ),
+        ("start_node", "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."),
+        ("get_file", "Logs and results are kept for 7 days, at most 2 GiB of them."),
         ("dance", ""),
     ],
 )
@@ -317,7 +251,7 @@ def test_what_is_not_of_the_protocol(data, message):
 def started(*pieces: bytes) -> tuple[Link, FakeProcess]:
     link, process = talking(*pieces)
     link.start(p.StartNode(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="", hosts=("a",),
-                       lead=True, lease_s=60.0))  # fmt: skip
+                       lead=True, terms=p.JobTerms(lease_s=60.0)))  # fmt: skip
     return link, process
 
 
@@ -346,8 +280,19 @@ def test_events_of_an_unknown_type_are_left_out():
     assert [n for n, _ in link.events()] == [1, 3]
 
 
+def test_a_job_of_another_version_is_not_followed():
+    link, _ = talking(lines(p.Hello(protocol=7, job="j", node_rank=0, hostname="a", pid=1), first=1))
+    link.attach(p.FollowJob(job="j", node_rank=0))
+    with pytest.raises(ProtocolError) as caught:
+        list(link.events())
+    assert str(caught.value) == (
+        "gpu-a: job j was begun by another version of distmagic, which speaks protocol 7 where this one speaks "
+        "protocol 2. Follow it, or stop it, with the version that began it."
+    )
+
+
 def test_events_that_are_refused():
-    link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="attach", error="no such room")))
+    link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="follow_job", error="no such room")))
     events = link.events()
     next(events)
     with pytest.raises(PreflightError) as caught:
@@ -440,21 +385,27 @@ def test_a_sweep():
 
 
 def test_a_roll_call_takes_only_its_own_answers():
-    mine = p.Stacks(asked="a", rank=0, local_rank=0, silence="x")
-    others = p.Stacks(asked="b", rank=1, local_rank=1)
-    told = (others, p.StacksDone(asked="b", ranks=1), mine, p.Notice(text="x"), p.StacksDone(asked="a", ranks=1))
+    mine = p.Stacks(request_id="a", rank=0, local_rank=0, silence="x")
+    others = p.Stacks(request_id="b", rank=1, local_rank=1)
+    told = (
+        others,
+        p.StacksDone(request_id="b", ranks=1),
+        mine,
+        p.Notice(text="x"),
+        p.StacksDone(request_id="a", ranks=1),
+    )
     link, process = talking(lines(*told, p.Notice(text="y"), first=7))
     assert job_requests.stacks(link, "j", 0, "a") == [mine]
-    assert process.requests == [p.FollowJob(job="j", node_rank=0, live=True), p.DumpStacks(asked="a")]
+    assert process.requests == [p.FollowJob(job="j", node_rank=0, live=True), p.DumpStacks(request_id="a")]
 
 
-@pytest.mark.parametrize("answer", [p.AgentGone(), p.Refused(what="attach", error="no such file")])
+@pytest.mark.parametrize("answer", [p.AgentGone(), p.Refused(what="follow_job", error="no such file")])
 def test_a_roll_call_of_an_agent_that_is_gone(answer):
     assert job_requests.stacks(talking(lines(answer))[0], "j", 0, "a") == []
 
 
 def test_a_roll_call_that_is_cut():
-    link, _ = talking(lines(p.Stacks(asked="a", rank=0, local_rank=0)))
+    link, _ = talking(lines(p.Stacks(request_id="a", rank=0, local_rank=0)))
     with pytest.raises(ConnectionLost):
         job_requests.stacks(link, "j", 0, "a")
 

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Connections, Reaching
+from distmagic.connection.reach import Reaching
 from distmagic.errors import HostError, HostErrors, HostKeyError, PreflightError, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.request.hosts import Host, parse_hosts

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
+import gc
 import getpass
+import inspect
 import linecache
 import re
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+import weakref
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,139 +19,49 @@ import cloudpickle
 import nbformat
 import pytest
 from IPython.core.completer import provisionalcompleter
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from traitlets.config import Config
 
 import distmagic
 from distmagic.connection.prompts import NotebookAsker, asker_of
+from distmagic.connection.reach import Reaching
 from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
-from distmagic.notebook import magic
+from distmagic.notebook import help_pages, magic
 from distmagic.notebook.backend import Backend
+from distmagic.playground.playground import Playground
 from distmagic.request.hosts import parse_hosts
+from distmagic.session.session import Session
+from tests.unit.notebook.fakes import FakePlayground, FakeReaching, FakeSession, Lab
 
 WAIT_S = 10
 
 
-@dataclass
-class FakeReaching:
-    cancelled: bool = False
-    absent: dict[int, str] = field(default_factory=dict)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-@dataclass
-class FakeSession:
-    """Runs one rank here: a run is what the thunk returned."""
-
-    log: list[str] = field(default_factory=list)
-    failure: Exception | None = None
-    untold: tuple[str, ...] = ()
-    reachings: list[FakeReaching] = field(default_factory=list)
-
-    def reach(self, hosts, access, asker, spec=None, spare=()):
-        self.hosts, self.access, self.asker = hosts, access, asker
-        self.log.append("reach")
-        self.reachings.append(FakeReaching())
-        return self.reachings[-1]
-
-    def launch(self, reaching, spec, payload, screen):
-        assert not reaching.cancelled
-        self.spec, self.payload, self.screen = spec, payload, screen
-        self.log.append("launch")
-        if self.failure:
-            raise self.failure
-        return payload() if callable(payload) else payload
-
-    def dry_run(self, reaching, spec):
-        self.log.append("dry_run")
-        return f"would run {spec.nproc_per_node}"
-
-    def down(self) -> tuple[str, ...]:
-        self.log.append("down")
-        return self.untold
-
-    def close(self) -> None:
-        self.log.append("close")
+def public_methods(kind: type) -> dict[str, list[tuple]]:
+    """Return the parameters of each public method: (name, kind, default)."""
+    found = {}
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = inspect.signature(method).parameters.values()
+            found[name] = [(one.name, one.kind, one.default) for one in parameters]
+    return found
 
 
-@dataclass
-class FakePlayground:
-    hosts: tuple
-    ssh_config: str = "/play/config"
-    stopped: bool = False
-
-    def stop(self) -> None:
-        self.stopped = True
-
-
-class Lab:
-    """A shell with the extension loaded, and what the fakes were given."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-        self.session = FakeSession()
-        self.packed: dict = {}
-        self.playgrounds: list[FakePlayground] = []
-        self.backend = Backend(
-            session=lambda: self.session,
-            pack_call=self.pack,
-            pack_whole=self.pack,
-            screen_for=lambda shell: ("screen of", shell),
-            playground=self.playground,
-        )
-        magic.load_ipython_extension(shell, self.backend)
-
-    def pack(self, what, **given):
-        self.packed = given
-        return what
-
-    def playground(self, count: int) -> FakePlayground:
-        self.playgrounds.append(FakePlayground(parse_hosts(",".join(f"play-{n}" for n in range(count)))))
-        return self.playgrounds[-1]
-
-    def run(self, cell: str):
-        return self.shell.run_cell(cell, store_history=True)
-
-    def value(self, cell: str):
-        result = self.run(cell)
-        assert result.success, result.error_in_exec
-        return result.result
-
-    def error(self, cell: str) -> BaseException:
-        result = self.run(cell)
-        assert not result.success
-        return result.error_in_exec
-
-
-@pytest.fixture
-def shell(monkeypatch, tmp_path):
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=Config(HistoryManager={"hist_file": ":memory:"}))
-    shell.run_line_magic("colors", "nocolor")
-    yield shell
-    atexit.unregister(shell.atexit_operations)
-    shell.atexit_operations()
-    InteractiveShell.clear_instance()
-
-
-@pytest.fixture
-def lab(shell):
-    return Lab(shell)
+@pytest.mark.parametrize(
+    ("fake", "real"), [(FakeSession, Session), (FakeReaching, Reaching), (FakePlayground, Playground)]
+)
+def test_the_fakes_have_the_signatures_of_what_they_stand_for(fake, real):
+    of_fake, of_real = public_methods(fake), public_methods(real)
+    assert of_fake == {name: of_real.get(name) for name in of_fake}
 
 
 # ---- a cell that runs
 
 
 def test_statements_run_here_and_the_last_expression_on_ranks(lab):
-    assert lab.value("%%distributed -o run\nn = 3\ndef f(x):\n    return x * n\nf(x=n)") == 9
+    assert lab.value("%%distributed\nn = 3\ndef f(x):\n    return x * n\nf(x=n)") == 9
     assert lab.session.log == ["reach", "launch"]
-    assert lab.shell.user_ns["run"] == 9
+    assert lab.shell.user_ns["_run"] == 9
     assert lab.value("f(5) + n") == 18
     assert lab.session.screen == ("screen of", lab.shell)
     assert not lab.session.reachings[0].cancelled
@@ -164,6 +76,18 @@ def test_hosts_are_being_reached_before_the_cells_own_statements_run(lab):
 def test_the_assigned_name_gets_the_run(lab):
     lab.value("%%distributed\nx = y = len('four')")
     assert (lab.shell.user_ns["x"], lab.shell.user_ns["y"]) == (4, 4)
+
+
+@pytest.mark.parametrize("cell", ["%%distributed -o run\nf()", "%%distributed\nrun = f()"])
+def test_a_run_that_has_a_name_is_let_go_of_with_that_name(lab, cell):
+    lab.value("class Value: pass\ndef f(): return Value()")
+    assert lab.value(cell) is None
+    run = weakref.ref(lab.shell.user_ns["run"])
+    assert lab.shell.user_ns["_run"] is run()
+    lab.value("%%distributed\nlen([])")  # _run is another one now
+    lab.value("del run")
+    gc.collect()
+    assert run() is None, "Out has none of it"
 
 
 def test_the_line_becomes_spec_access_and_hosts(lab):
@@ -218,6 +142,12 @@ def test_dry_run_prints_and_executes_nothing(lab, capsys):
     assert capsys.readouterr().out == "would run 3\n"
     assert "x" not in lab.shell.user_ns
     assert lab.session.log == ["reach", "dry_run"]
+
+
+def test_what_hosts_told_is_no_escape_sequence_in_a_dry_run(lab, capsys):
+    lab.session.dry_run = lambda reaching, spec: "# gpu-a\n\x1b]52;c;AAAA\x07/usr/bin/\x1b[2Jpython"
+    lab.value("%%distributed --dry-run\nlen([])")
+    assert capsys.readouterr().out == "# gpu-a\n/usr/bin/python\n"
 
 
 def test_help_is_printed(lab, capsys):
@@ -408,11 +338,11 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -441,9 +371,73 @@ def test_help_lists_the_commands_and_the_flags(lab, capsys):
     assert "--nproc-per-node N" in out
 
 
+def test_help_lists_its_topics_and_shows_one(lab, capsys):
+    lab.value("%distributed help")
+    assert re.search(r"^%distributed help flags +\w", capsys.readouterr().out, re.MULTILINE)
+    with capture_output() as shown:
+        lab.value("%distributed help flags")
+    (output,) = shown.outputs
+    assert output.data["text/markdown"] == output.data["text/plain"]
+    assert output.data["text/plain"].startswith("# ")
+    lab.value("%distributed help flags")
+    assert capsys.readouterr().out.startswith("# "), "as text in a terminal"
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("help flag", "There is no help about 'flag'.", "Did you mean flags? Topics are: "),
+        ("help nothing-of-it", "There is no help about 'nothing-of-it'.", "Topics are: "),
+        ("help flags ssh", "%distributed help takes one topic.", "Topics are: "),
+    ],
+)
+def test_a_wrong_topic_names_all_topics(lab, line, message, hint):
+    error = lab.error(f"%distributed {line}")
+    assert isinstance(error, SpecError)
+    assert error.message == message
+    assert error.hint == f"{hint}{', '.join(help_pages.topics())}."
+
+
+def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path):
+    (tmp_path / "help").mkdir()
+    (tmp_path / "help" / "one.md").write_text(
+        "# One\nSee [the second page](two.md#part), [outside](https://x.org/a.md)."
+    )
+    monkeypatch.setattr(help_pages.resources, "files", lambda package: tmp_path)
+    assert help_pages.page("one") == (
+        "# One\nSee the second page (`%distributed help two`), [outside](https://x.org/a.md)."
+    )
+
+
+def test_pages_are_found_where_distmagic_is_no_folder(tmp_path):
+    package = Path(distmagic.__file__).parent
+    with zipfile.ZipFile(tmp_path / "distmagic.zip", "w") as archive:
+        for file in package.rglob("*"):
+            if file.suffix in (".py", ".md"):
+                archive.write(file, file.relative_to(package.parent))
+    code = (
+        "import sys; sys.path.insert(0, 'distmagic.zip')\n"
+        "from distmagic.notebook import help_pages\n"
+        "print(help_pages.__file__, *help_pages.topics()); help_pages.contents()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PATH": "/usr/bin"},
+    )
+    where, *found = done.stdout.split()
+    assert "distmagic.zip" in where
+    assert found == list(help_pages.topics())
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
+        ("%distributed help fl", "flags"),
         ("%%distributed --dry", "--dry-run"),
         ("%%distmagic --nproc", "--nproc-per-node"),
         ("%%distributed --hosts gp", "gpu-a"),

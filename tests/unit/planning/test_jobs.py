@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.notebook.job_magic import table
+from distmagic.notebook.job_commands import table
 from distmagic.planning.jobs import choose, found_jobs, known_whereabouts, whereabouts
-from distmagic.remote.wire.protocol import JobListing
+from distmagic.remote.wire.protocol import PROTOCOL, JobListing, JobTerms
 from distmagic.request.hosts import parse_hosts
 
 
@@ -15,7 +15,7 @@ def listed(
     job: str, node_rank: int = 0, *, hosts: str = "a b", running: bool = False, reason: str = "done"
 ) -> JobListing:
     return JobListing(
-        job=job, node_rank=node_rank, hosts=tuple(hosts.split()), lease_s=60.0, max_restarts=0,
+        job=job, node_rank=node_rank, hosts=tuple(hosts.split()), protocol=PROTOCOL, terms=JobTerms(lease_s=60.0),
         began_s=float(len(job)), is_running=running, reason="" if running else reason, size_bytes=500_000,
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_a_host_that_did_not_answer_is_found_by_its_name():
 def test_the_table():
     assert table([], 0.0) == "no jobs on these hosts"
     assert table(list(JOBS), 7300.0).splitlines() == [
-        "job   state    hosts    began    on disk",
+        "job   state    hosts    began    on disk  owner",
         "x1    failed   a, b     2 h ago  1.0 MB",
         "xyz   running  a, b     2 h ago  1.0 MB",
         "yyyy  died     a, b, c  2 h ago  0.5 MB",

@@ -10,35 +10,19 @@ from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import plan as planning
 from distmagic.planning.plan import Plan, Reached, choose_backend, count_ranks, make_plan
 from distmagic.remote.contact import template_client
-from distmagic.remote.wire.protocol import Facts, Route, TemplateRequest
+from distmagic.remote.wire.protocol import TemplateRequest
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
-
-FACTS = Facts(
-    executable="/usr/bin/python3", torch="2.13.0", gpus=0,
-    cpus=16, address="10.0.0.1", interface="eth0", free_port=40001, free_bytes=1 << 40,
-    state_dir="/home/me/.distmagic",
-)  # fmt: skip
-
-
-def reached(name: str = "gpu-a", address: str = "10.0.0.1", interface: str = "eth0", slots=None, **facts) -> Reached:
-    return Reached(
-        host=Host(name=name, slots=slots),
-        facts=replace(FACTS, address=address, **facts),
-        route=Route(address=address, interface=interface),
-    )
-
-
-A, B = reached(), reached("gpu-b", "10.0.0.2", "ib0", free_port=50001)
+from tests.builders.plans import FACTS, A, B, reached
 
 
 def plan_of(*hosts: Reached, **spec) -> Plan:
-    return make_plan(JobSpec(**spec), hosts or (A, B), job="j-1", local_cwd="/nb")
+    return make_plan(JobSpec(**spec), hosts or (A, B), job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb")
 
 
 def test_two_nodes_meet_statically():
     plan = plan_of(nproc_per_node=2)
-    assert (plan.job, plan.endpoint, plan.max_restarts) == ("j-1", "10.0.0.1 40001", 0)
+    assert (plan.job, plan.endpoint, plan.terms.max_restarts) == ("j-1", "10.0.0.1 40001", 0)
     common = ("--nnodes=2", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-backend=static", "--rdzv-id=j-1")
     lead = ("--master-addr=10.0.0.1", "--master-port=40001")
     assert [node.torchrun for node in plan.nodes] == [
@@ -58,7 +42,7 @@ def test_two_nodes_meet_by_c10d():
         (*common, "--local-addr=10.0.0.1", "--rdzv-endpoint=10.0.0.1:40001", "--rdzv-conf=is_host=1"),
         (*common, "--local-addr=10.0.0.2", "--rdzv-endpoint=10.0.0.1:40001", "--rdzv-conf=is_host=0"),
     ]
-    assert plan.max_restarts == 3
+    assert plan.terms.max_restarts == 3
     assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") in plan.nodes[1].defaults
     assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") not in plan_of().nodes[1].defaults
 

@@ -8,7 +8,7 @@ import pytest
 
 from distmagic.errors import PreflightError
 from distmagic.planning.preflight import check, check_among, check_python, check_system
-from tests.unit.planning.test_plan import FACTS
+from tests.builders.plans import FACTS
 
 
 def test_the_same_minor_python_will_do():

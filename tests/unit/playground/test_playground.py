@@ -170,6 +170,44 @@ def test_a_closed_channel_gives_end_of_file_and_no_signal(client, tmp_path):
     assert wait_until(lambda: note.exists() and note.read_text(), "the command's note") == "read to the end\n"
 
 
+def test_a_channel_that_is_closed_leaves_the_others_of_its_connection(client, tmp_path):
+    note = tmp_path / "note"
+    stdin, out, _ = client.exec_command(f"echo up; cat; echo ended > {note}; exec echo to nobody")
+    other, answer, _ = client.exec_command("cat")
+    assert out.readline() == "up\n"
+    stdin.channel.close()
+    wait_until(note.exists, "the end of the first command")
+    assert run(client, "echo third") == ("third\n", "", 0)
+    other.write("still here\n")
+    other.channel.shutdown_write()
+    assert answer.read().decode() == "still here\n"
+
+
+@needs_ssh
+def test_a_command_that_takes_no_input_ends_all_the_same(hosts):
+    done = ssh(hosts, "node1", "exec 0<&-; echo closed; sleep 0.2; echo end >&2", input=b"x" * (8 << 20))
+    assert (done.stdout, done.stderr, done.returncode) == (b"closed\n", b"end\n", 0)
+
+
+def test_output_of_a_child_is_waited_for(client):
+    assert run(client, "(sleep 0.3; echo late; echo later >&2) & exit 4") == ("late\n", "later\n", 4)
+
+
+def test_signals_of_a_client_go_to_the_whole_group(client, tmp_path):
+    channel = client.get_transport().open_session()
+    channel.exec_command("sh -c 'echo $$; exec sleep 1000'; true")
+    child = int(channel.makefile().readline())
+    message = paramiko.Message()  # RFC 4254, 6.9: SSH_MSG_CHANNEL_REQUEST "signal"; paramiko has no method for it
+    message.add_byte(bytes([98]))
+    message.add_int(channel.remote_chanid)
+    message.add_string("signal")
+    message.add_boolean(False)
+    message.add_string("TERM")
+    channel.transport._send_user_message(message)
+    assert channel.recv_exit_status() == -1
+    wait_until(lambda: processes.read(child) is None, "the child to go")
+
+
 def test_a_reader_that_is_slow_holds_the_writer_up(client, tmp_path):
     note = tmp_path / "note"
     _, out, _ = client.exec_command(f"head -c 60000000 /dev/zero; echo done > {note}")

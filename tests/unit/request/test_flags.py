@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.errors import SpecError
-from distmagic.notebook.completion import SUBCOMMANDS, Completer
+from distmagic.notebook.commands import NAMES
+from distmagic.notebook.completion import Completer
 from distmagic.request import flags
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
@@ -276,12 +277,17 @@ def test_flags_are_completed(text):
 @pytest.mark.parametrize(
     ("text", "candidates"),
     [
-        ("%distributed ", list(SUBCOMMANDS)),
-        ("%distributed pl", list(SUBCOMMANDS)),
+        ("%distributed ", list(NAMES)),
+        ("%distributed pl", list(NAMES)),
         ("%distributed hosts ", ["gpu-a", "gpu-b"]),
         ("%distributed hosts --h", ["--hostfile"]),
         ("%distributed playground ", ["stop"]),
         ("%distributed down ", []),
+        ("%distributed add ", []),
+        ("%distributed add ID g", ["gpu-a", "gpu-b"]),
+        ("%distributed clean ", ["all"]),
+        ("%distributed clean all ", ["--everybody"]),
+        ("%distributed nothing x", []),
     ],
 )
 def test_subcommands_are_completed(text, candidates):

@@ -16,7 +16,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.runner import delivery
 from distmagic.runner.delivery import Chain, Delivery, Routes, routes
-from tests.unit.connection.test_link import FakeProcess, lines
+from tests.builders.links import FakeProcess, lines
 
 LARGE, SMALL = 100, 10
 A, B, C = (p.Blob(sha256=letter * 64, size_bytes=size) for letter, size in (("a", LARGE), ("b", LARGE), ("c", SMALL)))
@@ -200,7 +200,7 @@ def test_a_host_that_asks_for_what_nobody_offered(large, answers):
 
 
 def test_a_failure_does_not_wait_for_the_others(large):
-    refused = lines(p.Refused(what="take", error="No space left on device"))
+    refused = lines(p.Refused(what="receive_blobs", error="No space left on device"))
     first = link("gpu-a", wants(large), lines(p.Serving(port=4000)), refused)
     second = link("gpu-b", wants(large), hang=True)
     with pytest.raises(PreflightError) as caught:
@@ -213,7 +213,7 @@ def test_a_failure_does_not_wait_for_the_others(large):
 
 
 def test_failures_of_one_cause_are_told_together(large):
-    refused = lines(p.Refused(what="check", error="Input/output error"))
+    refused = lines(p.Refused(what="check_blobs", error="Input/output error"))
     with pytest.raises(HostErrors) as caught:
         Told().deliver([link("gpu-a", refused), link("gpu-b", refused)], [large])
     assert "gpu-a" in str(caught.value)

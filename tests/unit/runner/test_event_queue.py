@@ -11,9 +11,9 @@ from distmagic.runner.event_queue import EventQueue
 from distmagic.state.events import Event, Gone, Mended
 
 
-def make(nodes: int = 2) -> EventQueue:
+def make() -> EventQueue:
     clock = itertools.count()
-    return EventQueue(nodes, lambda: float(next(clock)))
+    return EventQueue(lambda: float(next(clock)))
 
 
 def test_events_come_in_order_with_their_time():
@@ -49,16 +49,18 @@ def test_a_node_that_says_much_waits_and_the_others_do_not(monkeypatch):
     assert sorted(event.node_rank for event in found) == [0, 0, 0, 1]
 
 
-def test_there_is_room_for_a_node_that_joins():
-    box = make(1)
-    box.add_node()
-    box.put(1, Gone())
-    assert [event.node_rank for event in box.batch(0.0)] == [1]
+def test_what_an_act_ended_with_never_waits_for_room(monkeypatch):
+    monkeypatch.setattr(event_queue, "_AHEAD", 1)
+    box = make()
+    box.put(0, Mended())
+    box.tell(Gone())
+    box.wake()
+    assert [event.what for event in box.batch(0.0)] == [Mended(), Gone(), None]
 
 
 def test_nobody_waits_when_it_is_closed(monkeypatch):
     monkeypatch.setattr(event_queue, "_AHEAD", 1)
-    box = make(1)
+    box = make()
     box.put(0, Mended())
     box.close()
     box.put(0, Gone())  # gives up: nobody reads any more

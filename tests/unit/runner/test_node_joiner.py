@@ -7,24 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, SpecError, Unreachable
+from distmagic.errors import PreflightError, ProtocolError, SpecError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload
 from distmagic.planning import start_messages
 from distmagic.planning.plan import Reached, make_plan
-from distmagic.planning.start_messages import StartMessages
+from distmagic.planning.start_messages import start_message
 from distmagic.remote.records import places
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.request.spec import JobSpec
-from distmagic.runner import elastic_join as growing
-from distmagic.runner.elastic_join import Ground, Growth
 from distmagic.runner.node_joiner import NodeJoiner
-from tests.unit.planning.test_plan import A, B, reached
+from tests.builders.plans import A, B, reached
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
-ORDERS = StartMessages(job="j-1", secret="00ff", lease_s=60.0, owner="nb")  # of no gang
+SECRET = "00ff"  # of no gang
 DATA = {name: name.encode() * 1000 for name in ("call", "code", "volume")}
 
 
@@ -42,8 +40,8 @@ def payload(tmp_path) -> Payload:
 def begun(payload: Payload, *hosts: Reached, awaited: tuple[str, ...] = (), **spec) -> list[p.StartNode]:
     """Return what all nodes of an elastic job are told that begins on these hosts."""
     spec = {"nnodes": (1, 4), "max_restarts": 3, **spec}
-    plan = make_plan(JobSpec(**spec), hosts, job="j-1", local_cwd="/nb", awaited=awaited)
-    return [ORDERS.start(plan, node, payload, None) for node in plan.nodes]
+    plan = make_plan(JobSpec(**spec), hosts, job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", awaited=awaited)
+    return [start_message(plan, node, payload, SECRET, None) for node in plan.nodes]
 
 
 # ---- what it is told
@@ -61,15 +59,16 @@ def test_a_host_that_comes_later_is_told_what_it_would_have_been_told_at_the_beg
     assert replace(newcomer, membership=replace(newcomer.membership, nodes=3)) == at_once
 
 
-def test_only_the_lead_of_a_job_that_may_grow_has_a_recipe(payload):
+def test_only_the_lead_of_a_job_that_may_grow_has_a_template_for_them(payload):
     lead, other = begun(payload, A, B, cwd="~/x", nproc_per_node=2, awaited=("gpu-c",))
     sizes = tuple(len(data) for data in DATA.values())
-    assert lead.recipe == p.JoinTemplate(sizes=sizes, nproc_per_node="2", cwd="~/x", awaited=("gpu-c",))
-    assert other.recipe is None
-    assert (lead.membership.max_nodes, other.membership.max_nodes) == (4, 4)
-    assert begun(payload, A, B, max_restarts=0)[0].membership.max_nodes == 0
-    assert begun(payload, A, B, max_restarts=0)[0].recipe is None
-    assert begun(payload, A, B, nnodes=(2, 2))[0].recipe is None
+    assert lead.join_template == p.JoinTemplate(sizes=sizes, nproc_per_node="2", cwd="~/x")
+    assert (lead.terms, lead.terms.awaited) == (other.terms, ("gpu-c",))
+    assert other.join_template is None
+    assert (lead.terms.min_nodes, lead.terms.max_nodes) == (1, 4)
+    assert begun(payload, A, B, max_restarts=0)[0].terms.max_nodes == 0
+    assert begun(payload, A, B, max_restarts=0)[0].join_template is None
+    assert begun(payload, A, B, nnodes=(2, 2))[0].join_template is None
 
 
 # ---- what it is brought
@@ -128,11 +127,11 @@ class Lead:
         self, start: p.StartNode, has: dict[str, bytes] | None = None, enlisted: p.Message | None = None
     ) -> None:
         self.start, self.has, self.links = start, has, []
-        self.enlisted = enlisted or p.NodeAdded(asked="a1", hosts=(*start.hosts, "gpu-c"))
+        self.enlisted = enlisted or p.NodeAdded(request_id="a1", hosts=(*start.hosts, "gpu-c"))
 
     def open(self) -> FakeLink:
         link = FakeLink(A, self.has)
-        link.answers = [p.LeadStart(start=self.start), p.NodeAdded(asked="b2", hosts=("gpu-x",)), self.enlisted]
+        link.answers = [p.LeadStart(start=self.start), p.NodeAdded(request_id="b2", hosts=("gpu-x",)), self.enlisted]
         self.links.append(link)
         return link
 
@@ -145,7 +144,7 @@ def test_the_notebook_that_began_the_job_has_all_that_is_needed_itself(payload):
         lead.start, ("gpu-a", "gpu-b", "gpu-c"), replace(C, facts=link.facts), local_cwd=""
     )
     assert link.said[1:] == [[DATA["code"], DATA["volume"]], "ask 10.0.0.1", "sweep j-1"]
-    assert [said for one in lead.links for said in one.said] == [p.AddNode(host="gpu-c", asked="a1")]
+    assert [said for one in lead.links for said in one.said] == [p.AddNode(host="gpu-c", request_id="a1")]
     assert not any(one.is_open for one in lead.links)
 
 
@@ -158,12 +157,17 @@ def test_another_notebook_asks_the_lead_for_all_of_it(payload, tmp_path, monkeyp
     assert (start.node_rank, start.membership.secret, start.call) == (2, "00ff", payload.call.blob.sha256)
     assert link.said[1] == [DATA["code"], DATA["volume"]]
     asked = [said for one in lead.links for said in one.said]
-    assert asked == [p.GetStart(), payload.code.blob, payload.side_files[0].blob, p.AddNode(host="gpu-c", asked="a1")]
+    assert asked == [
+        p.GetStart(),
+        payload.code.blob,
+        payload.side_files[0].blob,
+        p.AddNode(host="gpu-c", request_id="a1"),
+    ]
     assert places.blob(payload.code.blob.sha256).read_bytes() == DATA["code"]
     newcomers.admit(FakeLink(C), "a1")
     assert [said for one in lead.links[-3:] for said in one.said] == [
         payload.call.blob,
-        p.AddNode(host="gpu-c", asked="a1"),
+        p.AddNode(host="gpu-c", request_id="a1"),
     ]
 
 
@@ -181,7 +185,7 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (p.Refused(what="join", error="it is about to end"), "gpu-c can't come to job j-1: it is about to end."),
+        (p.Refused(what="add_node", error="it is about to end"), "gpu-c can't come to job j-1: it is about to end."),
         (p.AgentGone(), "Job j-1 has ended."),
     ],
 )
@@ -203,7 +207,13 @@ def test_a_job_that_is_not_elastic_takes_in_nobody(payload):
 def listed(node_rank: int) -> tuple[p.JobListing, ...]:
     return (
         p.JobListing(
-            job="j-1", node_rank=node_rank, hosts=("gpu-c",), lease_s=60.0, max_restarts=0, began_s=0.0, is_running=True
+            job="j-1",
+            node_rank=node_rank,
+            hosts=("gpu-c",),
+            began_s=0.0,
+            is_running=True,
+            protocol=p.PROTOCOL,
+            terms=p.JobTerms(lease_s=60.0),
         ),
     )
 
@@ -221,10 +231,10 @@ def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(payl
     [
         ({"call": "../../etc/passwd"}, ProtocolError, "gpu-a told of a payload that can't be."),
         ({"side_files": ()}, ProtocolError, "gpu-a told of a payload that can't be."),
-        ({"recipe": p.JoinTemplate(sizes=(1, -1, 1))}, ProtocolError, "gpu-a told of a payload that can't be."),
+        ({"join_template": p.JoinTemplate(sizes=(1, -1, 1))}, ProtocolError, "gpu-a told of a payload that can't be."),
         ({"job": "j-2"}, SpecError, "Job j-1 is not elastic."),
         (
-            {"recipe": p.JoinTemplate(sizes=(1, 1, 3 << 30))}, SpecError,
+            {"join_template": p.JoinTemplate(sizes=(1, 1, 3 << 30))}, SpecError,
             "The payload of job j-1 is 3,221,225,474 bytes long; at most 2,147,483,648 are taken from its first host.",
         ),
     ],
@@ -243,145 +253,3 @@ def test_a_host_that_does_not_fit_is_brought_nothing(payload):
     with pytest.raises(PreflightError, match="gpu-c"):
         NodeJoiner("j-1", lead.open).admit(link, "a1")
     assert (link.said, lead.links) == ([], [])
-
-
-# ---- until it is there
-
-
-class Field:
-    """A `Ground` whose hosts answer as a script says: an error, or a link. It is over after the last of them."""
-
-    def __init__(self, *answers: object, nodes: tuple[int, ...] = (0, 1, 2)) -> None:
-        self.answers, self.nodes = list(answers), list(nodes)
-        self.pauses: list[float] = []
-        self.told: list[str] = []
-
-    @property
-    def ground(self) -> Ground:
-        return Ground(
-            reopen=self.reopen, is_over=self.is_over,
-            newest=lambda place: max((n for n, other in enumerate(self.nodes) if other == place), default=-1),
-            lose=lambda node, why: self.told.append(f"node {node} is lost: {why}"), warn=self.told.append,
-        )  # fmt: skip
-
-    def is_over(self, seconds: float) -> bool:
-        self.pauses += [seconds] if seconds else []
-        return not self.answers
-
-    def reopen(self, place: int) -> object:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-class FakeNewcomers:
-    """Lets hosts in: the lead counts them as `node_rank`, and tells it to whoever listens."""
-
-    job = "j-1"
-
-    def __init__(self, start: p.StartNode, *errors: Exception) -> None:
-        self.start, self.errors = start, list(errors)
-        self.growth: Growth
-        self.is_told = True
-        self.asked: list[str] = []
-
-    def admit(self, link: FakeLink, asked: str) -> p.StartNode:
-        self.asked.append(asked)
-        if self.is_told:
-            assert self.growth.take_seat(asked, self.start.node_rank)
-        if self.errors:
-            raise self.errors.pop(0)
-        return self.start
-
-
-def growth(field: Field, payload: Payload, *errors: Exception) -> tuple[Growth, FakeNewcomers]:
-    start = replace(begun(payload, A, B)[1], node_rank=3)
-    newcomers = FakeNewcomers(start, *errors)
-    newcomers.growth = Growth(newcomers, field.ground)  # type: ignore[arg-type]
-    return newcomers.growth, newcomers
-
-
-def test_a_host_is_tried_until_it_is_there(payload):
-    away, link = Unreachable("gpu-c", "no answer", ""), FakeLink(C)
-    field = Field(away, ConnectionLost("gone"), away, away, away, away, link)
-    found, newcomers = growth(field, payload)
-    assert found.come_back(2) == (3, link)
-    assert link.said == [newcomers.start]
-    assert field.pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert field.told == []
-
-
-def test_a_host_that_another_notebook_has_taken_in_is_tried_no_more(payload):
-    field = Field(FakeLink(C), FakeLink(C))
-    field.is_over = lambda seconds: bool(newcomers.asked) and field.nodes.append(2) is not None  # type: ignore[method-assign]
-    found, newcomers = growth(
-        field, payload, SpecError("Job j-1 takes in no host now: gpu-c is a node of this job.", "")
-    )
-    newcomers.is_told = False
-    assert found.come_back(2) is None
-    assert (len(newcomers.asked), field.told) == (1, [])
-
-
-def test_a_host_that_refuses_is_told_of_and_tried_again_later(payload):
-    link = FakeLink(C)
-    field = Field(PreflightError("gpu-c", "has no torch", ""), link)
-    assert growth(field, payload)[0].come_back(2) == (3, link)
-    assert field.told == ["gpu-c: has no torch The run goes on without this host."]
-    assert field.pauses == [0.25, growing._REFUSED_PAUSE_S]
-
-
-def test_a_node_that_was_counted_and_could_not_be_started_is_lost_and_tried_again(payload):
-    broken, link = FakeLink(C), FakeLink(C)
-    broken.start = lambda request: (_ for _ in ()).throw(ConnectionLost("gpu-c: the connection ended."))  # type: ignore[method-assign]
-    field = Field(broken, link)
-    found, newcomers = growth(field, payload)
-    newcomers.admit = lambda link, asked, admit=newcomers.admit: (field.nodes.append(2), admit(link, asked))[1]  # type: ignore[method-assign]
-    assert found.come_back(2) == (3, link)
-    assert field.told == ["node 3 is lost: gpu-c: the connection ended."]
-    assert not broken.is_open
-
-
-def test_a_number_that_comes_when_nobody_waits_for_it_any_more_is_followed_as_a_strangers(payload):
-    field = Field(FakeLink(C))
-    found, newcomers = growth(field, payload, ConnectionLost("gpu-a: the connection ended."))
-    newcomers.is_told = False
-    assert found.come_back(2) is None
-    assert not found.take_seat(newcomers.asked[0], 3)
-
-
-def test_who_waits_for_a_number_when_the_job_ends_waits_no_longer(payload):
-    link = FakeLink(C)
-    found, newcomers = growth(Field(link), payload)
-    newcomers.is_told = False
-    assert found.come_back(2) is None
-    assert not link.is_open
-
-
-def test_a_fault_of_our_own_is_told_and_the_run_goes_on(payload):
-    field = Field(FakeLink(C), FakeLink(C))
-    assert growth(field, payload, RuntimeError("oh"))[0].come_back(2) is None
-    assert field.told == [
-        "node 3 is lost: oh",
-        "a fault of distmagic: RuntimeError('oh'). The run goes on without this host.",
-    ]
-
-
-GONE = ConnectionLost("gpu-b: the connection ended.", "")
-
-
-@pytest.mark.parametrize(
-    ("spec", "errors", "lost"),
-    [
-        ({}, [None, GONE, None], {1: "gpu-b: the connection ended."}),
-        ({}, [None, None, None], {}),
-        ({}, [GONE, None, None], {}),
-        ({"nnodes": (3, 4)}, [None, GONE, None], {}),
-        ({"max_restarts": 0}, [None, GONE, None], {}),
-        ({}, [None, GONE, PreflightError("gpu-c", "has no room", "")], {}),
-        ({}, [None, GONE, KeyboardInterrupt()], {}),
-    ],
-)
-def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_start(spec, errors, lost):
-    plan = make_plan(JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec}), (A, B, C), job="j-1", local_cwd="/nb")
-    assert growing.lost_at_start(plan, errors) == lost

@@ -10,33 +10,41 @@ from concurrent.futures import Future
 import pytest
 
 from distmagic.errors import Cancelled, Unreachable
-from distmagic.runner import interrupts
+from distmagic.runner import interrupts, launch
+from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
-from distmagic.runner.opening import Opening
-from distmagic.state.events import Event, Planned, Sending, Warned
+from distmagic.runner.run_loop import RunLoop
+from distmagic.state.events import Planned, Sending, Warned
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
+from tests.builders.runs import FakeScreen
 
 
-class Screen:
-    """Keeps what it was shown, and calls `act` at each state."""
+def opening(screen: FakeScreen, noted: Interrupts | None = None, serve=lambda longest_s: None) -> RunLoop:
+    seconds = itertools.count()  # a second each time that the clock is looked at
 
-    def __init__(self, act=lambda state: None) -> None:
-        self.shown: list[RunState] = []
-        self.finished: list[RunState] = []
-        self._act = act
+    def clock() -> float:
+        return float(next(seconds))
 
-    def show(self, state: RunState) -> None:
-        self.shown.append(state)
-        self._act(state)
-
-    def finish(self, state: RunState) -> None:
-        self.finished.append(state)
+    state = begin("j", ("gpu-a", "gpu-b"))
+    return RunLoop(state, EventQueue(clock), screen, serve, noted or Interrupts(), clock, lambda: "id")
 
 
-def opening(screen: Screen, noted: Interrupts | None = None, serve=lambda longest_s: None) -> Opening:
-    clock = itertools.count()  # a second each time that it is looked at
-    return Opening(begin("j", ("gpu-a", "gpu-b")), screen, lambda: float(next(clock)), serve, noted or Interrupts())
+class FakeReaching:
+    """Hosts that are being reached, and what is made of their links."""
+
+    def __init__(self, futures: list[Future[str]]) -> None:
+        self.futures = futures
+        self.is_cancelled = False
+
+    def settle(self, enough: int | None) -> tuple[str, ...]:
+        return tuple(future.result() for future in self.futures)
+
+    def interrupted(self) -> Cancelled:
+        return Cancelled("Interrupted while the hosts were being reached.")
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
 
 def phases(state: RunState) -> list[str]:
@@ -46,9 +54,9 @@ def phases(state: RunState) -> list[str]:
 def test_hosts_are_shown_as_they_answer():
     links: list[Future[str]] = [Future(), Future()]
     steps = [lambda: links[1].set_result("b"), lambda: links[0].set_result("a")]
-    screen = Screen(lambda _: steps and steps.pop(0)())
+    screen = FakeScreen(lambda _: steps and steps.pop(0)())
     shown = opening(screen)
-    shown.watch_hosts(links)
+    assert launch._connect(shown, FakeReaching(links), None) == ("a", "b")
     seen = [phases(state) for state in screen.shown]
     assert seen == [["connecting", "connecting"], ["connecting", "connected"], ["connected", "connected"]]
     assert phases(shown.state) == ["connected", "connected"]
@@ -58,30 +66,37 @@ def test_hosts_are_shown_as_they_answer():
 def test_a_host_that_can_not_be_used_is_shown_while_others_are_waited_for():
     links: list[Future[str]] = [Future(), Future()]
     links[0].set_exception(Unreachable("gpu-a", "port 22 refused the connection."))
-    screen = Screen(lambda state: links[1].set_result("b") if len(screen.shown) == 2 else None)
-    opening(screen).watch_hosts(links)
+    screen = FakeScreen(lambda state: links[1].set_result("b") if len(screen.shown) == 2 else None)
+    with pytest.raises(Unreachable):
+        launch._connect(opening(screen), FakeReaching(links), None)
     assert [state.nodes[0].unusable for state in screen.shown] == 3 * ["gpu-a: port 22 refused the connection."]
 
 
 def test_events_are_folded_while_a_result_is_waited_for():
     future: Future[None] = Future()
-    screen = Screen(lambda state: future.set_result(None) if state.nodes[1].sent_bytes == 10 else None)
-    sent = itertools.count(0, 10)
-    what = opening(screen)
-    what.tell(Warned(text="gpu-a: old torch"))
-    what.watch(
-        [future], lambda: [Event(node_rank=1, at_s=0.0, what=Sending(sent_bytes=min(20, next(sent)), total_bytes=20))]
-    )
-    assert [state.nodes[1].sent_bytes for state in screen.shown] == [0, 10, 20]
+    sent = iter((10, 20))
+
+    def send(state: RunState) -> None:
+        size = next(sent, None)
+        if size is None and not future.done():
+            future.set_result(None)
+        elif size is not None:
+            loop.queue.tell(Sending(sent_bytes=size, total_bytes=20), node_rank=1)
+
+    screen = FakeScreen(send)
+    loop = opening(screen)
+    loop.note(Warned(text="gpu-a: old torch"))
+    loop.wait_for([future])
+    assert [state.nodes[1].sent_bytes for state in screen.shown] == [0, 10, 20, 20]
     assert {state.notices for state in screen.shown} == {("gpu-a: old torch",)}
 
 
 def test_what_a_future_raises_is_raised_when_the_user_has_seen_how_it_ended():
     future: Future[None] = Future()
     future.set_exception(Unreachable("gpu-a", "gone.", "Look there."))
-    screen = Screen()
+    screen = FakeScreen()
     what = opening(screen)
-    with pytest.raises(Unreachable, match=r"gpu-a: gone\."), what.guarded():
+    with pytest.raises(Unreachable, match=r"gpu-a: gone\."), what.opening():
         what.result(future)
     assert [(s.phase, s.is_over, s.abandoned) for s in screen.finished] == [("failed", True, "gpu-a: gone.")]
 
@@ -96,18 +111,18 @@ def test_a_signal_is_heeded_between_two_looks_and_becomes_cancelled(times):
             os.kill(os.getpid(), signal.SIGINT)
         whole.append(True)
 
-    screen = Screen(press)
+    screen = FakeScreen(press)
     with interrupts.noted() as noted:
         what = opening(screen, noted)
-        with pytest.raises(Cancelled, match=r"^Interrupted; nothing was started\.$"), what.guarded():
+        with pytest.raises(Cancelled, match=r"^Interrupted; nothing was started\.$"), what.opening():
             what.result(Future())
     assert whole == [True]
     assert [(s.phase, s.abandoned) for s in screen.finished] == [("stopped", "Interrupted; nothing was started.")]
 
 
 def test_what_made_an_interrupt_its_own_error_keeps_its_words():
-    screen = Screen()
-    with pytest.raises(Cancelled, match=r"^Own words\.$"), opening(screen).guarded():
+    screen = FakeScreen()
+    with pytest.raises(Cancelled, match=r"^Own words\.$"), opening(screen).opening():
         raise Cancelled("Own words.")
     assert [state.abandoned for state in screen.finished] == ["Own words."]
 
@@ -118,12 +133,12 @@ def test_a_question_is_given_up_at_once():
         raise AssertionError("the question went on")
 
     with interrupts.noted() as noted, pytest.raises(KeyboardInterrupt):
-        opening(Screen(), noted, serve).watch([Future()])
+        opening(FakeScreen(), noted, serve).wait_for([Future()])
     assert noted.count == 0
 
 
 def test_a_host_that_is_absent_is_no_node():
-    screen = Screen()
+    screen = FakeScreen()
     shown = opening(screen)
-    shown.tell(Planned(addresses=("10.0.0.2",), min_nodes=1, present=(1,)))
+    shown.note(Planned(addresses=("10.0.0.2",), min_nodes=1, present=(1,)))
     assert [(node.node_rank, node.host, node.address) for node in shown.state.nodes] == [(0, "gpu-b", "10.0.0.2")]

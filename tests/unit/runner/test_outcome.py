@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
-from distmagic.runner.outcome import Run
+from distmagic.runner.outcome import Detached, Run
 from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
 
@@ -149,3 +150,33 @@ def test_a_log_is_fetched_once_a_stream():
     assert run.logs(0, "stderr") == "hello\n"
     with pytest.raises(SpecError, match=r"There is no rank 3 in this run\."):
         run.logs(3)
+
+
+def test_results_that_were_looked_at_can_be_let_go_of(tmp_path):
+    parcel.dump([1, 2], tmp_path / "small")
+    run = run_of(FakeHost(b""), {"result_bytes": 3}, small={0: (tmp_path / "small").read_bytes()})
+    first = run.results[0]
+    assert run.results[0] is first
+    run.results.clear()
+    assert run.results[0] == first
+    assert run.results[0] is not first
+
+
+def test_a_run_is_shown_again_in_any_cell_but_its_own(monkeypatch, capsys):
+    shell = SimpleNamespace(execution_count=3)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    shown: list[object] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    run = Run(run_of(FakeHost(b""), {}).state, {}, FakeHost(b"").open, shown=True)
+    run._ipython_display_()
+    assert (shown, capsys.readouterr().out) == ([], f"<run {run.job}: {run.state.phase}>\n")
+
+    run = Run(run.state, {}, FakeHost(b"").open, shown=True)
+    shell.execution_count = 4  # it had a name, so it was not the value of its own cell
+    run._ipython_display_()
+    assert len(shown) == 1
+
+
+def test_a_detached_job_of_hosts_that_tell_escape_sequences():
+    left = Detached("x\x1b[2J", ("gpu-a\x1b]52;c;AAAA\x07",), attach=lambda: None, stop=lambda: None)
+    assert repr(left).startswith("job x runs on gpu-a without this notebook: ")

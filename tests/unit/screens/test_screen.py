@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import nbclient
 import nbformat
@@ -15,7 +16,7 @@ import pytest
 from nbconvert import HTMLExporter
 
 from distmagic import render
-from distmagic.screens import screen
+from distmagic.screens import board, choose, log, notebook, steady, terminal
 from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
 from tests.scenes import done, failed, ranks_1024, running, starting
@@ -53,9 +54,9 @@ class Terminal(io.StringIO):
         return rows
 
 
-def terminal_screen(columns: int = 100, rows: int = 30) -> tuple[screen.TerminalScreen, Terminal]:
+def terminal_screen(columns: int = 100, rows: int = 30) -> tuple[terminal.TerminalScreen, Terminal]:
     stream = Terminal()
-    return screen.TerminalScreen(stream, lambda: os.terminal_size((columns, rows)), colours=False), stream
+    return terminal.TerminalScreen(stream, lambda: os.terminal_size((columns, rows)), colours=False), stream
 
 
 # ---- terminal
@@ -108,7 +109,7 @@ def test_the_status_fits_any_window(columns, rows):
 def test_a_window_made_narrower_is_cleared_whole():
     sizes = [os.terminal_size((100, 30))]
     stream = Terminal()
-    shown = screen.TerminalScreen(stream, lambda: sizes[-1], colours=False)
+    shown = terminal.TerminalScreen(stream, lambda: sizes[-1], colours=False)
     shown.show(grown(running(), 0))
     sizes.append(os.terminal_size((50, 30)))
     shown.finish(grown(done(), 0))
@@ -118,7 +119,7 @@ def test_a_window_made_narrower_is_cleared_whole():
 
 def test_colours_are_for_those_who_want_them():
     stream = Terminal()
-    shown = screen.TerminalScreen(stream, lambda: os.terminal_size((100, 30)), colours=True)
+    shown = terminal.TerminalScreen(stream, lambda: os.terminal_size((100, 30)), colours=True)
     shown.show(grown(running(), 1, text="\x1b[32mgreen\x1b[2J"))
     assert "\x1b[94m[rank 0 gpu-a]\x1b[0m \x1b[32mgreen\x1b[0m\n" in stream.getvalue()
 
@@ -126,7 +127,7 @@ def test_colours_are_for_those_who_want_them():
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_any_encoding_can_be_written(encoding):
     raw = io.BytesIO()
-    shown = screen.LogScreen(io.TextIOWrapper(raw, encoding=encoding, write_through=True))
+    shown = log.LogScreen(io.TextIOWrapper(raw, encoding=encoding, write_through=True))
     shown.show(grown(running(), 1, text="完成 \ud800 █"))
     shown.finish(grown(done(), 1))
     assert b"[rank 0 gpu-a]" in raw.getvalue()
@@ -137,7 +138,7 @@ def test_any_encoding_can_be_written(encoding):
 
 def test_a_log_has_lines_events_and_now_and_then_a_word():
     stream = io.StringIO()
-    shown = screen.LogScreen(stream)
+    shown = log.LogScreen(stream)
     shown.show(replace(starting(), at_s=0.1))
     for tenth in range(1, 700):
         shown.show(grown(running(), tenth // 100, at_s=tenth / 10))
@@ -152,7 +153,7 @@ def test_a_log_has_lines_events_and_now_and_then_a_word():
 
 def test_a_log_tells_a_failure_when_it_happens():
     stream = io.StringIO()
-    shown = screen.LogScreen(stream)
+    shown = log.LogScreen(stream)
     shown.show(grown(running(), 0))
     shown.show(grown(failed(), 0))
     shown.show(grown(failed(), 0, at_s=31.0))
@@ -176,7 +177,7 @@ class Broken:
 
 def test_a_broken_screen_does_not_end_the_run(capsys):
     inner = Broken()
-    shown = screen.SteadyScreen(inner)
+    shown = steady.SteadyScreen(inner)
     shown.show(running())
     shown.show(running())
     assert inner.shows == 1
@@ -192,17 +193,18 @@ def test_an_interrupt_passes_through():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        screen.SteadyScreen(Interrupted()).show(running())
+        steady.SteadyScreen(Interrupted()).show(running())
 
 
 # ---- the live view
 
 
 class Widget:
-    """Counts what it is sent."""
+    """Counts what it is sent; stands for any class of ipywidgets."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_parts, value: str = "", **looks) -> None:
         self.sent: list[str] = []
+        self.layout = self.style = looks
 
     @property
     def value(self) -> str:
@@ -215,7 +217,7 @@ class Widget:
 
 def test_a_pane_sends_only_what_changed():
     one, two = Widget(), Widget()
-    pane = screen.Pane((one, two), 0.1, 50_000)
+    pane = board.Pane((one, two), 0.1, 50_000)
     for tenth in range(10):
         pane.offer(tenth / 10, lambda tenth=tenth: ("same", f"at {tenth}"))
     assert len(one.sent) == 1
@@ -224,7 +226,7 @@ def test_a_pane_sends_only_what_changed():
 
 def test_a_pane_asks_for_nothing_before_it_is_time():
     asked = []
-    pane = screen.Pane((Widget(),), 1.0, 50_000)
+    pane = board.Pane((Widget(),), 1.0, 50_000)
     for tenth in range(100):
         pane.offer(tenth / 10, lambda: (str(asked.append(1)),))
     assert 9 <= len(asked) <= 10
@@ -233,8 +235,8 @@ def test_a_pane_asks_for_nothing_before_it_is_time():
 @pytest.mark.parametrize(("took_s", "asked_in_ten_s"), [(0.0, 10), (0.03, 5), (9.0, 2)])
 def test_a_pane_that_takes_long_to_make_is_made_less_often(took_s, asked_in_ten_s, monkeypatch):
     asked, clock = [], itertools.count(step=took_s)
-    monkeypatch.setattr(screen.time, "thread_time", lambda: next(clock))
-    pane = screen.Pane((Widget(),), 1.0, 50_000)
+    monkeypatch.setattr(board.time, "thread_time", lambda: next(clock))
+    pane = board.Pane((Widget(),), 1.0, 50_000)
     for second in range(10):
         pane.offer(float(second), lambda: (str(asked.append(1)),))
     assert len(asked) == asked_in_ten_s
@@ -242,18 +244,23 @@ def test_a_pane_that_takes_long_to_make_is_made_less_often(took_s, asked_in_ten_
 
 @pytest.mark.parametrize("scene", [running, ranks_1024])
 def test_a_flood_is_sent_in_100_kb_a_second(scene, monkeypatch):
-    board = screen.Board.__new__(screen.Board)
-    widgets = [Widget() for _ in range(5)]
-    board._table = screen.Pane(tuple(widgets[:2]), *screen._SHARES["table"])
-    board._curves = screen.Pane(tuple(widgets[2:3]), *screen._SHARES["curves"])
-    board._output = screen.Pane(tuple(widgets[3:]), *screen._SHARES["output"])
+    widgets: list[Widget] = []
+
+    def make_html(**looks) -> Widget:
+        widgets.append(Widget(**looks))
+        return widgets[-1]
+
+    fakes = SimpleNamespace(HTML=make_html, Layout=Widget, VBox=Widget)
+    monkeypatch.setitem(sys.modules, "ipywidgets", fakes)
+    monkeypatch.setattr(board.time, "thread_time", lambda: 0.0)  # drawing takes no time: bytes alone count
+    shown = board.Board()
     state = scene()
     for tenth in range(100):
         moved = {r: replace(w, step=w.step + tenth) for r, w in state.workers.items()}
-        board.show(grown(replace(state, workers=moved), tenth * 1000, at_s=tenth / 10, text="x" * 300 + " {}"))
+        shown.show(grown(replace(state, workers=moved), tenth * 1000, at_s=tenth / 10, text="x" * 300 + " {}"))
     sizes = [sum(len(text.encode()) for text in widget.sent) for widget in widgets]
     assert sum(sizes) < 10 * 100_000 + 150_000, "and the first of each"
-    assert len(widgets[4].sent) >= 5
+    assert len(widgets[-1].sent) >= 5
 
 
 # ---- notebooks, executed without a browser
@@ -263,7 +270,7 @@ import sys
 {before}
 sys.path.insert(0, {root!r})
 from dataclasses import replace
-from distmagic.screens.screen import screen_for
+from distmagic.screens.choose import screen_for
 from tests.scenes import done, failed, running, starting
 shown = screen_for()
 for i in range(20):
@@ -296,7 +303,7 @@ def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
 def test_a_notebook_saved_before_the_end_says_so(before):
     book = executed(before, after="")
     (output,) = book.cells[0].outputs
-    assert output.data["text/plain"].endswith(screen._WHILE_RUNNING)
+    assert output.data["text/plain"].endswith(notebook.WHILE_RUNNING)
     assert ("application/vnd.jupyter.widget-view+json" in output.data) is (not before)
     assert "gpu-a" in output.data["text/html"]
 
@@ -320,15 +327,15 @@ class OtherKernel(ZMQInteractiveShell):
 
 @pytest.mark.parametrize("shell", [ZMQInteractiveShell(), OtherKernel()])
 def test_a_kernel_gets_the_notebook(shell):
-    assert isinstance(screen.screen_for(shell)._inner, screen.NotebookScreen)
+    assert isinstance(choose.screen_for(shell)._inner, notebook.NotebookScreen)
 
 
 def test_a_pipe_gets_lines_and_a_terminal_the_status(monkeypatch):
-    assert isinstance(screen.screen_for(object())._inner, screen.LogScreen)
+    assert isinstance(choose.screen_for(object())._inner, log.LogScreen)
     stream = Terminal()
     stream.isatty = lambda: True
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(screen.screen_for(object())._inner, screen.TerminalScreen)
+    assert isinstance(choose.screen_for(object())._inner, terminal.TerminalScreen)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(screen.screen_for(object())._inner, screen.LogScreen)
+    assert isinstance(choose.screen_for(object())._inner, log.LogScreen)

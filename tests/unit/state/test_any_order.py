@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +18,9 @@ from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
-from tests.unit.connection.test_link import HOST, FakeProcess
-from tests.unit.state.test_fold import HOSTS, hold
+from tests.builders.events import HOSTS
+from tests.builders.links import HOST, FakeProcess
+from tests.builders.states import hold, mixed, what_matters
 
 WORLD = 4
 
@@ -55,26 +55,6 @@ def stream(node: int, dice: random.Random, *, fails: bool) -> list[p.Message]:
 
 def events(node: int, told: list[p.Message]) -> deque[Event]:
     return deque(Event(node_rank=node, at_s=1.0, what=what) for what in (*told, Gone()))
-
-
-def mixed(dice: random.Random, *queues: deque[Event]) -> Iterator[Event]:
-    """Yield all events, those of each queue in their order."""
-    left = [deque(queue) for queue in queues]
-    while left := [queue for queue in left if queue]:
-        yield dice.choice(left).popleft()
-
-
-def what_matters(state: RunState) -> dict[str, object]:
-    """Return all of a state but the order in which lines of different ranks, and notices of different nodes, came."""
-    lines: dict[tuple[int, str, str], list[str]] = {}
-    for line in state.lines:
-        lines.setdefault((line.rank, line.label, line.stream), []).append(line.text)
-    return {
-        "nodes": state.nodes, "workers": dict(state.workers), "world": state.world_size, "series": dict(state.series),
-        "lines": lines, "open": dict(state.open_lines), "seen": state.lines_seen, "notices": set(state.notices),
-        "lost": state.lost, "unreached": dict(state.unreached), "failed": state.failed_node, "phase": state.phase,
-        "over": state.is_over,
-    }  # fmt: skip
 
 
 @settings(max_examples=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import random
 
 import pytest
@@ -31,57 +30,14 @@ from distmagic.state.events import (
 from distmagic.state.fold import begin, fold
 from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
 from distmagic.state.model import RunState
-from distmagic.state.phases import NODE_PHASES
 from distmagic.state.verdict import verdict
-
-HOSTS = ("gpu-a", "gpu-b")
-
-
-def at(what: object, node: int = 0, at_s: float = 1.0) -> Event:
-    return Event(node_rank=node, at_s=at_s, what=what)
-
-
-def hello(node: int) -> Event:
-    return at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=node, hostname=f"host{node}", pid=9), node)
-
-
-def worker(rank: int, node: int = 0, restart: int = 0, world: int = 4, local: int = 0) -> Event:
-    return at(p.Worker(rank=rank, local_rank=local, world_size=world, restart=restart, pid=100 + rank), node)
-
-
-def progress(rank: int, node: int = 0, at_s: float = 1.0, restart: int = 0, **more: object) -> Event:
-    return at(p.Progress(rank=rank, restart=restart, at_s=at_s, **more), node)
-
-
-def output(text: str, rank: int = 0, node: int = 0, stream: str = "stdout", skipped: int = 0) -> Event:
-    return at(p.Output(rank=rank, stream=stream, offset=0, text=text, skipped_bytes=skipped), node)
-
-
-def ended(rank: int, node: int = 0, restart: int = 0, at_s: float = 1.0, **more: object) -> Event:
-    return at(p.Ended(rank=rank, restart=restart, **{"outcome": "returned", **more}), node, at_s)
-
-
-def raised(rank: int, node: int = 0, message: str = "no", at_s: float = 1.0) -> Event:
-    failure = p.Failure(type="RuntimeError", message=message, traceback="Traceback")
-    return ended(rank, node, at_s=at_s, outcome="raised", code=1, failure=failure)
-
-
-def killed(rank: int, node: int = 0, number: int = 9, at_s: float = 1.0) -> Event:
-    return ended(rank, node, at_s=at_s, outcome="signalled", code=-number)
-
-
-def begun(*events: Event, restarts: int = 0) -> RunState:
-    """Return a run of two nodes with two ranks each, and what happened then."""
-    start = [hello(0), hello(1), worker(0, 0), worker(1, 0, local=1), worker(2, 1), worker(3, 1, local=1)]
-    return fold(begin("j", HOSTS, restarts), [*start, *events])
+from tests.builders.any_events import ECHO, EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, hello, killed, output, progress, raised, texts, worker
+from tests.builders.states import hold
 
 
 def phases(state: RunState) -> list[str]:
     return [state.workers[rank].phase for rank in sorted(state.workers)]
-
-
-def texts(state: RunState) -> list[str]:
-    return [line.text for line in state.lines]
 
 
 # ---- the way of a run
@@ -334,9 +290,6 @@ def test_ends_after_a_stop_are_no_failures():
     assert (phases(state), state.first_failure) == (["stopped", "stopped", "stopped", "done"], None)
 
 
-ECHO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3344"
-
-
 def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
     state = begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), killed(2, 1, at_s=1.2))
     assert (state.first_failure, phases(state)[2]) == (2, "failed")
@@ -469,43 +422,6 @@ def test_metrics_are_bounded():
     assert len(begun(progress(0, bars=bars)).workers[0].bars) == ranks_fold.KEPT_BARS
 
 
-SMALL = st.integers(-1, 5)
-FLOATS = st.floats(width=32)
-WORD = st.sampled_from(
-    ["", "returned", "raised", "exited", "signalled", "open", "reached", "unreached", "stdout", "stderr", ECHO]
-)
-ROW = st.builds(p.MetricRow, at_s=FLOATS, step=st.none() | FLOATS, metrics=st.dictionaries(WORD, FLOATS, max_size=3))
-BAR = st.builds(p.Bar, id=SMALL, n=FLOATS, total=st.none() | FLOATS, rate=st.none() | FLOATS, closed=st.booleans())
-FAILURE = st.builds(p.Failure, type=WORD, message=WORD, traceback=WORD)
-EXIT = st.builds(p.Exit, rank=SMALL, local_rank=SMALL, pid=SMALL, code=SMALL)
-
-
-def some(values: st.SearchStrategy) -> st.SearchStrategy:
-    return st.lists(values, max_size=3).map(tuple)
-
-
-ANYTHING = st.one_of(
-    st.builds(p.Hello, protocol=SMALL, job=WORD, node_rank=SMALL, hostname=WORD, pid=SMALL),
-    st.builds(p.Worker, rank=SMALL, local_rank=SMALL, world_size=SMALL, restart=SMALL, pid=SMALL),
-    st.builds(
-        p.Progress, rank=SMALL, restart=SMALL, at_s=FLOATS, step=st.none() | FLOATS, rows=some(ROW), bars=some(BAR)
-    ),
-    st.builds(p.Output, rank=SMALL, stream=WORD, offset=SMALL, text=st.text("a\r\n"), skipped_bytes=SMALL),
-    st.builds(p.Ended, rank=SMALL, restart=SMALL, outcome=WORD, code=st.integers(-20, 3), failure=st.none() | FAILURE),
-    st.builds(p.EngineEnded, code=st.integers(-20, 3), exits=some(EXIT)),
-    st.builds(p.Endpoint, state=WORD, detail=WORD),
-    st.builds(p.Notice, text=WORD),
-    st.builds(p.Final, reason=WORD, survivors=some(WORD)),
-    st.builds(Lost, why=WORD),
-    st.builds(StopRequested, reason=st.sampled_from(["failed", "interrupted", "timeout", "rendezvous", "lost"])),
-    st.builds(Swept, survivors=some(WORD)),
-    st.just(Gone()),
-    st.builds(p.Skipped, through=st.integers(0, 99)),
-    st.none(),
-)
-EVENTS = st.lists(st.builds(Event, node_rank=SMALL, at_s=st.floats(0, 100), what=ANYTHING), max_size=30)
-
-
 @settings(max_examples=300)
 @given(EVENTS, st.integers(1, 10))
 def test_any_events_in_any_order(events, batch):
@@ -516,34 +432,6 @@ def test_any_events_in_any_order(events, batch):
         assert state.at_s >= before.at_s
         assert state.lines_seen >= before.lines_seen
         hold(state)
-
-
-def hold(state: RunState) -> None:
-    """Assert what is true of every state, and that all that is derived from it can be asked for."""
-    assert [n.node_rank for n in state.nodes] == [0, 1]
-    assert all(rank == w.rank and 0 <= rank < state.world_size for rank, w in state.workers.items())
-    assert all(w.phase in ("running", "done", "failed", "stopped", "lost") for w in state.workers.values())
-    assert all((w.ended is not None) or w.phase in ("running", "stopped", "lost") for w in state.workers.values())
-    assert all(n.phase in NODE_PHASES for n in state.nodes)
-    if state.first_failure is not None:
-        assert state.workers[state.first_failure].phase == "failed"
-    assert len(state.lines) <= KEPT_LINES
-    assert len(state.notices) <= KEPT_NOTICES
-    assert len({node for node, _ in state.lost}) == len(state.lost)
-    assert all("\n" not in text for text in (*texts(state), *state.open_lines.values()))
-    assert state.phase in (
-        "connecting",
-        "sending",
-        "starting",
-        "running",
-        "stopping",
-        "done",
-        "failed",
-        "stopped",
-        "lost",
-    )
-    for one in state.workers.values():
-        assert (one.label and one.eta_s is None) or math.isnan(one.eta_s) or one.eta_s >= 0
 
 
 def test_a_whole_run_shuffled_doubled_and_cut():

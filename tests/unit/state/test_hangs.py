@@ -12,17 +12,17 @@ from distmagic import render
 from distmagic.errors import Cancelled, Hung
 from distmagic.remote.wire import protocol as p
 from distmagic.render.overview import overview
-from distmagic.runner import drive as driving
-from distmagic.runner.drive import Limits, drive
-from distmagic.state import hangs
+from distmagic.runner.run_loop import GRACE_S
+from distmagic.state import decide, hangs
+from distmagic.state.decide import STACKS_S, WORTH_ASKING_S, Inquiry, Limits
 from distmagic.state.events import Broken, Event, Lost, Mended, StopRequested
 from distmagic.state.fold import begin, fold
-from distmagic.state.hang_response import PATIENCE_S, WORTH_ASKING_S, HangResponse
 from distmagic.state.hangs import Explanation, explain, is_hung
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
-from tests.unit.runner.test_drive import START, FakeLaunch, FakeScreen, end_of
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, raised, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, output, progress, raised, worker
+from tests.builders.runs import START, ScriptedRun, end_of
 
 CELL = "Cell In[3]"
 C10D = "torch/distributed/distributed_c10d.py"
@@ -38,9 +38,9 @@ REDUCES = (MAIN, frame(CELL, 14, "train", mine=True), frame("torch/distributed/c
            frame(C10D, 2810, "all_reduce"))  # fmt: skip
 
 
-def stack(rank: int, *frames: p.Frame, silence: str = "", asked: str = "ask1") -> p.Stacks:
+def stack(rank: int, *frames: p.Frame, silence: str = "", request_id: str = "ask1") -> p.Stacks:
     threads = (p.Thread(frames=frames),) if frames else ()
-    return p.Stacks(asked=asked, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
+    return p.Stacks(request_id=request_id, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
 
 
 def explained(*stacks: p.Stacks, unheard: tuple[str, ...] = ()) -> Explanation:
@@ -113,7 +113,7 @@ def test_a_host_that_does_not_answer():
      "is in import_module at importlib/__init__.py, line 3"),
 ])  # fmt: skip
 def test_what_one_rank_does(frames, words):
-    one = p.Stacks(asked="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
+    one = p.Stacks(request_id="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
     assert explained(one).sentence == f"rank 0 (gpu-a, local_rank 0) {words}"
 
 
@@ -234,7 +234,7 @@ def test_hosts_that_only_start_do_not_hang():
 
 @given(st.lists(EVENTS, max_size=8))
 def test_roll_calls_are_bounded_whatever_comes(events):
-    calls = [at(p.StacksDone(asked=f"x{i}", ranks=0), i % 2) for i in range(20)]
+    calls = [at(p.StacksDone(request_id=f"x{i}", ranks=0), i % 2) for i in range(20)]
     state = fold(begun(*chain.from_iterable(events)), [*calls, *(at(stack(rank, *LOADS), 0) for rank in range(-1, 40))])
     assert len(state.stack_dumps) <= 4
     assert all(rank in state.workers for roll in state.stack_dumps for rank in roll.stacks)
@@ -244,23 +244,23 @@ def test_roll_calls_are_bounded_whatever_comes(events):
 # ---- asking
 
 
-def answers(*nodes: int, asked: str = "ask1") -> list[Event]:
+def answers(*nodes: int, request_id: str = "ask1") -> list[Event]:
     found = [
-        at(stack(rank, *(LOADS if rank == 2 else REDUCES), asked=asked), rank // 2)
+        at(stack(rank, *(LOADS if rank == 2 else REDUCES), request_id=request_id), rank // 2)
         for rank in range(4)
         if rank // 2 in nodes
     ]
-    return [*found, *(at(p.StacksDone(asked=asked, ranks=2), node) for node in nodes)]
+    return [*found, *(at(p.StacksDone(request_id=request_id, ranks=2), node) for node in nodes)]
 
 
-def driven(launch: FakeLaunch, hang_timeout_s: float | None) -> RunState:
-    return drive(launch, begin("j", HOSTS), FakeScreen(), lambda longest_s: None, Limits(hang_timeout_s=hang_timeout_s))
+def driven(run: ScriptedRun, hang_timeout_s: float | None) -> RunState:
+    return run.run(Limits(hang_timeout_s=hang_timeout_s))
 
 
 def test_a_hang_is_explained_before_anything_is_stopped():
-    launch = FakeLaunch(START, *[[]] * 5, answers(0), answers(1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
-    state = driven(launch, 3.0)
-    assert (launch.asks, launch.stops) == (1, [([0, 1], driving.GRACE_S, "hung")])
+    run = ScriptedRun(START, *[[]] * 5, answers(0), answers(1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = driven(run, 3.0)
+    assert (run.asks, run.stops) == (1, [([0, 1], GRACE_S, "hung")])
     error = verdict(state)
     assert isinstance(error, Hung)
     assert error.message == (
@@ -275,18 +275,18 @@ def test_a_hang_is_explained_before_anything_is_stopped():
 
 
 def test_a_host_that_does_not_answer_is_waited_for_only_so_long():
-    launch = FakeLaunch(START, *[[]] * 5, answers(0), *[[]] * 9, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
-    state = driven(launch, 3.0)
-    assert launch.asks == 1
+    run = ScriptedRun(START, *[[]] * 5, answers(0), *[[]] * 9, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = driven(run, 3.0)
+    assert run.asks == 1
     error = verdict(state)
     assert isinstance(error, Hung)
     assert error.message.endswith("; gpu-b did not tell where its ranks are.")
-    assert 5 + PATIENCE_S <= launch.elapsed_s <= 8 + PATIENCE_S + 9
+    assert 5 + STACKS_S <= run.elapsed_s <= 8 + STACKS_S + 9
 
 
 def test_no_answer_at_all():
-    launch = FakeLaunch(START, *[[]] * 14, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
-    error = verdict(driven(launch, 3.0))
+    run = ScriptedRun(START, *[[]] * 14, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    error = verdict(driven(run, 3.0))
     assert (
         error.message
         == "The run was stopped: no rank had advanced for 15 s (--hang-timeout). No host told where its ranks were."
@@ -297,9 +297,9 @@ def test_a_rank_that_advances_while_all_are_asked_saves_the_run():
     moves = [[progress(0, at_s=1.0, step=float(i))] for i in range(8)]
     stamped = [[Event(node_rank=0, at_s=6.0 + i, what=one[0].what)] for i, one in enumerate(moves)]
     ends = [*(ended(r, r // 2) for r in range(4)), *end_of(0), *end_of(1)]
-    launch = FakeLaunch(START, *[[]] * 4, *stamped, ends, step_s=1.0)
-    state = driven(launch, 3.0)
-    assert (launch.asks, launch.stops, state.phase) == (1, [], "done")
+    run = ScriptedRun(START, *[[]] * 4, *stamped, ends, step_s=1.0)
+    state = driven(run, 3.0)
+    assert (run.asks, run.stops, state.phase) == (1, [], "done")
 
 
 @pytest.mark.parametrize("event", [progress, output])
@@ -309,26 +309,26 @@ def test_a_run_that_advances_is_never_asked(event):
         return Event(node_rank=0, at_s=float(i), what=what)
 
     ends = [*(ended(r, r // 2) for r in range(4)), *end_of(0), *end_of(1)]
-    launch = FakeLaunch(START, *([move(i)] for i in range(2, 60)), ends, step_s=1.0)
-    assert (driven(launch, 3.0).phase, launch.asks) == ("done", 0)
+    run = ScriptedRun(START, *([move(i)] for i in range(2, 60)), ends, step_s=1.0)
+    assert (driven(run, 3.0).phase, run.asks) == ("done", 0)
 
 
 def test_an_interrupt_of_a_run_that_stands_still_says_where_its_ranks_were():
     still = [[]] * int(WORTH_ASKING_S + 1)
-    launch = FakeLaunch(START, *still, KeyboardInterrupt, answers(0, 1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
-    error = verdict(driven(launch, None))
-    assert (launch.asks, [reason for _, _, reason in launch.stops]) == (1, ["interrupted"])
+    run = ScriptedRun(START, *still, KeyboardInterrupt, answers(0, 1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    error = verdict(driven(run, None))
+    assert (run.asks, [reason for _, _, reason in run.stops]) == (1, ["interrupted"])
     assert isinstance(error, Cancelled)
     assert error.hint == f"No rank had advanced for long. Where they were: {ODD}; ranks 0, 1, 3 {REST}."
 
 
 def test_a_second_interrupt_does_not_wait_for_the_answers():
     still = [[]] * int(WORTH_ASKING_S + 1)
-    launch = FakeLaunch(
+    run = ScriptedRun(
         START, *still, KeyboardInterrupt, KeyboardInterrupt, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0
     )
-    state = driven(launch, None)
-    assert launch.stops == [([0, 1], driving.GRACE_S, "interrupted")]
+    state = driven(run, None)
+    assert run.stops == [([0, 1], GRACE_S, "interrupted")]
     assert (state.phase, verdict(state).hint) == ("stopped", "")
 
 
@@ -344,11 +344,12 @@ ANSWERS = st.integers(0, 5).map(lambda rank: [at(stack(rank, *LOADS), rank // 2)
 
 @given(st.lists(EVENTS | ANSWERS, max_size=10))
 def test_an_inquiry_ends_whatever_comes(events):
-    hang_response = HangResponse(lambda: "ask1", 1.0)
+    inquiry = Inquiry()
     state = begun(*chain.from_iterable(events))
     for second in range(101, 140):
         state = fold(state, [at(None, at_s=float(second))])
-        if hang_response.poll(state):
+        inquiry = decide.hang_inquiry(state, inquiry, 1.0, lambda: "ask1")
+        if decide.reason_after_inquiry(state, inquiry):
             return
     assert not is_hung(state, 1.0)
 

@@ -22,7 +22,7 @@ from distmagic import render, sanitize
 from distmagic.connection import limits
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, ProtocolError, WorkerFailed
-from distmagic.notebook import job_magic as job_lists
+from distmagic.notebook import job_commands as job_lists
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning.jobs import found_jobs
 from distmagic.remote.contact import boot
@@ -35,15 +35,16 @@ from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess
-from tests.unit.planning.test_plan import FACTS
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, output, progress, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, output, progress, worker
+from tests.builders.plans import FACTS
 
 MB = 1 << 20
 BANNER = boot.MARK + json.dumps(
     {"python": list(sys.version_info[:3]), "home": "/h", "have": True, "error": "", "executable": "/p", "system": "linux"}
 ).encode()  # fmt: skip
 START = p.StartNode(job="j", node_rank=0, torchrun=(), env={}, defaults={}, cwd="~", call="", code="", endpoint="",
-                hosts=("a",), lead=True, lease_s=60.0)  # fmt: skip
+                hosts=("a",), lead=True, terms=p.JobTerms(lease_s=60.0))  # fmt: skip
 HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
 FETCH = p.GetFile(job="j", node_rank=0, name="rank0.result")
 MARKUP = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'><a href='javascript:alert(3)'>"
@@ -181,9 +182,10 @@ def test_a_refusal_full_of_escapes(hosts):
 
 
 def test_jobs_with_names_that_write_on_the_terminal(hosts):
-    one = p.JobListing(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, lease_s=1.0, max_restarts=0, began_s=float("nan"),
+    one = p.JobListing(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, began_s=float("nan"), protocol=p.PROTOCOL,
+                   terms=p.JobTerms(lease_s=1.0, owner=TERMINAL, awaited=(TERMINAL,)),
                    is_running=False, reason=TERMINAL, size_bytes=2**63)  # fmt: skip
-    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300))).jobs()
+    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300)) + p.encode(p.Jobs())).jobs()
     assert len(listed) == 300
     shown = job_lists.table(found_jobs([listed]), 0.0)
     assert all(char.isprintable() or char == "\n" for char in shown)

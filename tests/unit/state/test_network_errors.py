@@ -12,7 +12,7 @@ from distmagic.state.events import Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
-from tests.unit.state.test_fold import HOSTS, at, ended, hello, output, worker
+from tests.builders.events import HOSTS, at, ended, hello, output, worker
 
 NAMES = {"10.0.0.1": "gpu-a", "10.0.0.2": "gpu-b", "gpu-a": "gpu-a", "node17": "gpu-b", "fe80::2": "gpu-b"}
 OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts."

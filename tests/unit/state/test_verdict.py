@@ -12,12 +12,13 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, Ti
 from distmagic.remote.agent import rank_process
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
-from distmagic.runner.drive import OWN_WORD_S, unheard
+from distmagic.state.decide import OWN_WORD_S, unheard_by_gang
 from distmagic.state.events import Broken, Event, Gone, Lost, StopRequested, Swept
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, killed, output, raised
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, killed, output, raised
 
 LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j."
 
@@ -185,7 +186,7 @@ UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.
 )
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     state = begun(*words)
-    assert (state.lost, unheard(state)) == ((), ())
+    assert (state.lost, unheard_by_gang(state)) == ((), ())
     ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
     kind, message, _ = said(begun(*words, *ends))
     assert kind is NodeLost
@@ -197,7 +198,7 @@ def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
     events = [
         *(at(what, 1) for what in (p.NodeStopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
-        at(p.NodeAdded(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
+        at(p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
         *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
     state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), events)
@@ -213,10 +214,10 @@ def test_an_elastic_job_whose_ranks_only_lost_each_other():
 
 def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
     accused = begun(*UNHEARD)
-    assert unheard(accused) == ()
-    assert unheard(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
-    assert unheard(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
-    assert unheard(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
+    assert unheard_by_gang(accused) == ()
+    assert unheard_by_gang(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
+    assert unheard_by_gang(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
+    assert unheard_by_gang(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
 
 
 def test_an_interrupt_that_a_host_did_not_confirm():

@@ -1,4 +1,4 @@
-"""How often the progress of ranks is told, and which of them have ended."""
+"""How often the progress of ranks is journaled, and which of them have ended."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ def test_a_notebook_never_has_more_than_2000_lines_a_second_to_read(world_size):
     assert world_size / pace_s(world_size) <= 2000.001
 
 
-def a_rank(roster: RankTable, pid: int, *, rank: int, local_rank: int = 0) -> None:
+def a_rank(table: RankTable, pid: int, *, rank: int, local_rank: int = 0) -> None:
     """Have a rank say hello that is this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pipes = [os.pipe() for _ in ("stdout", "stderr")]
     for _, writing in pipes:
         os.close(writing)
     hello = p.Worker(rank=rank, local_rank=local_rank, world_size=2, restart=0, pid=pid)
-    roster._add_rank(RankProcess(ours, hello, [reading for reading, _ in pipes], roster.folder, 0.0))
+    table._add_rank(RankProcess(ours, hello, [reading for reading, _ in pipes], table.folder, 0.0))
     theirs.close()
 
 
 def test_a_rank_in_whose_place_another_one_starts_has_ended_before(tmp_path):
-    """Torchrun has ended and reaped it, so that nobody can tell how; told later, its end would be taken for the new one's."""
-    told: list[p.Message] = []
+    """Torchrun has ended and reaped it, so that nobody can tell how; journaled later, its end would be taken for the new one's."""
+    journaled: list[p.Message] = []
     selector = selectors.DefaultSelector()
-    roster = RankTable(tmp_path, Journal(tmp_path), selector, lambda: 0.0)
-    roster.journal.add = told.append  # type: ignore[method-assign, assignment]
+    table = RankTable(tmp_path, Journal(tmp_path), selector, lambda: 0.0)
+    table.journal.add = journaled.append  # type: ignore[method-assign, assignment]
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    a_rank(roster, child.pid, rank=1)
-    a_rank(roster, os.getpid(), rank=0, local_rank=1)
+    a_rank(table, child.pid, rank=1)
+    a_rank(table, os.getpid(), rank=0, local_rank=1)
     child.kill()
     child.communicate()
-    a_rank(roster, os.getpid(), rank=1)
-    roster.end_untold(0)
-    for rank in roster.ranks:
+    a_rank(table, os.getpid(), rank=1)
+    table.end_unreported(0)
+    for rank in table.ranks:
         rank.close()
     selector.close()
-    assert [type(one).__name__ for one in told] == ["Worker", "Worker", "Ended", "Worker"]
-    assert told[2] == p.Ended(rank=1, restart=0, outcome="replaced", code=-15)
+    assert [type(one).__name__ for one in journaled] == ["Worker", "Worker", "Ended", "Worker"]
+    assert journaled[2] == p.Ended(rank=1, restart=0, outcome="replaced", code=-15)

@@ -1,4 +1,4 @@
-"""The agent's side of a roll call, on real processes: those that answer, are stopped, are not ready, or end meanwhile."""
+"""The agent's side of a stack dump, on real processes: those that answer, are stopped, are not ready, or end meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Node:
             archive.writestr("sources.json", json.dumps({"texts": {"<string>": "a\nlast line\n"}, "labels": {}}))
         self.folder, self.ranks, self.now = folder, [], 0.0
         self.journal = Journal(folder)
-        self.call = StackDumper(folder, code, BUNDLE, self.journal)
+        self.dumper = StackDumper(folder, code, BUNDLE, self.journal)
 
     def start(self, code: str) -> subprocess.Popen[bytes]:
         code = code.replace("Path('.')", f"Path({str(self.folder)!r})")
@@ -51,15 +51,19 @@ class Node:
     def step(self, seconds: float = 0.05) -> list[protocol.Message]:
         """Let time go on; return all that is in the journal."""
         self.now += seconds
-        self.call.step(self.now, self.ranks)
+        self.dumper.step(self.now, self.ranks)
         return [protocol.decode(line)[1] for _, line in journal.read(self.folder)]
 
-    def asked(self, name: str, seconds: float = 0.0) -> dict[int, protocol.Stacks]:
-        """Call the roll; return the answers by rank."""
-        self.call.ask(name)
-        done = lambda: any(isinstance(one, protocol.StacksDone) and one.asked == name for one in self.step(seconds))  # noqa: E731
-        wait_until(done, "the end of the roll call")
-        return {one.rank: one for one in self.step() if isinstance(one, protocol.Stacks) and one.asked == name}
+    def stacks(self, name: str, seconds: float = 0.0) -> dict[int, protocol.Stacks]:
+        """Ask for the stacks; return the answers by rank."""
+        self.dumper.request(name)
+
+        def is_done() -> bool:
+            ends = [one for one in self.step(seconds) if isinstance(one, protocol.StacksDone)]
+            return any(one.request_id == name for one in ends)
+
+        wait_until(is_done, "the end of the stack dump")
+        return {one.rank: one for one in self.step() if isinstance(one, protocol.Stacks) and one.request_id == name}
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def node(tmp_path):
 def test_a_rank_answers_and_goes_on(node):
     child = node.start(ANSWERS + AS_A_RANK)
     for name in ("a", "b"):
-        (answer,) = node.asked(name).values()
+        (answer,) = node.stacks(name).values()
         assert (answer.silence, answer.threads[0].frames[0].text) == ("", "last line")
     assert child.poll() is None
     assert [one.ranks for one in node.step() if isinstance(one, protocol.StacksDone)] == [1, 1]
@@ -84,55 +88,55 @@ def test_a_stopped_rank_holds_up_nobody_and_answers_later(node):
     first, second = node.start(ANSWERS + AS_A_RANK), node.start(ANSWERS + AS_A_RANK)
     first.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.read(first.pid).state == "T", "the process to stop")
-    node.call.ask("a")
+    node.dumper.request("a")
     wait_until(lambda: any(isinstance(one, protocol.Stacks) for one in node.step(0.0)), "the other's answer")
-    answers = node.asked("a", 0.6)
+    answers = node.stacks("a", 0.6)
     assert answers[0].silence == "its process is stopped (kill -CONT would let it go on)"
     assert answers[1].silence == ""
     first.send_signal(signal.SIGCONT)
-    assert [one.silence for one in node.asked("b").values()] == ["", ""]
+    assert [one.silence for one in node.stacks("b").values()] == ["", ""]
     assert second.poll() is None
 
 
 def test_a_rank_that_is_not_ready_is_not_sent_the_signal(node):
     child = node.start(SLEEPS)
-    (answer,) = node.asked("a").values()
+    (answer,) = node.stacks("a").values()
     assert answer.silence == "it is still starting, or has taken over the signal that it is asked with"
     assert child.poll() is None
 
 
 def test_a_rank_that_gives_no_answer(node):
     node.start(f"{ANSWERS}import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [stacks.SIGNAL])\n{SLEEPS}")
-    (answer,) = node.asked("a", 0.5).values()
+    (answer,) = node.stacks("a", 0.5).values()
     assert answer.silence == "it gave no answer within 4 s"
 
 
 def test_a_rank_that_does_not_look_like_ours_is_told_all_the_same(node):
     node.start(ANSWERS + SLEEPS)
-    (answer,) = node.asked("a", 0.5).values()
+    (answer,) = node.stacks("a", 0.5).values()
     assert [frame.function for frame in answer.threads[0].frames] == ["<module>"]
 
 
 def test_a_rank_that_ends_meanwhile(node):
     child = node.start(ANSWERS + AS_A_RANK)
-    node.call.ask("a")
+    node.dumper.request("a")
     child.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.read(child.pid).state == "T", "the process to stop")
     node.step()
     child.kill()
     wait_until(lambda: processes.read(child.pid).state == "Z", "its end")
-    (answer,) = node.asked("a", 0.6).values()
+    (answer,) = node.stacks("a", 0.6).values()
     assert answer.silence == "its process has ended"
 
 
 def test_a_node_without_ranks_answers_at_once(node):
-    node.call.ask("a")
-    assert node.step() == [protocol.StacksDone(asked="a", ranks=0)]
+    node.dumper.request("a")
+    assert node.step() == [protocol.StacksDone(request_id="a", ranks=0)]
 
 
 def test_two_calls_at_once_are_both_answered(node):
     node.start(ANSWERS + AS_A_RANK)
     for name in ("a", "b", "a"):
-        node.call.ask(name)
+        node.dumper.request(name)
     wait_until(lambda: sum(isinstance(one, protocol.StacksDone) for one in node.step()) == 2, "both ends")
-    assert [one.asked for one in node.step() if isinstance(one, protocol.Stacks)] == ["a", "b"]
+    assert [one.request_id for one in node.step() if isinstance(one, protocol.Stacks)] == ["a", "b"]

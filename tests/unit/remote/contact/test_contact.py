@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import errno
+import grp
+import json
+import os
+import pwd
 import secrets
 import select
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distmagic.connection.link import Link
+from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
-from distmagic.remote.records import journal, places
+from distmagic.planning import preflight
+from distmagic.remote.contact import boot, template_client
+from distmagic.remote.records import journal, listing, places
+from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
+from tests.unit.remote.wire.test_protocol import START
 
 HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
 FINAL = p.Final(reason="done")
@@ -74,8 +89,33 @@ def test_what_an_agent_says_after_it_has_stopped_listening_is_told(link: Link, a
     link.send(p.StopNode(grace_s=0.0))
     link.send(p.RenewLease())
     conn.sendall(p.encode(FINAL, 2))
+    agent.leave()
     conn.close()
     assert list(events) == [(2, FINAL)]
+
+
+def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(link: Link, agent: PlayedAgent) -> None:
+    """It waits no longer for a connection that takes nothing, and drops it in the middle of a line."""
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
+    conn, _ = agent.listener.accept()
+    conn.recv(65536)
+    conn.sendall(p.encode(HELLO, 1) + p.encode(FINAL, 2)[:9])
+    agent.leave()
+    conn.close()
+    assert list(link.events()) == [(1, HELLO), (2, FINAL)]
+
+
+def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(link: Link, agent: PlayedAgent) -> None:
+    """So that the notebook connects again: the job has not ended."""
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
+    conn, _ = agent.listener.accept()
+    conn.recv(65536)
+    conn.sendall(p.encode(HELLO, 1))
+    conn.close()
+    events = link.events()
+    assert next(events) == (1, HELLO)
+    with pytest.raises(ConnectionLost):
+        next(events)
 
 
 def test_an_agent_that_leaves_before_it_has_let_anybody_in(link: Link, agent: PlayedAgent) -> None:
@@ -83,3 +123,169 @@ def test_an_agent_that_leaves_before_it_has_let_anybody_in(link: Link, agent: Pl
     assert select.select([agent.listener], [], [], 20.0)[0]  # the kernel has taken the connection; nobody accepts it
     agent.leave()
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
+
+
+def test_an_agent_of_another_version_is_not_spoken_to(link: Link, agent: PlayedAgent) -> None:
+    about = {"protocol": 1, "job": agent.job, "node_rank": 0, "hosts": ["a"], "began_s": 1.5}
+    (places.job_dir(agent.job, 0) / listing.FILE).write_text(json.dumps(about))
+    assert [(one.job, one.is_running, one.protocol) for one in link.jobs()] == [(agent.job, True, 1)]
+    with pytest.raises(PreflightError) as caught:
+        link.stop(agent.job, 0)
+    assert str(caught.value) == f"localhost: {p.another_version(agent.job, 1)}."
+
+
+# ---- hosts on which something is amiss
+
+
+def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
+    link: Link, agent: PlayedAgent, tmp_path: Path
+) -> None:
+    python = tmp_path / "python-that-writes-nothing"
+    python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with closing(Link.open(LOCALHOST, LocalTransport(), str(python), bundle.build())) as other:
+        assert other.facts.write_error == "[Errno 27] File too large"
+        other.attach(p.FollowJob(job=agent.job, node_rank=0))
+        agent.leave()
+        assert list(other.events()) == [(1, HELLO), (2, FINAL)]
+        assert other.jobs() == ()
+        with pytest.raises(PreflightError) as caught:
+            preflight.check("gpu-a", other.facts, None)
+    assert str(caught.value) == (
+        f"gpu-a: can't write to {tmp_path}: [Errno 27] File too large.\n"
+        "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere."
+    )
+
+
+def test_a_full_disk_without_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bundle.build()
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "other"))
+    python = tmp_path / "python-that-writes-nothing"
+    python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(PreflightError, match=f"^localhost: can't write to {tmp_path}/other: "):
+        Link.open(LOCALHOST, LocalTransport(), str(python), made)
+
+
+@pytest.mark.parametrize(("role", "lives"), [("agent", True), ("worker", False)])
+def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(link: Link, role: str, lives: bool) -> None:
+    """A cleaner of /tmp takes what is old; what an agent left that is dead is ended."""
+    job = f"1121-000000-{secrets.token_hex(4)}"
+    run_dir = places.make_run_dir(job, 0)
+    waits = [sys.executable, "-c", "print(flush=True); input()", role]
+    process = subprocess.Popen(
+        waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, processes.MARK: job}
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        os.utime(run_dir, (1, 1))
+        with closing(Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())) as other:
+            other.ask("")  # it has swept by now
+        assert (process.poll() is None) is lives
+        assert run_dir.exists() is lives
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
+    hosts = tuple(f"node{n:04d}.cluster.example.org" for n in range(500))
+    for n in range(100):
+        start = replace(START, job=f"job-{n}", node_rank=0, hosts=hosts)
+        folder = places.job_dir(start.job, 0)
+        folder.mkdir(parents=True)
+        listing.remember(folder, start)
+        (folder / journal.FILE).touch()
+    found = link.jobs()
+    assert sum(len(p.encode(p.Jobs(jobs=(one,)))) for one in found) > p.MAX_LINE_BYTES
+    assert sorted(one.job for one in found) == sorted(f"job-{n}" for n in range(100))
+    assert [one.job for one in link.jobs("job-7")] == ["job-7"]
+    assert link.jobs("job-777") == ()
+
+
+def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(link: Link, agent: PlayedAgent) -> None:
+    listing.remember(places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0))
+    with ExitStack() as stack:
+        while places.listens(path := agent.run_dir / "readers"):
+            conn = stack.enter_context(socket.socket(socket.AF_UNIX))
+            conn.setblocking(False)
+            if conn.connect_ex(str(path)) == errno.EAGAIN:
+                break  # no more connections fit into its queue
+        assert [(one.job, one.is_running) for one in link.jobs(agent.job)] == [(agent.job, True)]
+        with pytest.raises(PreflightError) as caught:
+            link.stop(agent.job, 0)
+    assert str(caught.value) == (
+        f"localhost: the agent of job {agent.job} takes no connection: its process is stopped, or waits for a disk."
+    )
+
+
+def test_a_template_that_has_no_time_is_there() -> None:
+    folder = places.make_warm_dir("testowner", "key")
+    try:
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+            listener.bind(str(folder / places.TEMPLATE))
+            listener.listen(0)
+            first.connect(str(folder / places.TEMPLATE))
+            assert template_client._is_there(folder)
+        assert not template_client._is_there(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
+    folder = places.job_dir("job-1", 0)
+    folder.mkdir(parents=True)
+    (folder / "rank0.result").write_bytes(b"12345")
+    link.fetch(p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2), lambda data: None, limit_bytes=5)
+    link.ask("")
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.result", "rank0.result.fetched"]
+
+
+# ---- the first program
+
+
+def first_answer(folder: Path, **env: str) -> dict[str, object]:
+    """Run the first program in a folder; return what it says."""
+    ran = subprocess.run(
+        [sys.executable, "-u", "-c", boot.BOOTSTRAP], input=boot.program("ab" * 32), capture_output=True, cwd=folder,
+        env={**os.environ, "DISTMAGIC_HOME": str(folder / "home"), **env}, check=False,
+    )  # fmt: skip
+    return json.loads(ran.stdout.partition(boot.MARK)[2])
+
+
+def test_modules_in_the_working_directory_are_not_pythons_own(tmp_path: Path) -> None:
+    for name in ("base64", "zlib", "hashlib", "json", "os", "stat", "secrets", "token", "copy", "socket"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the user's own {name}')")
+    assert first_answer(tmp_path)["error"] == ""
+
+
+def test_no_home_no_directory_of_that_name(tmp_path: Path) -> None:
+    found = first_answer(tmp_path, DISTMAGIC_HOME="~no-such-user/distmagic")
+    assert found["home"] == "~no-such-user/distmagic"
+    assert found["error"] == "HOME is not set, and this user has no entry in the password file"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "members", "is_refused"),
+    [(0o770, ["eve"], True), (0o770, ["me", "root"], False), (0o1770, ["eve"], False), (0o750, ["eve"], False)],
+)
+def test_a_folder_that_others_of_a_group_can_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, members: list[str], is_refused: bool
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_mem=members))
+    program: dict[str, Any] = {}
+    exec(boot._PROGRAM.rpartition("distmagic_boot(")[0], program)
+    if not is_refused:
+        program["distmagic_trust"](str(shared / "home"))
+        return
+    with pytest.raises(OSError, match=r"^eve \(of group \d+\) can replace what is in .*/shared$"):
+        program["distmagic_trust"](str(shared / "home"))

@@ -10,7 +10,7 @@ import logging, sys
 import torch.distributed.run
 from distmagic.remote.engine import engine
 
-engine.mend_logs()
+engine.simplify_logs()
 agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
 try:
     raise ConnectionResetError("the lead is gone")

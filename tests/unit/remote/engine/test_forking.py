@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ho
 
 
 def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Have a program fork a child in the middle of things, which settles and does `act`; return what came of it."""
+    """Have a program fork a child in the middle of things, which resets itself and calls `act`; return the finished program."""
     program = textwrap.dedent("""
         import os, signal, sys, threading
         from distmagic.remote.engine import forking
@@ -30,8 +30,8 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
             {act}
         def child():
             streams = (os.open("/dev/null", os.O_RDONLY), os.dup(1), os.dup(2))
-            forking.settle({{"PATH": "/bin", "COLOUR": "red"}}, streams, cwd="/")
-            forking.leave(act)
+            forking.reset_process({{"PATH": "/bin", "COLOUR": "red"}}, streams, cwd="/")
+            forking.exit_like_python(act)
         def middle():
             holder = Holder()
             signal.signal(signal.SIGTERM, lambda *_: None)
@@ -63,7 +63,7 @@ def test_nothing_of_the_parent_is_left_in_it() -> None:
     """)
     assert done.stderr == ""
     assert json.loads(done.stdout) == {
-        "stack": ["<module>", "run", "child", "leave", "act"],
+        "stack": ["<module>", "run", "child", "exit_like_python", "act"],
         "environ": {"PATH": "/bin", "COLOUR": "red"},
         "cwd": "/",
         "leads": True,

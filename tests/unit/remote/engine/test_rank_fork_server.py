@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -51,27 +52,26 @@ def engine():
 
 def start():
     forking.remember(dict(os.environ), ())
-    forking.run(lambda: forking.leave(engine))
+    forking.run(lambda: forking.exit_like_python(engine))
 
 start()
 """
 
 
-def test_ranks_are_children_of_the_engine(tmp_path: Path) -> None:
+def run_engine(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program as an engine that was forked from a template, to its end."""
     with zipfile.ZipFile(tmp_path / "code", "w") as archive:
         archive.writestr("modules/mine.py", "")
     env = {
-        **os.environ, processes.MARK: process_title.ROOM, "DISTMAGIC_WORKER": json.dumps({"code": str(tmp_path / "code")}),
+        **os.environ, processes.MARK: process_title.JOB_PLACEHOLDER, "DISTMAGIC_WORKER": json.dumps({"code": str(tmp_path / "code")}),
     }  # fmt: skip
-    program = _ENGINE.replace("def start():\n", f'def start():\n    os.environ["{processes.MARK}"] = "job-7"\n')
-    done = subprocess.run(
-        [sys.executable, "-u", "-c", program, process_title.ROLE],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    program = program.replace("def start():\n", f'def start():\n    os.environ["{processes.MARK}"] = "job-7"\n')
+    argv = [sys.executable, "-u", "-c", program, process_title.ROLE_PLACEHOLDER]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_ranks_are_children_of_the_engine(tmp_path: Path) -> None:
+    done = run_engine(_ENGINE, tmp_path)
     assert done.stderr == ""
     *ranks, engine = [json.loads(line) for line in done.stdout.splitlines()]
     assert [code for _, code in engine["told"]] == [0, 1, -signal.SIGKILL, -signal.SIGTERM]
@@ -81,6 +81,45 @@ def test_ranks_are_children_of_the_engine(tmp_path: Path) -> None:
             "parent": engine["engine"], "pid": engine["told"][number][0], "shown": ["worker", True],
             "number": str(number), "argv": ["worker"], "leads": True, "fds": 3, "threads": 1,
         }  # fmt: skip
+
+
+_FORKS_FAIL = """
+import errno
+fork = forking.fork
+
+def fail(act):
+    number = act.args[0]["NUMBER"] if getattr(act, "func", None) is rank_fork_server._be_rank else ""
+    if number == "0":
+        raise BlockingIOError(errno.EAGAIN, "pids.max")
+    if number == "1":
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
+    return fork(act)
+
+forking.fork = fail
+
+def engine():
+    ranks = rank_fork_server.RankForkServer()
+    for number in range(3):
+        try:
+            child = rank_fork_server.ForkedProcess((), ranks.fork_rank({**os.environ, "NUMBER": str(number)}, 1, 2))
+        except OSError as error:
+            print(error)
+        else:
+            print(child.wait(20) == -signal.SIGKILL)
+
+start()
+"""
+
+
+def test_a_rank_that_can_not_be_forked_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
+    done = run_engine(_ENGINE.removesuffix("\nstart()\n") + _FORKS_FAIL, tmp_path)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [
+        f"[Errno {number}] this host can't start another process for a rank: {os.strerror(number)}"
+        for number in (errno.EAGAIN, errno.ENOMEM)
+    ]
+    assert lines[-1] == "True", "the next one can be forked again"
 
 
 def test_a_child_is_waited_for_as_popen_does() -> None:
@@ -96,7 +135,7 @@ def test_a_child_is_waited_for_as_popen_does() -> None:
 
 
 def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_loaded", {"torch", "torch.nn", "filelock"})
+    monkeypatch.setattr(forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"}))
 
     def needs_exec(*names: str) -> bool:
         path = tmp_path / "code"

@@ -9,36 +9,35 @@ import pytest
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol as p
-from tests.unit.remote.wire.test_protocol import START
+from tests.builders.messages import START
 
-MEMBERSHIP = p.Membership(
-    secret="00ff", address="", lead_address="", port=1, nodes=3, min_nodes=1, lost_after_s=4.0, max_nodes=3
-)
-LEAD = replace(START, node_rank=0, hosts=("a", "b", "c"), membership=MEMBERSHIP)
+MEMBERSHIP = p.Membership(secret="00ff", address="", lead_address="", port=1, nodes=3, lost_after_s=4.0)
+TERMS = p.JobTerms(lease_s=60.0, max_nodes=3)
+LEAD = replace(START, node_rank=0, hosts=("a", "b", "c"), membership=MEMBERSHIP, terms=TERMS)
 LATER = 2 * FORM_S
 
 
-def muster(lead: p.StartNode = LEAD, **heard: bool) -> ElasticMembers:
+def members(lead: p.StartNode = LEAD, **heard: bool) -> ElasticMembers:
     """Return that of a job in which the lead hears, and no longer hears, nodes as `heard` says: node1=True."""
     return ElasticMembers(lead, lambda node_rank: heard.get(f"node{node_rank}"), 0.0)
 
 
-def enlisted(found: ElasticMembers, host: str, now: float = LATER, *, is_ending: bool = False) -> tuple[str, ...]:
-    return found.enlist(p.AddNode(host=host, asked="a1"), now, is_ending=is_ending).hosts
+def hosts_after(found: ElasticMembers, host: str, now: float = LATER, *, is_ending: bool = False) -> tuple[str, ...]:
+    return found.add(p.AddNode(host=host, request_id="a1"), now, is_ending=is_ending).hosts
 
 
 def test_a_host_that_was_lost_comes_back_as_a_new_node():
-    assert enlisted(muster(node1=True, node2=False), "c") == ("a", "b", "c", "c")
+    assert hosts_after(members(node1=True, node2=False), "c") == ("a", "b", "c", "c")
 
 
 def test_another_host_takes_the_place_of_one_that_was_lost():
-    assert enlisted(muster(node1=False, node2=True), "d") == ("a", "b", "c", "d")
+    assert hosts_after(members(node1=False, node2=True), "d") == ("a", "b", "c", "d")
 
 
 def test_hosts_are_counted_one_after_the_other():
-    found = muster(node1=False, node2=False)
-    assert enlisted(found, "c") == ("a", "b", "c", "c")
-    assert enlisted(found, "b") == ("a", "b", "c", "c", "b")
+    found = members(node1=False, node2=False)
+    assert hosts_after(found, "c") == ("a", "b", "c", "c")
+    assert hosts_after(found, "b") == ("a", "b", "c", "c", "b")
 
 
 @pytest.mark.parametrize(
@@ -51,25 +50,25 @@ def test_hosts_are_counted_one_after_the_other():
 )
 def test_who_is_not_let_in(heard, host, why):
     with pytest.raises(ValueError) as caught:
-        enlisted(muster(**heard), host)
+        hosts_after(members(**heard), host)
     assert str(caught.value) == why
 
 
 def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic():
     with pytest.raises(ValueError, match=r"^it is about to end$"):
-        enlisted(muster(node2=False), "c", is_ending=True)
+        hosts_after(members(node2=False), "c", is_ending=True)
     for start in (
         replace(LEAD, membership=None),
-        replace(LEAD, membership=replace(MEMBERSHIP, max_nodes=0)),
+        replace(LEAD, terms=replace(TERMS, max_nodes=0)),
         replace(LEAD, lead=False),
     ):
         with pytest.raises(ValueError, match=r"^this job is not elastic, or its first host is another one$"):
-            enlisted(muster(start, node2=False), "c")
+            hosts_after(members(start, node2=False), "c")
 
 
 def test_a_node_that_is_about_to_begin_is_there_although_nobody_has_heard_it():
-    found = muster(node1=True, node2=False)
-    assert enlisted(found, "c", LATER) == ("a", "b", "c", "c")
+    found = members(node1=True, node2=False)
+    assert hosts_after(found, "c", LATER) == ("a", "b", "c", "c")
     with pytest.raises(ValueError, match=r"^c is a node of this job$"):
-        enlisted(found, "c", LATER + FORM_S - 1)
-    assert enlisted(found, "c", LATER + FORM_S + 1) == ("a", "b", "c", "c", "c"), "it never came"
+        hosts_after(found, "c", LATER + FORM_S - 1)
+    assert hosts_after(found, "c", LATER + FORM_S + 1) == ("a", "b", "c", "c", "c"), "it never came"

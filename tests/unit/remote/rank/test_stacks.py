@@ -138,7 +138,7 @@ LINES = st.sampled_from([*TEXT.splitlines(), "", "...", "  ...", '  File "', "Th
 def test_any_text_gives_threads_that_travel(text):
     found = threads_of(text, SOURCES)
     is_whole(text, BUNDLE)
-    event = p.Stacks(asked="a", rank=0, local_rank=0, threads=found)
+    event = p.Stacks(request_id="a", rank=0, local_rank=0, threads=found)
     line = p.encode(event)
     assert len(line) < p.MAX_LINE_BYTES
     assert p.decode(line) == (0, event)
@@ -149,7 +149,8 @@ def test_the_largest_answer_travels():
     block = "".join(f'  File "/{name}", line 999999999 in {"f" * 400}\n' for _ in range(100))
     text = "".join(f"Thread 0x{i:x} (most recent call first):\n{block}\n" for i in range(1, 100))
     assert (
-        len(p.encode(p.Stacks(asked="a", rank=0, local_rank=0, threads=threads_of(text, SOURCES)))) < p.MAX_LINE_BYTES
+        len(p.encode(p.Stacks(request_id="a", rank=0, local_rank=0, threads=threads_of(text, SOURCES))))
+        < p.MAX_LINE_BYTES
     )
 
 

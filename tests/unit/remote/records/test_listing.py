@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
-from distmagic.remote.records import listing
-from tests.unit.remote.wire.test_protocol import START
+import pytest
+
+from distmagic.remote.records import journal, listing, places
+from distmagic.remote.wire import protocol as p
+from tests.builders.messages import START, TERMS
 
 
 def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
@@ -19,5 +23,49 @@ def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
 
 def test_what_can_not_be_noted_makes_no_job_fail(tmp_path):
     listing.enlisted(tmp_path / "gone", ("a",))
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / listing.FILE).write_text("torn")
     listing.enlisted(tmp_path, ("a",))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host's directory of all that is kept."""
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+    return tmp_path
+
+
+def noted(start: p.StartNode) -> Path:
+    """Note a job, and return its folder."""
+    folder = places.job_dir(start.job, start.node_rank)
+    folder.mkdir(parents=True)
+    listing.remember(folder, start)
+    (folder / journal.FILE).touch()
+    return folder
+
+
+def test_all_terms_of_a_job_are_listed_as_they_were_decided(home):
+    noted(replace(START, terms=TERMS))
+    (listed,) = listing.jobs()
+    assert (listed.terms, listed.hosts, listed.is_running) == (TERMS, START.hosts, False)
+
+
+@pytest.mark.parametrize("number", [None, 1, 3])
+def test_a_job_of_another_version_is_listed_and_its_agent_is_not_spoken_to(home, number):
+    """The number was not written down by the first version."""
+    folder = noted(START)
+    about = {**json.loads((folder / listing.FILE).read_text()), "protocol": number, "terms": "in another form"}
+    if number is None:
+        del about["protocol"]
+    (folder / listing.FILE).write_text(json.dumps(about))
+    assert [(one.job, one.hosts, one.protocol) for one in listing.jobs()] == [("j-1", START.hosts, number or 1)]
+    with pytest.raises(ValueError, match=r"^job j-1 was begun by another version") as caught:
+        listing.check_protocol("j-1", START.node_rank)
+    assert str(caught.value) == p.another_version("j-1", number or 1)
+
+
+@pytest.mark.parametrize("text", ["", "torn", "[]", '{"protocol": 2}', '{"protocol": "x"}', '{"protocol": [2]}'])
+def test_a_job_file_that_is_none_is_left_out(home, text):
+    (noted(START) / listing.FILE).write_text(text)
+    assert listing.jobs() == ()
+    listing.check_protocol("j-1", START.node_rank)

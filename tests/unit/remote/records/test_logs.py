@@ -206,3 +206,15 @@ def test_a_reader_during_all_this_sees_bytes_or_gaps(path):
         found = logs.read(path, offset, end - offset)
         sure = min(600, end - offset)
         assert found.endswith(content(end - sure, sure))
+
+
+def test_a_log_that_can_not_be_opened_raises_nothing_and_goes_on_when_it_can(tmp_path):
+    """A rank that is started again after its folder was removed, or on a full disk."""
+    path = tmp_path / "gone" / "rank0.log"
+    log = logs.Log(path, 1 << 20)
+    assert log.append(b"lost") == 0
+    assert log.error == "No such file or directory"
+    path.parent.mkdir()
+    assert log.append(b"kept") == 4
+    assert (log.error, log.end, path.read_bytes()) == ("", 4, b"kept")
+    log.close()

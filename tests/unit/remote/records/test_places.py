@@ -149,6 +149,7 @@ def make(path: Path, age_s: float, size: int = 1) -> Path:
 
 def test_nothing_there(home):
     places.expire(NOW)
+    assert not home.exists()
 
 
 def test_what_is_old_goes(home):
@@ -203,6 +204,69 @@ def test_what_may_be_in_use_stays_however_large(home, monkeypatch):
     assert (blob.exists(), old.exists()) == (True, False)
 
 
+def make_job(home: Path, name: str, age_s: float, *, fetched: bool = True) -> Path:
+    """Make a job of 200,000 bytes and a little more, half of it a result."""
+    folder = home / "jobs" / name / "0-a"
+    make(folder / "rank0.stdout.log", age_s, 100_000)
+    result = make(folder / "rank0.result", age_s, 100_000)
+    if fetched:
+        places.mark_fetched(result)
+        make(result.with_name("rank0.result.fetched"), age_s, 0)
+    return folder.parent
+
+
+def test_results_that_nobody_has_fetched_do_not_count_nor_does_the_newest_job(home, monkeypatch):
+    """A job is over in the night, its results are large, and another contact comes before its user does."""
+    monkeypatch.setattr(places, "KEPT_BYTES", 300_000)
+    newest = make_job(home, "newest", 3600.0)
+    second, third, fourth = (make_job(home, f"fetched{n}", 3600.0 * n) for n in (2, 3, 4))
+    unfetched = make_job(home, "unfetched", 3600.0 * 5, fetched=False)
+    old = make_job(home, "old", 8 * DAY_S, fetched=False)
+    places.expire(NOW)
+    assert [job.exists() for job in (newest, second, third, fourth)] == [True, True, False, False]
+    assert (unfetched.exists(), old.exists()) == (True, False)
+
+
+def test_on_a_full_disk_unfetched_results_count_too_but_for_the_newest_job(home, monkeypatch):
+    monkeypatch.setattr(places, "KEPT_BYTES", 100_000)
+    monkeypatch.setattr(places, "FULL_BYTES", 1 << 62)
+    newest, other = (make_job(home, f"job{n}", 3600.0 * n, fetched=False) for n in (1, 2))
+    places.expire(NOW)
+    assert (newest.exists(), other.exists()) == (True, False)
+
+
+def test_a_payload_that_is_still_arriving_is_kept_whatever_its_size(home, monkeypatch):
+    monkeypatch.setattr(places, "KEPT_BYTES", 150)
+    whole = [make(home / "blobs" / (letter * 64), 400.0, 100) for letter in "ab"]
+    arriving = make(home / "blobs" / f".{SHA}.0123456789ab", 10.0, 100)
+    places.expire(NOW)
+    assert [blob.exists() for blob in whole] == [True, True]
+    arriving.unlink()
+    places.expire(NOW)
+    assert [blob.exists() for blob in whole].count(True) == 1
+
+
+def test_on_a_slow_disk_it_comes_to_an_end(home, monkeypatch):
+    old = make(home / "blobs" / SHA, 8 * DAY_S)
+    monkeypatch.setattr(places, "_LOOK_S", -1.0)
+    places.expire(NOW)
+    assert old.exists(), "next time"
+
+
+def test_a_user_without_a_home(monkeypatch):
+    """Python leaves a `~` of which it knows nothing as it is."""
+    monkeypatch.setenv("DISTMAGIC_HOME", "~no-such-user/distmagic")
+    with pytest.raises(FileNotFoundError, match=r"^~no-such-user/distmagic is nowhere: HOME is not set"):
+        places.home()
+
+
+def test_whether_the_disk_takes_anything(home):
+    assert places.write_error().startswith(f"[Errno 2] No such file or directory: '{home}/blobs/")
+    (home / "blobs").mkdir(parents=True)
+    assert places.write_error() == ""
+    assert list((home / "blobs").iterdir()) == []
+
+
 def test_links_are_not_followed(home, tmp_path):
     outside = make(tmp_path / "outside" / "precious", 100 * DAY_S)
     (home / "jobs").mkdir(parents=True)
@@ -215,28 +279,37 @@ def test_links_are_not_followed(home, tmp_path):
 
 
 def test_what_can_not_be_removed_makes_no_run_fail(home, monkeypatch):
-    make(home / "blobs" / "stuck", 100 * DAY_S)
-    make(home / "jobs" / "stuck" / "0-a" / "log", 100 * DAY_S)
+    blob = make(home / "blobs" / "stuck", 100 * DAY_S)
+    log = make(home / "jobs" / "stuck" / "0-a" / "log", 100 * DAY_S)
+    refused = []
 
-    def refuse(*args, **more):
+    def refuse(path, **more):
+        refused.append(path)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refuse)
     monkeypatch.setattr(places.shutil, "rmtree", refuse)
     places.expire(NOW)
+    assert refused == [home / "jobs" / "stuck", blob]
+    assert log.exists()
 
 
 def test_what_goes_at_the_same_time_makes_no_run_fail(home, monkeypatch):
-    make(home / "blobs" / "there", 1.0)
-    real = Path.lstat
+    make(home / "blobs" / "there", 100 * DAY_S)
+    old = make(home / "blobs" / "other", 100 * DAY_S)
+    real, looked = Path.lstat, []
 
     def gone(self):
         if self.name == "there":
+            looked.append(self)
             raise FileNotFoundError(2, "No such file or directory")
         return real(self)
 
     monkeypatch.setattr(Path, "lstat", gone)
     places.expire(NOW)
+    assert looked == [home / "blobs" / "there"]
+    monkeypatch.undo()
+    assert not old.exists()
 
 
 # ---- what dead agents left

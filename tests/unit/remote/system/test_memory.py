@@ -211,5 +211,3 @@ def test_a_real_process_that_nobody_killed():
     child.kill()
     child.communicate()
     assert watch.why(process, cgroup) in ("", memory.HOST_WIDE)
-    watch.close()
-    watch.close()

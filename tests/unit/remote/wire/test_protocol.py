@@ -15,21 +15,16 @@ from hypothesis import strategies as st
 from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
 from tests import REPOSITORY
+from tests.builders.messages import SHA, START, TERMS
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "wire.jsonl"
-SHA = "ab" * 32
 BLOB = p.Blob(sha256=SHA, size_bytes=7)
 SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
 LISTED = p.JobListing(
-    job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), lease_s=60.0, max_restarts=1, began_s=1.5, is_running=False,
-    reason="done", size_bytes=7, owner="laptop:nb.ipynb", is_detached=True, min_nodes=2, max_nodes=4,
-    awaited=("gpu-c",), hang_timeout_s=60.0, age_s=90.0,
+    protocol=2, job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), began_s=1.5, terms=TERMS, is_running=True,
+    is_detached=True, reason="done", size_bytes=7, age_s=90.0,
 )  # fmt: skip
 WARM = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
-START = p.StartNode(
-    job="j-1", node_rank=1, torchrun=("--nnodes=2",), env={}, defaults={}, cwd="/", call=SHA, code=SHA, endpoint="",
-    hosts=("gpu-a",), lead=True, lease_s=60.0,
-)  # fmt: skip
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),
@@ -69,14 +64,14 @@ MESSAGES = (
     (
         11,
         p.Stacks(
-            asked="a1",
+            request_id="a1",
             rank=3,
             local_rank=1,
             silence="its process is stopped",
             threads=(p.Thread(frames=(p.Frame(file="Cell In[3]", line=9, function="f", mine=True, text="g()"),)),),
         ),
     ),
-    (12, p.StacksDone(asked="a1", ranks=2)),
+    (12, p.StacksDone(request_id="a1", ranks=2)),
     (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
     (
         0,
@@ -91,6 +86,7 @@ MESSAGES = (
             free_bytes=1 << 40,
             state_dir="/home/me/.distmagic",
             logout="systemd ends a run here",
+            write_error="No space left on device",
             running=(LISTED,),
         ),
     ),
@@ -101,7 +97,7 @@ MESSAGES = (
     (0, p.ReceivedBytes(size_bytes=7)),
     (0, p.Data(size_bytes=7)),
     (0, p.AgentGone(error="MemoryError")),
-    (0, p.Refused(what="start", error="no such directory")),
+    (0, p.Refused(what="start_node", error="no such directory")),
     (0, p.GetRoute(peer="10.0.0.1")),
     (0, p.OfferBlobs(blobs=(BLOB,))),
     (0, p.CheckBlobs(blobs=(BLOB,))),
@@ -121,35 +117,27 @@ MESSAGES = (
             endpoint="10.0.0.1 29500",
             hosts=("gpu-a", "gpu-b"),
             lead=False,
-            lease_s=60.0,
-            max_restarts=1,
+            terms=TERMS,
             membership=p.Membership(
                 secret="00ff",
                 address="10.0.0.2",
                 lead_address="10.0.0.1",
                 port=29500,
                 nodes=2,
-                min_nodes=1,
                 lost_after_s=10.0,
-                max_nodes=4,
             ),
-            keep=True,
-            owner="laptop:nb.ipynb",
-            timeout_s=90.0,
-            hang_timeout_s=60.0,
-            stays=True,
             warm=WARM,
             side_files=(SHA,),
-            recipe=p.JoinTemplate(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", awaited=("gpu-c",)),
+            join_template=p.JoinTemplate(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run"),
         ),
     ),
     (0, p.FollowJob(job="j-1", node_rank=1, after=7, live=True)),
     (0, p.RenewLease()),
-    (0, p.DumpStacks(asked="a1")),
+    (0, p.DumpStacks(request_id="a1")),
     (0, p.StopNode(grace_s=3.0, reason="failed")),
     (0, p.GetFile(job="j-1", node_rank=1, name="rank3.result", offset=5)),
     (0, p.SweepJob(job="j-1")),
-    (0, p.ListJobs()),
+    (0, p.ListJobs(job="j-1")),
     (0, p.Jobs(jobs=(LISTED,))),
     (0, p.RemoveJob(job="j-1")),
     (0, p.Removed(size_bytes=7)),
@@ -165,8 +153,8 @@ MESSAGES = (
     (0, p.Templates(templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),))),
     (0, p.ForkAgent(start=START, env={"A": "1"})),
     (0, p.AgentForked(pid=71)),
-    (14, p.NodeAdded(asked="a1", hosts=("gpu-a", "gpu-b", "gpu-c"))),
-    (0, p.AddNode(host="gpu-c", asked="a1")),
+    (14, p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-c"))),
+    (0, p.AddNode(host="gpu-c", request_id="a1")),
     (0, p.GetStart()),
     (0, p.LeadStart(start=START)),
     (0, p.GetBlob(sha256=SHA)),

@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
-from distmagic.runner import drive as driving
-from distmagic.runner.drive import Limits, can_detach, decide, drive, too_late
+from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
+from distmagic.state.decide import Limits, can_detach, reason_to_stop, too_late
 from distmagic.state.events import Event, Gone, Lost, Planned, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
-from tests.unit.state.test_fold import EVENTS, HOSTS, at, begun, ended, hello, raised, worker
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, hello, raised, worker
+from tests.builders.runs import START, FakeScreen, ScriptedRun, end_of
 
 UNREACHED = at(p.Endpoint(state="unreached", detail="refused"), 1)
 OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
@@ -43,62 +45,25 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
     ],
 )
 def test_when_a_run_is_stopped(events, restarts, timeout_s, reason):
-    assert decide(begun(*events, restarts=restarts), timeout_s) == reason
+    assert reason_to_stop(begun(*events, restarts=restarts), timeout_s) == reason
 
 
-class FakeLaunch:
-    """A launch that plays a script: each step is a list of events, or an interrupt, and takes `step_s`."""
-
-    def __init__(self, *script: list[Event] | type[KeyboardInterrupt], step_s: float = 0.5) -> None:
-        self.script, self.step_s = list(script), step_s
-        self.elapsed_s = 0.0
-        self.asks = 0
-        self.stops: list[tuple[list[int], float, str]] = []
-
-    def batch(self, timeout_s: float) -> list[Event]:
-        self.elapsed_s += self.step_s
-        step = self.script.pop(0) if self.script else []
-        if step is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        return step
-
-    def ask_stacks(self) -> str:
-        self.asks += 1
-        return f"ask{self.asks}"
-
-    def stop(self, node_ranks: list[int], grace_s: float, reason: str) -> None:
-        self.stops.append((list(node_ranks), grace_s, reason))
-
-
-class FakeScreen:
-    def __init__(self) -> None:
-        self.shown: list[RunState] = []
-
-    def show(self, state: RunState) -> None:
-        self.shown.append(state)
-
-
-START = [hello(0), hello(1), *(worker(rank, rank // 2, local=rank % 2) for rank in range(4))]
-
-
-def end_of(node: int, code: int = 0, reason: str = "done") -> list[Event]:
-    return [at(what, node) for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())]
-
-
-def driven(launch: FakeLaunch, timeout_s: float | None = None, restarts: int = 0) -> RunState:
-    return drive(launch, begin("j", HOSTS, restarts), FakeScreen(), lambda longest_s: None, Limits(timeout_s=timeout_s))
+def driven(run: ScriptedRun, timeout_s: float | None = None, restarts: int = 0) -> RunState:
+    return run.run(Limits(timeout_s=timeout_s), restarts=restarts)
 
 
 def elastic(*events: Event) -> RunState:
     """Return the state of a job of two hosts that goes on with one; a third one has come."""
     whole = [hello(0), hello(1), worker(0, 0), worker(1, 1), OPEN]
     planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
-    return fold(begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c"))), *events])
+    return fold(
+        begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c"))), *events]
+    )
 
 
 def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
     late = at(p.Endpoint(state="unreached", detail="10.0.0.1 port 29500 (no answer)"), 2)
-    assert decide(elastic(late, at(None, at_s=999.0)), None) == ""
+    assert reason_to_stop(elastic(late, at(None, at_s=999.0)), None) == ""
 
 
 def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
@@ -106,75 +71,75 @@ def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
     assert too_late(elastic(*other)) == ()
     assert too_late(elastic(*lead, *other)) == (2,)
     state = elastic(*lead, *other, *end_of(2, 1, "too late"))
-    assert (state.phase, decide(state, None), too_late(state)) == ("done", "", ())
+    assert (state.phase, reason_to_stop(state, None), too_late(state)) == ("done", "", ())
 
 
 def test_who_comes_too_late_is_stopped():
-    added, gone = [at(p.NodeAdded(asked="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
+    added, gone = [at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
     planned = at(Planned(addresses=("", ""), min_nodes=1))
-    launch = FakeLaunch([planned, *START], added, [ended(r, r // 2) for r in range(4)], gone, [], end_of(2, -9))
-    assert driven(launch, restarts=1).phase == "done"
-    assert launch.stops == [([2], 0.0, "too late")]
+    run = ScriptedRun([planned, *START], added, [ended(r, r // 2) for r in range(4)], gone, [], end_of(2, -9))
+    assert driven(run, restarts=1).phase == "done"
+    assert run.stops == [([2], 0.0, "too late")]
 
 
 def test_a_run_to_its_end():
-    launch = FakeLaunch(START, [], [ended(r, r // 2) for r in range(4)], end_of(0), end_of(1))
-    state = driven(launch)
-    assert (state.phase, launch.stops, launch.elapsed_s, state.at_s) == ("done", [], 2.5, 2.5)
+    run = ScriptedRun(START, [], [ended(r, r // 2) for r in range(4)], end_of(0), end_of(1))
+    state = driven(run)
+    assert (state.phase, run.stops, run.elapsed_s, state.at_s) == ("done", [], 2.5, 2.5)
 
 
 def test_a_failure_stops_the_others_and_is_waited_for():
-    launch = FakeLaunch(START, [raised(2, 1)], [], end_of(1, 1), end_of(0, -15, "failed"))
-    state = driven(launch)
-    assert launch.stops == [([0, 1], driving.GRACE_S, "failed")]
+    run = ScriptedRun(START, [raised(2, 1)], [], end_of(1, 1), end_of(0, -15, "failed"))
+    state = driven(run)
+    assert run.stops == [([0, 1], GRACE_S, "failed")]
     assert (state.phase, state.first_failure, state.stopping) == ("failed", 2, "failed")
 
 
 def test_an_interrupt_asks_politely_and_a_second_one_ends_at_once():
-    launch = FakeLaunch(START, KeyboardInterrupt, [], KeyboardInterrupt, [*end_of(0, -15), *end_of(1, -15)])
-    state = driven(launch)
-    assert launch.stops == [([0, 1], driving.GRACE_S, "interrupted"), ([0, 1], 0.0, "interrupted")]
+    run = ScriptedRun(START, KeyboardInterrupt, [], KeyboardInterrupt, [*end_of(0, -15), *end_of(1, -15)])
+    state = driven(run)
+    assert run.stops == [([0, 1], GRACE_S, "interrupted"), ([0, 1], 0.0, "interrupted")]
     assert (state.phase, state.stopping) == ("stopped", "interrupted")
 
 
 def test_an_interrupt_of_a_run_that_stops_already_ends_it_at_once():
-    launch = FakeLaunch(START, [raised(0)], KeyboardInterrupt, [*end_of(0, 1), *end_of(1, -15)])
-    state = driven(launch)
-    assert launch.stops == [([0, 1], driving.GRACE_S, "failed"), ([0, 1], 0.0, "interrupted")]
+    run = ScriptedRun(START, [raised(0)], KeyboardInterrupt, [*end_of(0, 1), *end_of(1, -15)])
+    state = driven(run)
+    assert run.stops == [([0, 1], GRACE_S, "failed"), ([0, 1], 0.0, "interrupted")]
     assert state.stopping == "failed"
 
 
 def test_a_timeout():
-    launch = FakeLaunch(START, [], [], [], [], [*end_of(0, -15), *end_of(1, -15)])
-    assert driven(launch, timeout_s=1.9).stopping == "timeout"
-    assert launch.stops == [([0, 1], driving.GRACE_S, "timeout")]
+    run = ScriptedRun(START, [], [], [], [], [*end_of(0, -15), *end_of(1, -15)])
+    assert driven(run, timeout_s=1.9).stopping == "timeout"
+    assert run.stops == [([0, 1], GRACE_S, "timeout")]
 
 
 def test_only_nodes_that_answer_are_asked_to_stop():
-    launch = FakeLaunch(START, [at(Lost(why="cut"), 1)], end_of(0, -15))
-    state = driven(launch)
-    assert launch.stops == [([0], driving.GRACE_S, "lost")]
+    run = ScriptedRun(START, [at(Lost(why="cut"), 1)], end_of(0, -15))
+    state = driven(run)
+    assert run.stops == [([0], GRACE_S, "lost")]
     assert state.phase == "lost"
 
 
 def test_a_node_that_does_not_confirm_is_given_up():
-    launch = FakeLaunch(START, [raised(0)], end_of(0, 1))
-    state = driven(launch)
+    run = ScriptedRun(START, [raised(0)], end_of(0, 1))
+    state = driven(run)
     assert state.lost == ((1, "it did not confirm its end"),)
-    assert launch.elapsed_s == pytest.approx(1.0 + driving.GRACE_S + driving.CONFIRM_S, abs=1.0)
+    assert run.elapsed_s == pytest.approx(1.0 + GRACE_S + CONFIRM_S, abs=1.0)
     assert [w.phase for _, w in sorted(state.workers.items())] == ["failed", "stopped", "lost", "lost"]
 
 
 def test_a_second_interrupt_shortens_the_wait():
-    launch = FakeLaunch(START, KeyboardInterrupt, KeyboardInterrupt)
-    assert len(driven(launch).lost) == 2
-    assert launch.elapsed_s == pytest.approx(1.5 + driving.CONFIRM_S, abs=1.0)
+    run = ScriptedRun(START, KeyboardInterrupt, KeyboardInterrupt)
+    assert len(driven(run).lost) == 2
+    assert run.elapsed_s == pytest.approx(1.5 + CONFIRM_S, abs=1.0)
 
 
 def test_the_screen_is_shown_at_most_ten_times_a_second():
     screen = FakeScreen()
-    launch = FakeLaunch(START, *[[]] * 98, [*end_of(0), *end_of(1)], step_s=0.01)
-    drive(launch, begin("j", HOSTS), screen, lambda longest_s: None, Limits())
+    run = ScriptedRun(START, *[[]] * 98, [*end_of(0), *end_of(1)], step_s=0.01)
+    run.run(screen=screen)
     assert 9 <= len(screen.shown) <= 11
 
 
@@ -188,7 +153,7 @@ class CountingScreen(FakeScreen):
 
 def test_the_heap_is_left_alone_while_a_run_goes_on_and_only_then():
     screen = CountingScreen()
-    drive(FakeLaunch(START, [*end_of(0), *end_of(1)]), begin("j", HOSTS), screen, lambda longest_s: None, Limits())
+    ScriptedRun(START, [*end_of(0), *end_of(1)]).run(screen=screen)
     assert screen.frozen > 1000
     assert gc.get_freeze_count() == 0
 
@@ -196,7 +161,7 @@ def test_the_heap_is_left_alone_while_a_run_goes_on_and_only_then():
 def test_a_heap_that_somebody_else_has_frozen_stays_so():
     gc.freeze()
     try:
-        driven(FakeLaunch(START, [*end_of(0), *end_of(1)]))
+        driven(ScriptedRun(START, [*end_of(0), *end_of(1)]))
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
@@ -206,10 +171,10 @@ def test_a_heap_that_somebody_else_has_frozen_stays_so():
 @given(st.lists(EVENTS | st.just(KeyboardInterrupt), max_size=8), st.integers(0, 1))
 def test_any_run_that_is_interrupted_ends(script, restarts):
     """Whatever hosts say or don't say, an interrupted run is over when the last node was given up."""
-    launch = FakeLaunch(*script, KeyboardInterrupt, step_s=0.5)
-    state = driven(launch, restarts=restarts)
+    run = ScriptedRun(*script, KeyboardInterrupt, step_s=0.5)
+    state = driven(run, restarts=restarts)
     assert state.is_over
-    assert launch.elapsed_s < 0.5 * (len(script) + 1) + driving.GRACE_S + driving.CONFIRM_S + 2.0
+    assert run.elapsed_s < 0.5 * (len(script) + 1) + GRACE_S + CONFIRM_S + 2.0
     assert fold(state, []) == state
 
 

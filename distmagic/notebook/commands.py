@@ -1,0 +1,200 @@
+"""The table of `%distributed` subcommands. Usage text, dispatch, completion and the tests of the README read it.
+
+A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py or
+help_pages.py.
+"""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from distmagic.connection.prompts import asker_of
+from distmagic.errors import SpecError
+from distmagic.notebook import help_pages, host_commands, job_commands
+from distmagic.notebook.host_commands import CommandLine
+from distmagic.notebook.settings import Notebook
+from distmagic.request import flags
+
+HostNames = Callable[[], Iterable[str]]
+
+_TEXT_COLUMN = 37  # of the usage text, where the explanations begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One line of the usage text: the arguments of a subcommand, and what it does with them."""
+
+    arguments: str
+    text: str
+
+
+def _no_candidates(_words: Sequence[str], _host_names: HostNames) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subcommand:
+    """One word after `%distributed`.
+
+    `complete` returns the candidates for the last of the words that follow the name; "" stands for a word that has not
+    begun. It calls `host_names` only where a host is being typed, because that reads ~/.ssh/config.
+    """
+
+    name: str
+    usages: tuple[Usage, ...]
+    handler: Callable[[CommandLine], object]
+    complete: Callable[[Sequence[str], HostNames], list[str]] = _no_candidates
+
+
+def _complete_hosts(words: Sequence[str], host_names: HostNames) -> list[str]:
+    if words[-1].startswith("-"):
+        return ["--hostfile"]
+    return list(host_names())
+
+
+def _complete_playground(_words: Sequence[str], _host_names: HostNames) -> list[str]:
+    return ["stop"]
+
+
+def _complete_add(words: Sequence[str], host_names: HostNames) -> list[str]:
+    if len(words) < 2:
+        return []  # the name of the job comes first
+    return _complete_hosts(words, host_names)
+
+
+def _complete_clean(words: Sequence[str], _host_names: HostNames) -> list[str]:
+    return ["--everybody"] if words[0] == "all" and len(words) > 1 else ["all"]
+
+
+def _complete_help(_words: Sequence[str], _host_names: HostNames) -> list[str]:
+    return list(help_pages.topics())
+
+
+SUBCOMMANDS = (
+    Subcommand(
+        name="hosts",
+        usages=(
+            Usage(arguments="LIST", text="set the hosts of this notebook: gpu-a:4,gpu-b:2"),
+            Usage(arguments="--hostfile FILE", text="the same from a file with a host a line: gpu-a slots=4"),
+            Usage(arguments="", text="show the hosts"),
+        ),
+        handler=host_commands.hosts,
+        complete=_complete_hosts,
+    ),
+    Subcommand(
+        name="playground",
+        usages=(
+            Usage(arguments="N", text="start N throw-away SSH hosts on this machine"),
+            Usage(arguments="stop", text="end them"),
+        ),
+        handler=host_commands.playground,
+        complete=_complete_playground,
+    ),
+    Subcommand(
+        name="jobs",
+        usages=(Usage(arguments="", text="list the jobs on these hosts, running and ended"),),
+        handler=job_commands.jobs,
+    ),
+    Subcommand(
+        name="attach",
+        usages=(
+            Usage(
+                arguments="ID [NAME]",
+                text="follow a running job, or see an ended one; its run goes into the variable NAME",
+            ),
+        ),
+        handler=job_commands.attach,
+    ),
+    Subcommand(
+        name="add",
+        usages=(Usage(arguments="ID LIST", text="have hosts come to a running elastic job"),),
+        handler=job_commands.add,
+        complete=_complete_add,
+    ),
+    Subcommand(
+        name="stop",
+        usages=(Usage(arguments="ID", text="end a job"),),
+        handler=job_commands.stop,
+    ),
+    Subcommand(
+        name="logs",
+        usages=(Usage(arguments="ID RANK", text="show all that a rank has written"),),
+        handler=job_commands.logs,
+    ),
+    Subcommand(
+        name="stacks",
+        usages=(Usage(arguments="[ID]", text="say where the ranks of a running job are, and who stands out"),),
+        handler=job_commands.stacks,
+    ),
+    Subcommand(
+        name="clean",
+        usages=(
+            Usage(arguments="[ID|all]", text="show what ended jobs keep on the hosts; remove it"),
+            Usage(arguments="all --everybody", text="remove also what jobs of other notebooks keep"),
+        ),
+        handler=job_commands.clean,
+        complete=_complete_clean,
+    ),
+    Subcommand(
+        name="status",
+        usages=(Usage(arguments="", text="show what hosts keep loaded for the next run, and its memory"),),
+        handler=job_commands.status,
+    ),
+    Subcommand(
+        name="down",
+        usages=(Usage(arguments="", text="end that, and the connections to all hosts"),),
+        handler=host_commands.down,
+    ),
+    Subcommand(
+        name="help",
+        usages=(Usage(arguments="[TOPIC]", text="list the pages of the manual; show one"),),
+        handler=help_pages.show,
+        complete=_complete_help,
+    ),
+)
+NAMES = tuple(command.name for command in SUBCOMMANDS)
+
+
+def usage_text() -> str:
+    """Return the list of all subcommands, a line for each way to write one."""
+    lines = []
+    for command in SUBCOMMANDS:
+        for usage in command.usages:
+            written = f"%distributed {command.name} {usage.arguments}"
+            lines.append(f"{written:<{_TEXT_COLUMN}}{usage.text}")
+    lines.append(f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too")
+    return "\n".join(lines)
+
+
+def execute(notebook: Notebook, line: str) -> object:
+    """Execute one line of `%distributed` and return the value of the magic. Raises `SpecError` for an unknown word."""
+    words = flags.split(line)
+    if not words:
+        print(usage_text())
+        return None
+    if words[0] in ("-h", "--help"):
+        print(f"{usage_text()}\n\n{flags.help_text()}")
+        return None
+    command = find(words[0])
+    with closing(asker_of(notebook.shell)) as asker:
+        return command.handler(CommandLine(notebook=notebook, asker=asker, words=tuple(words[1:])))
+
+
+def find(name: str) -> Subcommand:
+    """Return the subcommand of this name. Raises `SpecError` that names the closest one."""
+    for command in SUBCOMMANDS:
+        if command.name == name:
+            return command
+    if name.startswith("-"):
+        raise SpecError(
+            f"%distributed takes no flag {name}: flags belong to a cell, under %%distributed.",
+            "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic.",
+        )
+    close = difflib.get_close_matches(name, NAMES, n=1)
+    guess = f"Did you mean {close[0]}? " if close else ""
+    raise SpecError(f"%distributed {name} is not known.", f"{guess}Known are: {', '.join(NAMES)}.")

@@ -1,0 +1,58 @@
+"""`%distributed help`: the pages of the manual, which lie as Markdown in distmagic/help/ and are installed with it."""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import difflib
+import re
+from importlib import resources
+
+from distmagic.errors import SpecError
+from distmagic.notebook.host_commands import CommandLine
+
+_LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")
+
+
+def topics() -> tuple[str, ...]:
+    """Return the names of all pages, in alphabetical order."""
+    folder = resources.files("distmagic") / "help"
+    names = [file.name for file in folder.iterdir()]
+    return tuple(sorted(name.removesuffix(".md") for name in names if name.endswith(".md")))
+
+
+def page(topic: str) -> str:
+    """Return the text of a page. A link to another page becomes the command that shows that page.
+
+    Raises `SpecError` that names all topics for an unknown one.
+    """
+    known = topics()
+    if topic not in known:
+        close = difflib.get_close_matches(topic, known, n=1)
+        guess = f"Did you mean {close[0]}? " if close else ""
+        raise SpecError(f"There is no help about {topic!r}.", f"{guess}Topics are: {', '.join(known)}.")
+    file = resources.files("distmagic") / "help" / f"{topic}.md"
+    text = file.read_text(encoding="utf-8")
+    return _LINK_TO_PAGE.sub(r"\1 (`%distributed help \2`)", text)
+
+
+def contents() -> str:
+    """Return the list of all pages, each with its title."""
+    known = topics()
+    width = max(len(topic) for topic in known)
+    lines = []
+    for topic in known:
+        title = page(topic).partition("\n")[0].lstrip("# ")
+        lines.append(f"%distributed help {topic:<{width}}  {title}")
+    return "\n".join(lines)
+
+
+def show(line: CommandLine) -> None:
+    """Print the list of all pages, or show one: formatted in a notebook, as it is in a terminal."""
+    if not line.words:
+        print(contents())
+        return
+    if len(line.words) > 1:
+        raise SpecError("%distributed help takes one topic.", f"Topics are: {', '.join(topics())}.")
+    text = page(line.words[0])
+    line.notebook.shell.display_pub.publish({"text/markdown": text, "text/plain": text})

@@ -1,0 +1,76 @@
+"""`%distributed hosts | playground | down`: which hosts the notebook's cells use."""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import SpecError
+from distmagic.notebook.settings import Notebook, listed
+from distmagic.request import flags
+from distmagic.request.config import Chosen, read_hostfile
+from distmagic.request.hosts import parse_hosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """One line `%distributed NAME WORD ...` that is being executed.
+
+    `asker` asks the user for passwords while hosts are reached; it is closed when the command has ended.
+    """
+
+    notebook: Notebook
+    asker: NotebookAsker
+    words: tuple[str, ...]
+
+
+def hosts(line: CommandLine) -> None:
+    """Set the hosts of the notebook if some are named, and print them."""
+    notebook = line.notebook
+    if line.words:
+        notebook.hosts = _named_hosts(line.words)
+    chosen = notebook.choose(flags.Request(), os.environ)
+    print(f"{listed(chosen.hosts)}  ({chosen.source})")
+
+
+def _named_hosts(words: Sequence[str]) -> Chosen:
+    if not words[0].startswith("-"):
+        return Chosen(hosts=parse_hosts(" ".join(words)), source="%distributed hosts")
+    flag, _, path = words[0].partition("=")
+    path = path or " ".join(words[1:])
+    if flag != "--hostfile" or not path:
+        raise SpecError(f"{words[0]!r} names no hosts.", "Write gpu-a:4,gpu-b:2 or --hostfile FILE.")
+    return Chosen(hosts=read_hostfile(path), source=f"%distributed hosts --hostfile {path}")
+
+
+def playground(line: CommandLine) -> None:
+    """Start a playground in place of the one before, or end it."""
+    notebook = line.notebook
+    if line.words == ("stop",):
+        notebook.close()
+        return
+    count = line.words[0] if len(line.words) == 1 else ""
+    if not count.isdecimal() or int(count) < 1:
+        raise SpecError("%distributed playground needs a number of hosts.", "Write %distributed playground 2.")
+    if notebook.playground is not None:
+        notebook.close()
+    notebook.playground = notebook.backend.playground(int(count))
+    chosen = Chosen(hosts=notebook.playground.hosts, source="throw-away SSH hosts on this machine")
+    notebook.hosts = chosen
+    print(f"{listed(chosen.hosts)}  ({chosen.source}; %distributed playground stop ends them)")
+
+
+def down(line: CommandLine) -> None:
+    """End what hosts keep loaded for the next run, and all connections."""
+    if line.words:
+        raise SpecError(
+            "%distributed down takes nothing after it.",
+            "It ends the connections to all hosts.",
+        )
+    unreached = line.notebook.down()
+    if unreached:
+        print(f"{', '.join(unreached)} could not be told; what is loaded there ends when its lease runs out")

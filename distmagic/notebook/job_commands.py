@@ -1,0 +1,276 @@
+"""`%distributed jobs | attach | add | stop | logs | stacks | clean | status`: what is on the hosts, from any kernel.
+
+Each command first asks the notebook's hosts for their jobs, and then acts on those hosts that the job has.
+"""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distmagic import sanitize
+from distmagic.errors import RunError, SpecError
+from distmagic.notebook.host_commands import CommandLine
+from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
+from distmagic.request import flags
+from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
+
+if TYPE_CHECKING:
+    from distmagic.connection.reach import Reaching
+    from distmagic.remote.wire.protocol import Template
+
+
+def jobs(line: CommandLine) -> None:
+    """Print the table of jobs."""
+    _expect(line, 0, 0, "%distributed jobs takes nothing after it.")
+    print(table(_jobs(line), time.time(), _owner()))
+
+
+def attach(line: CommandLine) -> object:
+    """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
+    _expect(line, 1, 2, "%distributed attach needs the name of a job.")
+    job_name, *variables = line.words
+    for name in variables:
+        flags.variable_name(name, f"%distributed attach {job_name}")
+    job, hosts = _find(line, job_name)
+    spare = tuple(host for host in _hosts(line) if host not in hosts)
+    notebook = line.notebook
+    try:
+        reaching = _reach(line, hosts, spare)
+        run = notebook.session().attach(reaching, job, notebook.backend.screen_for(notebook.shell))
+    except RunError as error:
+        notebook.shell.push(dict.fromkeys(variables, error.run))
+        raise
+    notebook.shell.push(dict.fromkeys(variables, run))
+    return None if variables else run  # as for a cell: Out would keep a run whose name is gone
+
+
+def add(line: CommandLine) -> None:
+    """Have hosts come to a running elastic job."""
+    _expect(line, 2, 10_000, "%distributed add needs the name of a job and a list of hosts.")
+    new = parse_hosts(",".join(line.words[1:]))
+    job, known = _find_known(line, line.words[0])
+    if not job.is_running:
+        raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
+    if 0 not in job.known:
+        raise SpecError(f"{job.hosts[0]}, the first host of {job.name}, did not answer; it takes in all others.")
+
+    def tell(host: str, node_rank: int) -> None:
+        _print(f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew")
+
+    # The first host counts the nodes, so it is reached as well.
+    line.notebook.session().add(_reach(line, (known[0], *new)), job, tell)
+
+
+def stop(line: CommandLine) -> None:
+    """End a job on those of its hosts that answer."""
+    _expect(line, 1, 1, "%distributed stop needs the name of a job.")
+    job, hosts = _find_known(line, line.words[0])
+    if not job.is_running:
+        raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
+    line.notebook.session().stop(_reach(line, hosts), job)
+    stopped = dict.fromkeys(job.hosts[node] for node in job.known)
+    _print(f"{job.name} was stopped on {', '.join(stopped)}")
+    if job.missing:
+        missing = ", ".join(dict.fromkeys(job.missing))
+        _print(f"{missing} could not be asked; there it ends when it no longer hears the others")
+
+
+def logs(line: CommandLine) -> None:
+    """Print all that a rank has written."""
+    _expect(line, 2, 2, "%distributed logs needs the name of a job and a rank.")
+    name, rank = line.words
+    if not re.fullmatch(r"-1|\d{1,9}", rank):
+        raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
+    job, hosts = _find_known(line, name)
+    text = line.notebook.session().logs(_reach(line, hosts), job, int(rank))
+    if text is None:
+        raise _no_rank(job, rank)
+    text = text or f"rank {rank} of {job.name} has written nothing"
+    print(sanitize.log(text), end="" if text.endswith("\n") else "\n")
+
+
+def _no_rank(job: Job, rank: str) -> SpecError:
+    if job.missing:
+        silent = ", ".join(job.missing)
+        return SpecError(f"Rank {rank} of {job.name} ran on none of the hosts that answered; {silent} did not.")
+    return SpecError(f"Job {job.name} has no rank {rank}.", "Ranks are counted from 0; -1 is torchrun itself.")
+
+
+def stacks(line: CommandLine) -> None:
+    """Show where the ranks of a running job are."""
+    from distmagic import render
+
+    _expect(line, 0, 1, "%distributed stacks takes the name of one job, or nothing where only one runs.")
+    job, hosts = _find(line, line.words[0]) if line.words else _the_running_job(line)
+    if not job.is_running:
+        raise SpecError(f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere.")
+    found = line.notebook.session().stacks(_reach(line, hosts), job)
+    page = {"text/plain": render.stacks_text(found, job.name), "text/html": render.stacks_html(found, job.name)}
+    line.notebook.shell.display_pub.publish(page)
+
+
+def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
+    running = [job for job in _jobs(line) if job.is_running]
+    if not running:
+        raise SpecError("No job runs on these hosts.", "%distributed jobs lists those that have ended.")
+    if len(running) > 1:
+        names = ", ".join(job.name for job in running)
+        raise SpecError(f"{len(running)} jobs run on these hosts: {names}.", "Write %distributed stacks ID.")
+    return running[0], whereabouts(running[0], _hosts(line))
+
+
+def clean(line: CommandLine) -> None:
+    """Show what ended jobs keep on the hosts, or remove it.
+
+    `all` takes the jobs that this notebook began: others on the same account may still want theirs.
+    """
+    _expect(line, 0, 2, "%distributed clean takes the name of one job, or all.")
+    everybody = line.words == ("all", "--everybody")
+    if len(line.words) == 2 and not everybody:
+        raise SpecError(
+            "%distributed clean takes the name of one job, or all.", "%distributed alone lists all commands."
+        )
+    found = _jobs(line)
+    ended = [job for job in found if not job.is_running]
+    own = [job for job in ended if job.terms.owner == _owner()]
+    if not line.words or everybody:
+        chosen = ended
+    elif line.words == ("all",):
+        chosen = own
+    else:
+        chosen = [choose(found, line.words[0])]
+        if chosen[0].is_running:
+            raise SpecError(f"Job {chosen[0].name} still runs.", f"%distributed stop {chosen[0].name} ends it.")
+    print(table(chosen, time.time(), _owner()))
+    session, hosts = line.notebook.session(), _hosts(line)
+    others = len(ended) - len(own)
+    of_others = f"{others} ended job{'s' if others > 1 else ''} of other notebooks"
+    if not line.words:
+        kept = sum(session.cached(_reach(line, hosts)))
+        print(f"kept of what was sent for jobs that are over: {kept / 1e6:,.1f} MB")
+        print("Remove all of it with %distributed clean all, or one job with %distributed clean ID.")
+        if others:
+            print(f"That leaves {of_others}; %distributed clean all --everybody removes these too.")
+        return
+    freed = session.remove(_reach(line, hosts), chosen)
+    if line.words[0] == "all":
+        freed += sum(session.cached(_reach(line, hosts), removes=True))
+    print(f"removed: {freed / 1e6:,.1f} MB")
+    if line.words == ("all",) and others:
+        print(f"{of_others} left; %distributed clean all --everybody removes these too.")
+
+
+def status(line: CommandLine) -> None:
+    """Print what the hosts keep loaded for the next run."""
+    _expect(line, 0, 0, "%distributed status takes nothing after it.")
+    hosts = _hosts(line)
+    print(kept_table(hosts, line.notebook.session().templates(_reach(line, hosts))))
+
+
+def _print(text: str) -> None:
+    """Print a text with names in it that a host told: in a terminal nothing in them may be obeyed."""
+    print(sanitize.lines(text))
+
+
+def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
+    """Raise `SpecError` unless `low` to `high` words follow the name of the command."""
+    if not low <= len(line.words) <= high:
+        raise SpecError(message, "%distributed alone lists all commands.")
+
+
+# ---- the hosts and their jobs
+
+
+def _hosts(line: CommandLine) -> tuple[Host, ...]:
+    return line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
+
+
+def _reach(line: CommandLine, hosts: tuple[Host, ...], spare: tuple[Host, ...] = ()) -> Reaching:
+    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts."""
+    notebook = line.notebook
+    request = flags.parse_line("", notebook.config.defaults(os.environ))
+    return notebook.session().reach(hosts, notebook.access(request, hosts), line.asker, spare=spare)
+
+
+def _jobs(line: CommandLine) -> tuple[Job, ...]:
+    """Return the jobs of all hosts that are up, and print which hosts are not."""
+    reaching = _reach(line, _hosts(line))
+    found = line.notebook.session().jobs(reaching)
+    for why in reaching.absent.values():
+        _print(f"{why} What it has of jobs is not known.")
+    return found
+
+
+def _owner() -> str:
+    """Return the name under which hosts know this notebook as the owner of jobs, "" if Jupyter does not tell."""
+    from distmagic.session.session import owner
+
+    return owner()
+
+
+def _find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
+    """Return a job and its hosts, in the order of its nodes. Raises `SpecError`."""
+    job = choose(_jobs(line), name)
+    return job, whereabouts(job, _hosts(line))
+
+
+def _find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
+    """Return a job, and those of its hosts that answered. Raises `SpecError`."""
+    job = choose(_jobs(line), name)
+    return job, known_whereabouts(job, _hosts(line))
+
+
+# ---- tables
+
+
+def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
+    """Return the table of jobs, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
+    if not jobs:
+        return "no jobs on these hosts"
+    rows = [["job", "state", "hosts", "began", "on disk", "owner"]]
+    for job in jobs:
+        hosts = ", ".join(dict.fromkeys(job.hosts))
+        size = f"{job.size_bytes / 1e6:,.1f} MB"
+        owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
+        row = [job.name, job.phase, hosts, _ago(now_s - job.began_s), size, owner]
+        rows.append([sanitize.lines(text) for text in row])
+    return _aligned(rows)
+
+
+def _ago(age_s: float) -> str:
+    # A host's clock may be ahead, or tell no number at all: min and max bound the age, and turn NaN into 0.
+    age_min = int(min(max(0.0, age_s / 60), 1e9))
+    return f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
+
+
+def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None]) -> str:
+    """Return the table of what hosts keep loaded; a host that keeps nothing, or is down (None), has a line as well."""
+    rows = [["host", "torch loaded", "memory", "last used"]]
+    for host, templates in zip(hosts, kept, strict=True):
+        if not templates:
+            rows.append([host.name, "no answer" if templates is None else "no", "", ""])
+            continue
+        for one in templates:
+            size = f"{one.size_bytes / 1e6:,.0f} MB"
+            rows.append([host.name, f"{_duration(one.age_s)} ago", size, f"{_duration(one.idle_s)} ago"])
+    return _aligned(rows)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    columns = zip(*rows, strict=True)
+    widths = [max(len(text) for text in column) for column in columns]
+    lines = []
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,103 @@
+"""What is set once for a notebook: its hosts and its playground; and the session that all its cells share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distmagic.errors import SpecError
+from distmagic.notebook.backend import Backend
+from distmagic.request import flags
+from distmagic.request.config import Chosen, Distmagic, choose_hosts
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from distmagic.playground.playground import Playground
+    from distmagic.session.session import Session
+
+
+class Notebook:
+    """One shell with its settings.
+
+    `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
+    one.
+    """
+
+    def __init__(self, shell: InteractiveShell, config: Distmagic, backend: Backend) -> None:
+        self.shell = shell
+        self.config = config
+        self.backend = backend
+        self.hosts: Chosen | None = None
+        self.playground: Playground | None = None
+        self._session: Session | None = None
+
+    def session(self) -> Session:
+        """Return the session of this kernel, opened at the first call."""
+        if self._session is None:
+            self._session = self.backend.session()
+        return self._session
+
+    def choose(self, request: flags.Request, environ: Mapping[str, str]) -> Chosen:
+        """Return the hosts of `request`. Raises `SpecError`."""
+        return choose_hosts(request, self.hosts, self.config, environ)
+
+    def access(self, request: flags.Request, hosts: tuple[Host, ...]) -> Access:
+        """Return the way to `hosts`: playground hosts are reached with the playground's own SSH configuration.
+
+        Raises `SpecError` where `--python HOST=PATH` names a host that is not among them.
+        """
+        names = {host.name for host in hosts}
+        for name in request.python_hosts:
+            if name not in names:
+                raise SpecError(f"--python {name}=...: {name} is not one of the hosts.", f"They are {listed(hosts)}.")
+        own = self.playground
+        if own is None or request.names_ssh_config:
+            return request.access
+        if not names <= {host.name for host in own.hosts}:
+            return request.access
+        return replace(request.access, ssh_config=own.ssh_config)
+
+    def host_names(self) -> list[str]:
+        """Return the names to complete: the notebook's hosts and those of the SSH configuration."""
+        from distmagic.transports.ssh.config import host_names
+
+        known = list((self.hosts or Chosen()).hosts)
+        if self.playground is not None:
+            known += self.playground.hosts
+        names = [host.name for host in known]
+        names += host_names(self.config.ssh_config or None)
+        return list(dict.fromkeys(names))
+
+    def down(self) -> tuple[str, ...]:
+        """End what hosts keep loaded, and all connections. Return the hosts on which that did not succeed."""
+        session, self._session = self._session, None
+        return session.down() if session is not None else ()
+
+    def close(self) -> None:
+        """End the playground and the connections; both may be used again afterwards."""
+        # Connections first: a host that ends while it is connected would look lost.
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+        own, self.playground = self.playground, None
+        if own is not None:
+            own.stop()
+            if self.hosts is not None and self.hosts.hosts == own.hosts:
+                self.hosts = None
+
+
+def listed(hosts: Iterable[Host]) -> str:
+    """Return `hosts` as the user may write them."""
+    return ", ".join(_written(host) for host in hosts)
+
+
+def _written(host: Host) -> str:
+    numbers = [str(number) for number in (host.port, host.slots) if number is not None]
+    is_ipv6 = ":" in host.name
+    name = f"[{host.name}]" if numbers and is_ipv6 else host.name
+    login = f"{host.user}@{name}" if host.user else name
+    return ":".join([login, *numbers])

@@ -1,0 +1,186 @@
+"""Performs the actions of the run loop on threads. Each blocking act ends in an event on the queue.
+
+Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, and a thread that renews leases.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+from distmagic.connection import job_requests
+from distmagic.connection.link import Link
+from distmagic.connection.reach import PARALLEL, Reaching
+from distmagic.errors import DistmagicError
+from distmagic.remote.wire import protocol
+from distmagic.runner.actions import (
+    Action,
+    Admitted,
+    AttemptFailed,
+    Close,
+    Collect,
+    Collected,
+    Join,
+    Joined,
+    JoinFailed,
+    Linked,
+    LinkEnded,
+    Listen,
+    Meet,
+    Reconnect,
+    Send,
+    StartJoined,
+)
+from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.node_joiner import NodeJoiner
+
+
+class Executor:
+    """The threads of one run. `close` ends them as soon as what they wait for comes, or its connection ends.
+
+    `joiner` is for elastic jobs only.
+    """
+
+    def __init__(
+        self, job: str, queue: EventQueue, reaching: Reaching, lease_s: float, joiner: NodeJoiner | None = None
+    ) -> None:
+        self._job, self._queue, self._reaching, self._joiner = job, queue, reaching, joiner
+        self._is_over = threading.Event()
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
+        self._links: tuple[Link, ...] = ()  # replaced as a whole by the main thread, read by the lease thread
+        self._lease_s = lease_s
+        self._lease_thread: threading.Thread | None = None
+
+    def perform(self, action: Action) -> None:
+        """Begin an action, and return at once. The main thread calls this."""
+        if isinstance(action, Send):
+            for link in action.links:
+                self._pool.submit(_send_quietly, link, action.message)
+        elif isinstance(action, Close):
+            self._pool.submit(action.link.close)
+        else:
+            act = self._ACTS[type(action)]
+            threading.Thread(target=act, args=(self, action), name="distmagic-run", daemon=True).start()
+
+    def keep_lease_over(self, links: tuple[Link, ...]) -> None:
+        """Renew the job's lease over these links from now on, four times a lease.
+
+        On a thread of its own, because the main thread may wait for an answer of the user.
+        """
+        self._links = links
+        if self._lease_thread is None:
+            self._lease_thread = threading.Thread(target=self._renew_leases, name="distmagic-lease", daemon=True)
+            self._lease_thread.start()
+
+    def _renew_leases(self) -> None:
+        while not self._is_over.wait(self._lease_s / 4):
+            for link in self._links:
+                self._pool.submit(_send_quietly, link, protocol.RenewLease())
+
+    # ---- acts, each on a thread of its own
+
+    def _listen(self, action: Listen) -> None:
+        """Put a node's events on the queue, waiting whenever the main thread has many of them unread."""
+        last = action.after
+        error: Exception | None = None
+        try:
+            for n, message in action.link.events():
+                last = n
+                self._queue.put(action.node_rank, message)
+        except Exception as caught:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
+            error = caught
+        self._tell(action.node_rank, LinkEnded(link=action.link, last=last, error=error))
+
+    def _reconnect(self, action: Reconnect) -> None:
+        def connect() -> Link:
+            link = self._reaching.link(action.host_index, broken=action.broken, can_ask=action.can_ask)
+            if action.broken is not None and action.broken.kept is not None:
+                link.kept = action.broken.kept
+                link.send(link.kept)
+            link.attach(protocol.FollowJob(job=self._job, node_rank=action.node_rank, after=action.after))
+            return link
+
+        self._attempt(action.node_rank, connect)
+
+    def _meet(self, action: Meet) -> None:
+        def connect() -> Link | None:
+            link = self._reaching.link(action.host_index)
+            found = {(one.job, one.node_rank) for one in link.jobs()}
+            if (self._job, action.node_rank) not in found:
+                link.close()
+                return None
+            link.attach(protocol.FollowJob(job=self._job, node_rank=action.node_rank))
+            return link
+
+        self._attempt(action.node_rank, connect)
+
+    def _attempt(self, node_rank: int, connect: Callable[[], Link | None]) -> None:
+        try:
+            link = connect()
+        except Exception as error:  # noqa: BLE001 - the node table decides what an error means
+            self._tell(node_rank, AttemptFailed(error=error))
+            return
+        self._tell(node_rank, AttemptFailed(error=None) if link is None else Linked(link=link))
+
+    def _collect(self, action: Collect) -> None:
+        try:
+            results = job_requests.small_results(action.link, self._job, action.node_rank, action.sizes)
+            self._reaching.rest(action.host_index, action.link)
+        except DistmagicError:  # results wait on their host until they are looked at
+            self._tell(action.node_rank, Collected(results={}, has_rested=False))
+        else:
+            self._tell(action.node_rank, Collected(results=results, has_rested=True))
+
+    def _join(self, action: Join) -> None:
+        assert self._joiner is not None
+        link: Link | None = None
+        try:
+            link = self._reaching.link(action.host_index, broken=action.broken)
+            start = self._joiner.admit(link, action.request_id)
+        except Exception as error:  # noqa: BLE001 - the node table decides what an error means
+            if link is not None:
+                link.close()
+            self._tell(0, JoinFailed(host_index=action.host_index, error=error))
+            return
+        admitted = Admitted(host_index=action.host_index, request_id=action.request_id, link=link, start=start)
+        self._tell(0, admitted)
+
+    def _start_joined(self, action: StartJoined) -> None:
+        try:
+            action.link.start(action.start)
+        except Exception as error:  # noqa: BLE001 - the node table decides what an error means
+            action.link.close()
+            self._tell(0, JoinFailed(host_index=action.host_index, error=error))
+            return
+        self._tell(0, Joined(host_index=action.host_index, link=action.link, node_rank=action.start.node_rank))
+
+    def _tell(self, node_rank: int, what: object) -> None:
+        self._queue.tell(what, node_rank=node_rank)
+
+    # ---- the end
+
+    def close(self, links: tuple[Link, ...]) -> None:
+        """Hang up on these links, which the run still holds. Agents that still run end with their lease."""
+        self._is_over.set()
+        self._queue.close()
+        for link in links:
+            link.close()
+        self._pool.shutdown(wait=False)
+
+    _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
+        Listen: _listen,
+        Reconnect: _reconnect,
+        Meet: _meet,
+        Collect: _collect,
+        Join: _join,
+        StartJoined: _start_joined,
+    }
+
+
+def _send_quietly(link: Link, message: protocol.Message) -> None:
+    try:
+        link.send(message)
+    except DistmagicError:
+        return  # the listening thread notices the same, and tells it

@@ -1,0 +1,399 @@
+"""Which nodes a run has, over which link each of them is followed, and what is tried next. Changed on the main thread only.
+
+Events go in, actions come out; nothing here blocks, connects or asks a clock.
+
+    state of a row       leaves it when
+    following            LinkEnded: the agent ended -> collecting; the link broke -> reconnecting; else -> lost
+    reconnecting         Linked -> following; the time is over -> lost. Attempts follow each other with growing pauses
+    meeting              as reconnecting, for a node that another notebook starts; in the end this one starts it itself
+    collecting           Collected -> gone
+    gone, lost           never. In an elastic job the host of a node that was lost is tried as a new node
+
+Promised: each event of a node is put on the queue once, in order, over however many links. Not promised: that a node
+that is lost here does not run; whoever can still reach it ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from distmagic.connection import job_requests
+from distmagic.connection.link import Link
+from distmagic.connection.reach import UNKNOWN_HOST
+from distmagic.errors import (
+    ConnectionLost,
+    DistmagicError,
+    HostError,
+    HostKeyError,
+    ProtocolError,
+    SpecError,
+    Unreachable,
+)
+from distmagic.remote.gang.liveness import FORM_S, MOST_NODES
+from distmagic.remote.wire import protocol
+from distmagic.runner.actions import (
+    Action,
+    Admitted,
+    AttemptFailed,
+    Close,
+    Collect,
+    Collected,
+    Join,
+    Joined,
+    JoinFailed,
+    Linked,
+    LinkEnded,
+    Listen,
+    Meet,
+    Note,
+    Reconnect,
+    Send,
+    StartJoined,
+)
+from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Warned
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
+REFUSED_PAUSE_S = 60.0  # between attempts to join, after one that was refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """Attempts at the same thing: when the next one begins, None while one is under way; the pause after it; the end."""
+
+    next_at_s: float | None
+    pause_s: float = FIRST_PAUSE_S
+    until_s: float | None = None
+
+    def again(self, now_s: float, least_s: float = 0.0) -> Attempts:
+        """Return when to try again, after at least `least_s`; the pause doubles each time, up to 5 s."""
+        pause_s = max(least_s, min(2 * self.pause_s, LONGEST_PAUSE_S))
+        return replace(self, next_at_s=now_s + pause_s, pause_s=pause_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeRow:
+    """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
+
+    `is_missed`: it ended because it, or the way to it, was lost. `stop` is what it was told to stop with.
+    """
+
+    host_index: int
+    link: Link | None = None
+    state: Literal["waiting", "following", "reconnecting", "meeting", "collecting", "gone", "lost"] = "waiting"
+    last: int = 0
+    is_final: bool = False
+    is_missed: bool = False
+    sizes: dict[int, int] = field(default_factory=dict)
+    stop: protocol.StopNode | None = None
+    attempts: Attempts | None = None
+    can_ask: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class HostJoin:
+    """A host that is to become a node of an elastic job. `own` are the nodes that it was, or was to be, through us."""
+
+    own: set[int]
+    attempts: Attempts
+    broken: Link | None = None
+    request_id: str = ""
+    node_rank: int | None = None  # as the lead has counted it
+    admitted: Admitted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How hosts come to an elastic job: `host_names` in the order of their indices; `awaited` were absent at first."""
+
+    host_names: Sequence[str]
+    awaited: Collection[int] = ()
+
+
+class NodeTable:
+    """All nodes of one run. `new_id` makes the name of a request; `lease_s` is for how long a link may be broken."""
+
+    def __init__(
+        self, host_indices: Iterable[int], lease_s: float, new_id: Callable[[], str], growth: Growth | None = None
+    ) -> None:
+        self.rows = [NodeRow(host_index=index) for index in host_indices]
+        self.small_results: dict[tuple[int, int], bytes] = {}  # by node and rank: a host speaks for its own ranks only
+        self.is_stopping = False
+        self._lease_s, self._new_id, self._growth = lease_s, new_id, growth
+        self._joins: dict[int, HostJoin] = {}
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The links that the run holds."""
+        return tuple(row.link for row in self.rows if row.link is not None)
+
+    # ---- beginning
+
+    def follow(self, links: Mapping[int, Link], now_s: float, lost: Mapping[int, str] = {}) -> list[Action]:
+        """Begin to follow all nodes. One without a link is connected to; those that are `lost` are not followed."""
+        actions: list[Action] = []
+        for node_rank, row in enumerate(self.rows):
+            if node_rank in lost:
+                row.link = links.get(node_rank)
+                actions += self._lose(node_rank, lost[node_rank], now_s)
+            elif node_rank in links:
+                actions += self._listen(node_rank, links[node_rank])
+            else:
+                actions += self._break(node_rank, "it could not be reached", now_s)
+        for host_index in self._growth.awaited if self._growth is not None else ():
+            self._begin_join(host_index, None, now_s)
+        return actions
+
+    def stop(self, node_ranks: Iterable[int], message: protocol.StopNode) -> list[Action]:
+        """End nodes. One whose link is broken is told as soon as there is a new one; no host joins from now on."""
+        self.is_stopping = True
+        actions: list[Action] = []
+        links: list[Link] = []
+        for node_rank in node_ranks:
+            row = self.rows[node_rank]
+            row.stop = message
+            if row.link is not None:
+                links.append(row.link)
+        if links:
+            actions.append(Send(links=tuple(links), message=message))
+        waiting = [join.admitted for join in self._joins.values() if join.admitted is not None]
+        actions += [Close(link=admitted.link) for admitted in waiting]
+        self._joins.clear()
+        return actions
+
+    # ---- what happened
+
+    def receive(self, event: Event) -> list[Action]:
+        """Return what an event makes necessary."""
+        handler = self._HANDLERS.get(type(event.what))
+        if handler is None or not 0 <= event.node_rank < len(self.rows):
+            return []
+        return handler(self, event.node_rank, event.what, event.at_s)
+
+    def _final(self, node_rank: int, what: protocol.Final, _: float) -> list[Action]:
+        row = self.rows[node_rank]
+        row.is_final = True
+        if what.reason == "lost" and node_rank != 0:
+            row.is_missed = True
+        return []
+
+    def _rank_ended(self, node_rank: int, what: protocol.Ended, _: float) -> list[Action]:
+        if job_requests.is_small(what.result_bytes):
+            self.rows[node_rank].sizes[what.rank] = what.result_bytes or 0
+        return []
+
+    def _link_ended(self, node_rank: int, what: LinkEnded, now_s: float) -> list[Action]:
+        row = self.rows[node_rank]
+        row.last = what.last
+        if row.is_final and what.error is None:
+            row.state = "collecting"
+            return [Collect(node_rank=node_rank, host_index=row.host_index, link=what.link, sizes=dict(row.sizes))]
+        if row.is_final:
+            return self._end(node_rank, now_s)
+        if what.error is None:
+            return self._lose(node_rank, _agent_gone(what.link.agent_error), now_s)
+        if isinstance(what.error, ConnectionLost):
+            return self._break(node_rank, what.error.message, now_s)
+        return self._lose(node_rank, _words(what.error), now_s)
+
+    def _collected(self, node_rank: int, what: Collected, now_s: float) -> list[Action]:
+        self.small_results.update({(node_rank, rank): data for rank, data in what.results.items()})
+        if what.has_rested:
+            self.rows[node_rank].link = None
+        return self._end(node_rank, now_s)
+
+    def _linked(self, node_rank: int, what: Linked, _: float) -> list[Action]:
+        row = self.rows[node_rank]
+        was_broken = row.state == "reconnecting"
+        actions: list[Action] = []
+        if row.stop is not None:
+            actions.append(Send(links=(what.link,), message=row.stop))  # it may have been lost with the connection
+        if was_broken:
+            actions.append(Note(node_rank=node_rank, what=Mended()))
+        return actions + self._listen(node_rank, what.link)
+
+    def _attempt_failed(self, node_rank: int, what: AttemptFailed, now_s: float) -> list[Action]:
+        row = self.rows[node_rank]
+        assert row.attempts is not None
+        if what.error is None or isinstance(what.error, (ConnectionLost, Unreachable)):
+            row.attempts = row.attempts.again(now_s)
+            return []
+        if isinstance(what.error, HostKeyError) or not isinstance(what.error, (HostError, ProtocolError)):
+            return self._lose(node_rank, _words(what.error), now_s)
+        # A refusal may pass: a key agent that is still locked, nologin while a machine boots. Nobody is asked twice.
+        row.can_ask = False
+        row.attempts = row.attempts.again(now_s, LONGEST_PAUSE_S)
+        if row.state == "meeting":
+            return []
+        return [Note(node_rank=node_rank, what=Broken(why=_words(what.error)))]
+
+    # ---- hosts that join an elastic job
+
+    def _node_added(self, node_rank: int, what: protocol.NodeAdded, now_s: float) -> list[Action]:
+        """The lead counted hosts as new nodes: through this notebook, or through another one that starts them."""
+        if node_rank != 0:
+            return []
+        actions: list[Action] = []
+        for host in what.hosts[len(self.rows) : MOST_NODES]:
+            actions += self._add_row(host, what.request_id, now_s)
+        return actions
+
+    def _add_row(self, host: str, request_id: str, now_s: float) -> list[Action]:
+        names = list(self._growth.host_names) if self._growth is not None else []
+        row = NodeRow(host_index=names.index(host) if host in names else UNKNOWN_HOST)
+        self.rows.append(row)
+        node_rank = len(self.rows) - 1
+        if row.host_index == UNKNOWN_HOST:
+            return self._pass_over(node_rank, host)
+        join = self._joins.get(row.host_index)
+        if join is not None and join.request_id == request_id:
+            join.node_rank = node_rank
+            join.own.add(node_rank)
+            return self._start_joined(join)
+        row.state = "meeting"
+        row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + FORM_S)
+        return []
+
+    def _pass_over(self, node_rank: int, host: str) -> list[Action]:
+        """Do without a node that can't be followed from here."""
+        self.rows[node_rank].state = "lost"
+        if self._growth is None:  # the job is over, and no host knows of this node
+            return [Note(node_rank=node_rank, what=Lost(why="it never began"))]
+        text = f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here."
+        cure = "Name it with %distributed hosts and attach to see them."
+        lost = Lost(why="it is not among the hosts of this notebook")
+        return [Note(node_rank=node_rank, what=Warned(text=f"{text} {cure}")), Note(node_rank=node_rank, what=lost)]
+
+    def _begin_join(self, host_index: int, broken: Link | None, now_s: float) -> None:
+        if self._growth is None or self.is_stopping or host_index == UNKNOWN_HOST:
+            return
+        attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S)
+        self._joins[host_index] = HostJoin(own={self._newest(host_index)}, attempts=attempts, broken=broken)
+
+    def _newest(self, host_index: int) -> int:
+        """Return the last node that a host was, -1 for none."""
+        return max((node for node, row in enumerate(self.rows) if row.host_index == host_index), default=-1)
+
+    def _admitted(self, _: int, what: Admitted, __: float) -> list[Action]:
+        join = self._joins.get(what.host_index)
+        if join is None or join.request_id != what.request_id:
+            return [Close(link=what.link)]  # the run is being stopped meanwhile
+        join.admitted = what
+        return self._start_joined(join)
+
+    def _start_joined(self, join: HostJoin) -> list[Action]:
+        """Start the new node as soon as this notebook has heard of it what all followers hear."""
+        if join.admitted is None or join.node_rank is None:
+            return []
+        return [StartJoined(host_index=join.admitted.host_index, link=join.admitted.link, start=join.admitted.start)]
+
+    def _joined(self, _: int, what: Joined, __: float) -> list[Action]:
+        self._joins.pop(what.host_index, None)
+        actions = self._listen(what.node_rank, what.link)
+        if self.is_stopping:
+            late = protocol.StopNode(grace_s=0.0, reason="too late")
+            actions.append(Send(links=(what.link,), message=late))
+        return actions
+
+    def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> list[Action]:
+        join = self._joins.get(what.host_index)
+        if join is None:
+            return []
+        actions: list[Action] = []
+        if join.node_rank is not None:
+            self.rows[join.node_rank].state = "lost"
+            actions.append(Note(node_rank=join.node_rank, what=Lost(why=str(what.error))))
+        join.request_id, join.node_rank, join.admitted = "", None, None
+        # A SpecError says that the node which the host was before is not over yet.
+        if isinstance(what.error, (ConnectionLost, Unreachable, SpecError)):
+            join.attempts = join.attempts.again(now_s)
+            return actions
+        why = _words(what.error).rstrip(".")
+        actions.append(Note(node_rank=0, what=Warned(text=f"{why}. The run goes on without this host.")))
+        if isinstance(what.error, DistmagicError):  # it may pass: a machine that boots lets nobody in at first
+            join.attempts = replace(join.attempts, next_at_s=now_s + REFUSED_PAUSE_S, pause_s=REFUSED_PAUSE_S)
+        else:
+            del self._joins[what.host_index]
+        return actions
+
+    # ---- what is due
+
+    def due(self, now_s: float, heard_elsewhere: Collection[int] = ()) -> list[Action]:
+        """Return the attempts whose time has come, and give up those whose time is over.
+
+        Nodes that are `heard_elsewhere` run, whatever this notebook can reach: they are not given up.
+        """
+        actions: list[Action] = []
+        for node_rank, row in enumerate(self.rows):
+            if row.attempts is None or row.attempts.next_at_s is None:
+                continue
+            until_s = row.attempts.until_s
+            if until_s is not None and now_s >= until_s and node_rank not in heard_elsewhere:
+                why = "it never began" if row.state == "meeting" else f"no connection for {self._lease_s:g} s"
+                actions += self._lose(node_rank, why, now_s)
+            elif now_s >= row.attempts.next_at_s:
+                row.attempts = replace(row.attempts, next_at_s=None)
+                actions.append(self._attempt(node_rank, row))
+        for host_index, join in list(self._joins.items()):
+            if self._newest(host_index) not in join.own:
+                del self._joins[host_index]  # another notebook has started it
+            elif join.attempts.next_at_s is not None and now_s >= join.attempts.next_at_s:
+                join.attempts = replace(join.attempts, next_at_s=None)
+                join.request_id = self._new_id()
+                actions.append(Join(host_index=host_index, request_id=join.request_id, broken=join.broken))
+        return actions
+
+    def _attempt(self, node_rank: int, row: NodeRow) -> Action:
+        if row.state == "meeting":
+            return Meet(node_rank=node_rank, host_index=row.host_index)
+        return Reconnect(
+            node_rank=node_rank, host_index=row.host_index, after=row.last, broken=row.link, can_ask=row.can_ask
+        )
+
+    # ---- transitions
+
+    def _listen(self, node_rank: int, link: Link) -> list[Action]:
+        row = self.rows[node_rank]
+        row.link, row.state, row.attempts, row.can_ask = link, "following", None, True
+        return [Listen(node_rank=node_rank, link=link, after=row.last)]
+
+    def _break(self, node_rank: int, why: str, now_s: float) -> list[Action]:
+        row = self.rows[node_rank]
+        row.state = "reconnecting"
+        row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + self._lease_s)
+        return [Note(node_rank=node_rank, what=Broken(why=why))]
+
+    def _end(self, node_rank: int, now_s: float) -> list[Action]:
+        row = self.rows[node_rank]
+        row.state, row.attempts = "gone", None
+        if row.is_missed:
+            self._begin_join(row.host_index, row.link, now_s)
+        return [Note(node_rank=node_rank, what=Gone())]
+
+    def _lose(self, node_rank: int, why: str, now_s: float) -> list[Action]:
+        row = self.rows[node_rank]
+        row.state, row.attempts, row.is_missed = "lost", None, True
+        self._begin_join(row.host_index, row.link, now_s)
+        return [Note(node_rank=node_rank, what=Lost(why=why))]
+
+    _HANDLERS: ClassVar[dict[type, Callable[..., list[Action]]]] = {
+        protocol.Final: _final,
+        protocol.Ended: _rank_ended,
+        protocol.NodeAdded: _node_added,
+        LinkEnded: _link_ended,
+        Collected: _collected,
+        Linked: _linked,
+        AttemptFailed: _attempt_failed,
+        Admitted: _admitted,
+        Joined: _joined,
+        JoinFailed: _join_failed,
+    }
+
+
+def _agent_gone(error: str) -> str:
+    return f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, DistmagicError) else f"a fault of distmagic: {error!r}"

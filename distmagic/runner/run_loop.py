@@ -1,0 +1,300 @@
+"""The loop of a run, on the main thread: the only place that folds events, asks, heeds interrupts and shows.
+
+    threads  --events-->  EventQueue  --step-->  RunState, NodeTable  --decisions-->  actions  --Executor-->  threads
+
+The state of the run and the node table belong to this loop alone. A thread does one of two things: it listens to a link,
+or it does one blocking act; either ends in an event on the queue. So whatever happens, it happens between two steps.
+
+A run goes through these stages; each is a function of its own:
+
+    opening     `wait_for` one blocking act after the other: hosts are reached, planned for, sent to, started.
+                An interrupt raises KeyboardInterrupt out of `wait_for`
+    following   `follow`: events are folded and decided upon until every node is gone or lost.
+                A first interrupt stops the nodes politely, a second one at once; a detached job is only left
+    closing     `wait_for` the sweep of what lost agents left behind
+
+Promised: no event is lost to an interrupt. Not promised: that a step takes no longer than a tenth of a second, because
+a question to the user is answered within it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from distmagic.connection.link import Link
+from distmagic.errors import Cancelled, DistmagicError
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.render.screen import Screen
+from distmagic.runner import interrupts
+from distmagic.runner.actions import Action, Note, Send
+from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.executor import Executor
+from distmagic.runner.interrupts import Interrupts
+from distmagic.runner.node_table import NodeTable
+from distmagic.state import decide
+from distmagic.state.decide import Inquiry, Limits
+from distmagic.state.events import Abandoned, Event, Launched, Lost, StopRequested
+from distmagic.state.fold import UNHEARD, fold
+from distmagic.state.model import RunState
+
+GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
+CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
+ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
+BEAT_S = 0.1
+
+T = TypeVar("T")
+
+
+class RunLoop:
+    """One run, as the main thread has it.
+
+    `clock` gives the seconds since the run began, `serve` answers one question of a connection, `new_id` names a request.
+    """
+
+    def __init__(
+        self, state: RunState, queue: EventQueue, screen: Screen, serve: Callable[[float], None],
+        noted: Interrupts, clock: Callable[[], float], new_id: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self.state = state
+        self.queue = queue
+        self._screen, self._serve, self._interrupts, self._clock = screen, serve, noted, clock
+        self._new_id = new_id
+        self._next_shown_s = 0.0
+        # What follows is of `follow`.
+        self._table: NodeTable | None = None
+        self._executor: Executor | None = None
+        self._inquiry = Inquiry()
+        self._give_up_at_s: float | None = None
+        self._stopped_late: set[int] = set()
+        self._has_left = False
+
+    # ---- every stage
+
+    def note(self, *what: Launched, node_rank: int = 0) -> None:
+        """Fold what happened to the run as a whole, or to one node."""
+        self.state = fold(self.state, [Event(node_rank=node_rank, at_s=self._clock(), what=one) for one in what])
+
+    def lose(self, node_ranks: Iterable[int], why: str) -> None:
+        """Count nodes as lost."""
+        for node_rank in node_ranks:
+            self.note(Lost(why=why), node_rank=node_rank)
+
+    def step(self, timeout_s: float = BEAT_S) -> list[Event]:
+        """Wait for events at most `timeout_s`, answer a question, fold, show; return the events."""
+        events = self.queue.batch(timeout_s)
+        self._interrupts.ask(self._serve)
+        if not self.state.is_over:  # time stands still when a run is over
+            events.append(Event(node_rank=0, at_s=self._clock(), what=None))
+        self.state = fold(self.state, events)
+        return events
+
+    def show(self) -> None:
+        """Show the state of a run that goes on, at most ten times a second."""
+        if self.state.is_over:
+            return
+        now_s = self._clock()
+        if now_s >= self._next_shown_s:
+            self._next_shown_s = now_s + BEAT_S
+            self._screen.show(self.state)
+
+    def finish(self) -> None:
+        """Show the last state of a run that is over, for good."""
+        if self.state.is_over:
+            self._screen.finish(self.state)
+
+    # ---- opening and closing
+
+    def wait_for(self, futures: Sequence[Future[Any]], *, heeds_interrupts: bool = True) -> None:
+        """Return when all futures are done. Raises KeyboardInterrupt, if there is one, unless it is not to be heeded.
+
+        What the futures raise is for the caller to look at.
+        """
+        done: list[Future[Any]] = []
+
+        def wake(future: Future[Any]) -> None:
+            done.append(future)
+            self.queue.wake()
+
+        for future in futures:
+            future.add_done_callback(wake)  # after callbacks that queue an event, so that none is left for later
+        timeout_s = 0.0  # the first look is at once
+        while True:
+            is_done = len(done) == len(futures)
+            self.step(0.0 if is_done else timeout_s)
+            self.show()
+            timeout_s = BEAT_S
+            if self._interrupts.take() and heeds_interrupts:
+                raise KeyboardInterrupt
+            if is_done:
+                return
+
+    def result(self, future: Future[T]) -> T:
+        """Return what a future returns, or raise what it raises."""
+        self.wait_for([future])
+        return future.result()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Show how it ended where the block ends with an error. Raises `Cancelled` for an interrupt."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            error = interrupt if isinstance(interrupt, Cancelled) else Cancelled("Interrupted; nothing was started.")
+            self._abandon_opening(error.message, is_wish=True)
+            raise error from None
+        except BaseException as error:
+            self._abandon_opening(error.message if isinstance(error, DistmagicError) else repr(error), is_wish=False)
+            raise
+
+    def _abandon_opening(self, why: str, *, is_wish: bool) -> None:
+        self.note(Abandoned(why=why.partition("\n")[0], is_wish=is_wish))
+        self._screen.finish(self.state)
+
+    # ---- following
+
+    def follow(
+        self, table: NodeTable, executor: Executor, links: Mapping[int, Link], limits: Limits,
+        *, detach: bool = False, lost: Mapping[int, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Follow all nodes until each is gone or lost.
+
+        `links` are by node rank; nodes without one are connected to, those that are `lost` are not followed. `detach`:
+        let the job go on alone as soon as it runs, and return then. An interrupt does the same to a job that is
+        detached already.
+        """
+        self._table, self._executor = table, executor
+        try:
+            with _heap_left_alone(), interrupts.sent_to(self._interrupts):  # raised in the middle, an event is lost
+                self._perform(table.follow(links, self._clock(), lost or {}))
+                while not self._is_done(detach=detach):
+                    self._beat_or_count(limits, detach=detach)
+        except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
+            self._abandon()
+            raise
+
+    def _is_done(self, *, detach: bool) -> bool:
+        return self.state.is_over or self._has_left or (detach and bool(self.state.detached_by))
+
+    def _beat_or_count(self, limits: Limits, *, detach: bool) -> None:
+        """Beat; an interrupt that was raised all the same (of a thread that has no signals, say) counts too."""
+        try:
+            self._beat(limits, detach=detach)
+        except KeyboardInterrupt:
+            self._interrupts()
+
+    def _beat(self, limits: Limits, *, detach: bool) -> None:
+        assert self._table is not None
+        while self._interrupts.take():
+            self._interrupt()
+        actions: list[Action] = []
+        for event in self.step():
+            actions += self._table.receive(event)
+        actions += self._table.due(self._clock(), decide.heard_elsewhere(self.state))
+        self._perform(actions)
+        self._decide(limits, detach=detach)
+        self.show()
+
+    def _decide(self, limits: Limits, *, detach: bool) -> None:
+        """Do what the state asks for. The order counts: lost nodes are known before it is decided whether to stop."""
+        self.lose(decide.overdue(self.state), f"it could not be reached for {decide.NODE_LOST_S:g} s")
+        self.lose(decide.unheard_by_gang(self.state), UNHEARD)
+        late = [node for node in decide.too_late(self.state) if node not in self._stopped_late]
+        if late:
+            self._stopped_late.update(late)
+            self._send_stop(late, 0.0, "too late")
+        reason = decide.reason_to_stop(self.state, limits.timeout_s, detach=detach)
+        if not reason:
+            self._inquire(decide.hang_inquiry(self.state, self._inquiry, limits.hang_timeout_s, self._new_id))
+            reason = decide.reason_after_inquiry(self.state, self._inquiry)
+        if reason and self._give_up_at_s is None:
+            self._stop(reason, GRACE_S)
+        elif detach and decide.can_detach(self.state):
+            self._detach()
+        if self._give_up_at_s is not None and self.state.at_s > self._give_up_at_s:
+            self.lose(decide.answering(self.state), "it did not confirm its end")
+
+    def _interrupt(self) -> None:
+        """The first interrupt asks politely, the second one ends at once. A detached job goes on.
+
+        Where a run has stood still for long, its ranks are asked where they are before.
+        """
+        if self.state.detached_by:
+            self._has_left = True
+        elif decide.is_worth_asking(self.state, self._inquiry):
+            self._inquire(decide.begun_inquiry(self.state, "interrupted", self._new_id()))
+        else:
+            self._stop("interrupted", GRACE_S if self._give_up_at_s is None else 0.0)
+
+    def _detach(self) -> None:
+        """Have the lead let the job live without this notebook; its event says when that is so."""
+        assert self._table is not None
+        lead = self._table.rows[0].link
+        if lead is not None:
+            self._perform([Send(links=(lead,), message=protocol.DetachJob())])
+
+    def _inquire(self, inquiry: Inquiry) -> None:
+        """Go on with an inquiry; one that has just begun asks all ranks where they are."""
+        is_new = inquiry.request_id not in ("", self._inquiry.request_id)
+        self._inquiry = inquiry
+        if is_new:
+            assert self._table is not None
+            self._perform([Send(links=self._table.links, message=protocol.DumpStacks(request_id=inquiry.request_id))])
+
+    def _stop(self, reason: StopReason, grace_s: float) -> None:
+        self.note(StopRequested(reason=reason))
+        self._give_up_at_s = self._clock() + grace_s + CONFIRM_S
+        self._send_stop(decide.answering(self.state), grace_s, reason)
+
+    def _send_stop(self, node_ranks: Iterable[int], grace_s: float, reason: StopReason) -> None:
+        assert self._table is not None
+        self._perform(self._table.stop(node_ranks, protocol.StopNode(grace_s=grace_s, reason=reason)))
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        assert self._table is not None
+        assert self._executor is not None
+        for action in actions:
+            if isinstance(action, Note):
+                self.note(action.what, node_rank=action.node_rank)
+            else:
+                self._executor.perform(action)
+        self._executor.keep_lease_over(self._table.links)
+
+    def _abandon(self) -> None:
+        """Stop everything at once, and show how far it came; nothing in here may hide what was wrong."""
+        assert self._table is not None
+        self._send_stop(decide.answering(self.state), 0.0, "abandoned")
+        end_s = self._clock() + ABANDON_S
+        while not self.state.is_over and self._clock() < end_s:
+            events = self.queue.batch(BEAT_S)
+            self.state = fold(self.state, events)
+            for event in events:
+                self._perform(self._table.receive(event))
+        with suppress(Exception):
+            self._screen.finish(self.state)
+
+
+@contextmanager
+def _heap_left_alone() -> Iterator[None]:
+    """Keep the garbage collector from the notebook's own objects meanwhile.
+
+    A thousand ranks at 10 Hz make it look through all that lives several times a second: a third of the whole cost.
+    """
+    if gc.get_freeze_count():  # somebody else's decision
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def clock_since(began_s: float) -> Callable[[], float]:
+    """Return a clock that gives the seconds since `began_s` of `time.monotonic`."""
+    return lambda: time.monotonic() - began_s

@@ -1,0 +1,28 @@
+"""Chooses the screen that fits the place in which this process runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from distmagic.render.screen import Screen
+from distmagic.screens.log import LogScreen
+from distmagic.screens.notebook import NotebookScreen
+from distmagic.screens.steady import SteadyScreen
+from distmagic.screens.terminal import TerminalScreen
+
+
+def screen_for(shell: object = None) -> Screen:
+    """Return the screen that fits: `shell` is IPython's, None outside of it or where it isn't known."""
+    ipython = sys.modules.get("IPython")
+    if shell is None and ipython is not None:
+        shell = ipython.get_ipython()
+    # By name, so that no Jupyter is imported; also the shells of other kernels that are derived from this one.
+    ancestors = [kind.__name__ for kind in type(shell).__mro__]
+    if "ZMQInteractiveShell" in ancestors:
+        return SteadyScreen(NotebookScreen())
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        has_colours = "NO_COLOR" not in os.environ
+        return SteadyScreen(TerminalScreen(sys.stdout, shutil.get_terminal_size, colours=has_colours))
+    return SteadyScreen(LogScreen(sys.stdout))

@@ -1,0 +1,43 @@
+"""Plain lines, for a pipe, a file, or a terminal that understands nothing else."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from distmagic import render
+from distmagic.screens.lines import new_lines, without_colours, write
+from distmagic.state.model import RunState
+
+_LOG_EVERY_S = 30.0
+
+
+class LogScreen:
+    """Lines only: output as it comes, what happens to the run, now and then how far it is, in the end the table."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last: RunState | None = None
+        self._seen = 0
+        self._next_s = 0.0
+
+    def show(self, state: RunState) -> None:
+        """Print what is new."""
+        milestones = list(render.milestones(self._last, state))
+        if not milestones and state.at_s >= self._next_s:
+            milestones = [render.headline(state)]
+        if milestones:
+            self._next_s = state.at_s + _LOG_EVERY_S
+        self._print(self._output(state) + milestones)
+        self._last = state
+
+    def finish(self, state: RunState) -> None:
+        """Print the last lines and the final table."""
+        self._print([*self._output(state), render.text(state, lines=0)])
+
+    def _output(self, state: RunState) -> list[str]:
+        lines, self._seen = new_lines(state, self._seen)
+        return [without_colours(line) for line in lines]
+
+    def _print(self, lines: list[str]) -> None:
+        if lines:
+            write(self._stream, "".join(f"{line}\n" for line in lines))

@@ -1,0 +1,38 @@
+"""A screen that fails does not end the run that it shows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from distmagic import render
+from distmagic.render.screen import Screen
+from distmagic.screens.lines import write
+from distmagic.state.model import RunState
+
+
+class SteadyScreen:
+    """Shows a run on another screen; after that one's first failure there is no live view, and stderr says so."""
+
+    def __init__(self, inner: Screen) -> None:
+        self._inner = inner
+        self._is_broken = False
+
+    def show(self, state: RunState) -> None:
+        """Show a state, unless an earlier one could not be shown."""
+        if not self._is_broken:
+            self._try(self._inner.show, state)
+
+    def finish(self, state: RunState) -> None:
+        """Show the last state, at worst as plain text on stderr."""
+        self._is_broken = False  # the last state is worth another try
+        self._try(self._inner.finish, state)
+        if self._is_broken:
+            write(sys.stderr, f"{render.text(state)}\n")
+
+    def _try(self, act: Callable[[RunState], None], state: RunState) -> None:
+        try:
+            act(state)
+        except Exception as error:  # noqa: BLE001  # whatever it is, ranks are worth more than their picture
+            self._is_broken = True
+            write(sys.stderr, f"distmagic can't show the run: {type(error).__name__}: {error}. It goes on.\n")

@@ -1,0 +1,175 @@
+"""What to do about a run, as its state stands. Pure: a `RunState` goes in; the run loop acts on what comes out.
+
+A run is stopped for one reason, the first that `reason_to_stop` or `Inquiry` gives. Before a run that stands still is
+stopped, its ranks are asked where they are; `Inquiry` remembers that question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.hangs import is_hung, roll_of, unheard
+from distmagic.state.model import RunState
+
+CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
+NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
+NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after this long; if it is all, the lease counts
+OWN_WORD_S = 1.5  # for a host that the others don't hear to say that it doesn't hear them
+WORTH_ASKING_S = 30.0  # an interrupt of a run that has stood still for this long first asks where the ranks are
+STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run is ended at: its whole time since it was started, and the time in which no rank advances."""
+
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+
+
+def reason_to_stop(state: RunState, timeout_s: float | None, *, detach: bool = False) -> StopReason | Literal[""]:  # noqa: PLR0911 - one for each reason
+    """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
+    if state.stopping or state.is_over:
+        return state.stopping
+    if timeout_s is not None and state.at_s - (state.started_at_s or 0.0) > timeout_s:
+        return "timeout"
+    if detach and any(node.gang == "silent" for node in state.nodes):
+        return "gang"
+    if state.is_lost:
+        return "lost"
+    if _is_port_closed(state):
+        return "rendezvous"
+    if any(node.code not in (None, 0) for node in state.essential):
+        return "failed"
+    if state.first_failure is not None and not state.max_restarts:
+        return "failed"
+    return ""
+
+
+def _is_port_closed(state: RunState) -> bool:
+    """Whether nodes that the run needs can't dial the rendezvous, and have tried for long enough."""
+    waiting = [node for node in state.essential if node.node_rank in state.unreached]
+    if not waiting:
+        return False
+    if state.is_elastic and len(state.essential) - len(waiting) >= state.min_nodes:
+        return False
+    if state.endpoint_open_at_s is None:
+        return state.at_s - (state.started_at_s or 0.0) > NEVER_OPEN_S
+    return state.at_s - state.endpoint_open_at_s > CLOSED_PORT_S
+
+
+def overdue(state: RunState) -> tuple[int, ...]:
+    """Return the nodes that have been out of reach for too long while others are not: their hosts are down.
+
+    A node that its own gang hears is not among them, wherever this notebook's cable is broken.
+    """
+    lost = state.lost_nodes
+    there = [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
+    others_lost_it = any(node.stopping == "lost" for node in state.nodes)
+    if all(node.broken for node in there) and not others_lost_it:
+        return ()
+    found = []
+    for node in there:
+        is_late = bool(node.broken) and state.at_s - node.broken_at_s > NODE_LOST_S
+        if is_late and (node.gang != "joined" or others_lost_it):
+            found.append(node.node_rank)
+    return tuple(found)
+
+
+def unheard_by_gang(state: RunState) -> tuple[int, ...]:
+    """Return the nodes that their gang misses and that have not said a word themselves since: their hosts are down."""
+    found = []
+    for node in state.nodes:
+        if node.accused_at_s is None:
+            continue
+        if node.broken or state.at_s - node.accused_at_s > OWN_WORD_S:
+            found.append(node.node_rank)
+    return tuple(found)
+
+
+def heard_elsewhere(state: RunState) -> frozenset[int]:
+    """Return the nodes that run although this notebook may not reach them; while others are followed, they are not lost.
+
+    The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it.
+    """
+    lost = state.lost_nodes
+    there = [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
+    if state.stopping or all(node.broken for node in there):
+        return frozenset()
+    return frozenset(node.node_rank for node in there if node.gang == "joined" or state.detached_by)
+
+
+def can_detach(state: RunState) -> bool:
+    """Whether every node runs, and the nodes hear each other: so that none is left alone without a notebook."""
+    lost = state.lost_nodes
+    there = [node for node in state.nodes if node.node_rank not in lost]
+    has_begun = all(node.phase not in ("connecting", "starting") for node in there)
+    return has_begun and all(node.gang == "joined" for node in there if node.node_rank != 0)
+
+
+def too_late(state: RunState) -> tuple[int, ...]:
+    """Return the nodes that came to an elastic job when it was over: they would wait for it for long."""
+    if not (state.is_elastic and state.nodes[0].phase == "gone" and state.nodes[0].code == 0):
+        return ()
+    lost = state.lost_nodes
+    waiting = [n.node_rank for n in state.nodes if n.phase != "gone" and n.node_rank not in lost]
+    return tuple(node for node in waiting if node not in state.at_work)
+
+
+def answering(state: RunState) -> tuple[int, ...]:
+    """Return the nodes that are neither gone nor lost."""
+    lost = state.lost_nodes
+    return tuple(node.node_rank for node in state.nodes if node.phase != "gone" and node.node_rank not in lost)
+
+
+# ---- a run that stands still
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """The question to all ranks where they are, before a stop for `reason`; "" while nothing was asked.
+
+    `request_id` names the question in the answers; after `until_s` the stop waits for them no longer.
+    """
+
+    reason: StopReason | Literal[""] = ""
+    request_id: str = ""
+    until_s: float = 0.0
+
+
+def hang_inquiry(
+    state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, new_id: Callable[[], str]
+) -> Inquiry:  # fmt: skip
+    """Return the inquiry after one more look: it begins as soon as no rank advances, and is dropped when one does again.
+
+    An inquiry because of an interrupt goes on. `new_id` makes the name of the request.
+    """
+    if inquiry.reason == "interrupted":
+        return inquiry
+    if state.stopping or state.is_over or not is_hung(state, hang_timeout_s):
+        return Inquiry()
+    return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
+
+
+def is_worth_asking(state: RunState, inquiry: Inquiry) -> bool:
+    """Whether an interrupt first asks all ranks where they are: the run has stood still for long, and nobody has asked."""
+    if inquiry.reason or state.stopping:
+        return False
+    has_stood_still = state.at_s - state.advanced_at_s > WORTH_ASKING_S
+    return has_stood_still and any(worker.phase == "running" for worker in state.workers.values())
+
+
+def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inquiry:
+    """Return the inquiry that begins now."""
+    return Inquiry(reason=reason, request_id=request_id, until_s=state.at_s + STACKS_S)
+
+
+def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Literal[""]:
+    """Return why the run must be stopped now that all ranks have answered, or had the time; "" before that."""
+    if not inquiry.reason or state.stopping or state.is_over:
+        return ""
+    has_answers = not unheard(state, roll_of(state, inquiry.request_id))
+    return inquiry.reason if has_answers or state.at_s > inquiry.until_s else ""

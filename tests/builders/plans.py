@@ -1,0 +1,26 @@
+"""Hosts as a plan is made for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from distmagic.planning.plan import Reached
+from distmagic.remote.wire.protocol import Facts, Route
+from distmagic.request.hosts import Host
+
+FACTS = Facts(
+    executable="/usr/bin/python3", torch="2.13.0", gpus=0,
+    cpus=16, address="10.0.0.1", interface="eth0", free_port=40001, free_bytes=1 << 40,
+    state_dir="/home/me/.distmagic",
+)  # fmt: skip
+
+
+def reached(name: str = "gpu-a", address: str = "10.0.0.1", interface: str = "eth0", slots=None, **facts) -> Reached:
+    return Reached(
+        host=Host(name=name, slots=slots),
+        facts=replace(FACTS, address=address, **facts),
+        route=Route(address=address, interface=interface),
+    )
+
+
+A, B = reached(), reached("gpu-b", "10.0.0.2", "ib0", free_port=50001)

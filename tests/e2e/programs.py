@@ -1,0 +1,53 @@
+"""What ranks of these tests do, and scripts that another kernel runs."""
+
+from __future__ import annotations
+
+
+def count(seconds: float) -> int:
+    """Print a number every tenth of a second, and report it."""
+    import time
+
+    import distmagic
+
+    total = int(seconds * 10)
+    for i in range(total):
+        print(i)
+        distmagic.report(step=i + 1, total=total, value=i)
+        time.sleep(0.1)
+    return total
+
+
+def stubborn() -> None:
+    """Ignore SIGTERM, with a child and a grandchild that do too; then work for ever."""
+    import os
+    import signal
+    import subprocess
+    import time
+
+    import distmagic
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000"])
+    if os.environ["RANK"] == os.environ.get("FAILS"):
+        distmagic.report(step=1)
+        raise ValueError("enough")
+    distmagic.report(step=1)
+    time.sleep(1000)
+
+
+COUNTING_KERNEL = """
+import distmagic
+from distmagic.request.spec import Access
+from tests.e2e import runner
+from tests.e2e.programs import count
+from tests.e2e.runner import as_value
+distmagic.run(as_value(count), {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}, warm_idle_s=0.0), screen=runner.Watch())
+"""
+STUBBORN_KERNEL = """
+import distmagic
+from distmagic.request.spec import Access
+from tests.e2e import runner
+from tests.e2e.programs import stubborn
+from tests.e2e.runner import as_value
+distmagic.run(as_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0, warm_idle_s=0.0), screen=runner.Watch())
+"""

@@ -1,0 +1,29 @@
+"""A real IPython shell, and the extension loaded in it over fakes."""
+
+from __future__ import annotations
+
+import atexit
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from tests.unit.notebook.fakes import Lab
+
+
+@pytest.fixture
+def shell(monkeypatch, tmp_path):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=Config(HistoryManager={"hist_file": ":memory:"}))
+    shell.run_line_magic("colors", "nocolor")
+    yield shell
+    atexit.unregister(shell.atexit_operations)
+    shell.atexit_operations()
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def lab(shell):
+    return Lab(shell)

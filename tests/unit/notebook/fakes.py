@@ -1,0 +1,127 @@
+"""What stands for the session, the hosts and the playground where magics are tested, and a shell that uses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from distmagic.notebook import magic
+from distmagic.notebook.backend import Backend
+from distmagic.planning.jobs import Job
+from distmagic.request.hosts import parse_hosts
+
+
+@dataclass
+class FakeReaching:
+    cancelled: bool = False
+    absent: dict[int, str] = field(default_factory=dict)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class FakeSession:
+    """Runs one rank here: a run is what the thunk returned."""
+
+    log: list[str] = field(default_factory=list)
+    failure: Exception | None = None
+    untold: tuple[str, ...] = ()
+    found: tuple[Job, ...] = ()
+    reachings: list[FakeReaching] = field(default_factory=list)
+
+    def reach(self, hosts, access, asker, spec=None, spare=()):
+        self.hosts, self.access, self.asker = hosts, access, asker
+        self.log.append("reach")
+        self.reachings.append(FakeReaching())
+        return self.reachings[-1]
+
+    def launch(self, reaching, spec, payload, screen):
+        assert not reaching.cancelled
+        self.spec, self.payload, self.screen = spec, payload, screen
+        self.log.append("launch")
+        if self.failure:
+            raise self.failure
+        return payload() if callable(payload) else payload
+
+    def dry_run(self, reaching, spec):
+        self.log.append("dry_run")
+        return f"would run {spec.nproc_per_node}"
+
+    def jobs(self, reaching):
+        return self.found
+
+    def attach(self, reaching, job, screen):
+        self.log.append(f"attach {job.name}")
+        return f"the run of {job.name}"
+
+    def add(self, reaching, job, tell):
+        tell("gpu-c\x1b]52;c;AAAA\x07", 2)
+
+    def stop(self, reaching, job):
+        self.log.append(f"stop {job.name}")
+
+    def remove(self, reaching, jobs):
+        self.log.append(" ".join(["remove", *(job.name for job in jobs)]))
+        return 10**6 * len(jobs)
+
+    def cached(self, reaching, *, removes=False):
+        self.log.append("clear" if removes else "measure")
+        return (5 * 10**5,)
+
+    def down(self) -> tuple[str, ...]:
+        self.log.append("down")
+        return self.untold
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@dataclass
+class FakePlayground:
+    hosts: tuple
+    ssh_config: str = "/play/config"
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Lab:
+    """A shell with the extension loaded, and what the fakes were given."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.session = FakeSession()
+        self.packed: dict = {}
+        self.playgrounds: list[FakePlayground] = []
+        self.backend = Backend(
+            session=lambda: self.session,
+            pack_call=self.pack,
+            pack_whole=self.pack,
+            screen_for=lambda shell: ("screen of", shell),
+            playground=self.playground,
+        )
+        magic.load_ipython_extension(shell, self.backend)
+
+    def pack(self, what, **given):
+        self.packed = given
+        return what
+
+    def playground(self, count: int) -> FakePlayground:
+        self.playgrounds.append(FakePlayground(parse_hosts(",".join(f"play-{n}" for n in range(count)))))
+        return self.playgrounds[-1]
+
+    def run(self, cell: str):
+        return self.shell.run_cell(cell, store_history=True)
+
+    def value(self, cell: str):
+        result = self.run(cell)
+        assert result.success, result.error_in_exec
+        return result.result
+
+    def error(self, cell: str) -> BaseException:
+        result = self.run(cell)
+        assert not result.success
+        return result.error_in_exec

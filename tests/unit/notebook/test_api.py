@@ -1,0 +1,109 @@
+"""`distmagic.run`: its signature and help name every option, and a wrong one is answered with the nearest."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+
+import pytest
+
+import distmagic
+from distmagic import api
+from distmagic.errors import SpecError
+from distmagic.request.spec import Access, JobSpec
+
+OWN = {"fn", "args", "kwargs", "hosts", "access", "payload_limit_bytes", "screen", "unknown"}
+PARAMETERS = inspect.signature(distmagic.run).parameters
+
+
+class FakeSession:
+    """Notes what a run asks for, and starts nothing."""
+
+    def reach(self, hosts, access, asker, spec=None, spare=()):
+        self.hosts, self.access, self.spec = hosts, access, spec
+        return self
+
+    def launch(self, reaching, spec, payload, screen):
+        return "the run"
+
+
+@pytest.fixture
+def session(monkeypatch, tmp_path):
+    monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+    fake = FakeSession()
+    monkeypatch.setattr(api, "session", lambda: fake)
+    return fake
+
+
+def test_the_signature_names_every_option_of_job_and_access():
+    of_job = {one.name for one in fields(JobSpec)}
+    of_access = {one.name for one in fields(Access)} - {"pythons"} | {"python"}
+    assert set(PARAMETERS) == OWN | of_job | of_access
+
+
+def test_the_defaults_are_those_of_a_job():
+    usual = JobSpec()
+    assert {one.name: PARAMETERS[one.name].default for one in fields(JobSpec)} == {
+        one.name: getattr(usual, one.name) for one in fields(JobSpec)
+    }
+
+
+def test_the_help_has_a_line_for_every_option():
+    lines = re.findall(r"^    (\w+) {2,}\S", inspect.getdoc(distmagic.run), re.MULTILINE)
+    assert lines == [name for name in PARAMETERS if name not in ("fn", "args", "unknown")]
+
+
+def test_the_help_tells_the_usual_times_of_access():
+    usual = Access()
+    told = dict(re.findall(r"^    (\w+) .*\((\d+)\)", inspect.getdoc(distmagic.run), re.MULTILINE))
+    assert {name: float(value) for name, value in told.items()} == {
+        name: getattr(usual, name) for name in ("connect_timeout_s", "lease_s", "warm_idle_s")
+    }
+
+
+def test_every_option_arrives(session):
+    of_job = {
+        "nproc_per_node": 2, "nnodes": (1, 2), "max_restarts": 3, "rdzv_backend": "c10d", "rdzv_endpoint": "a:1",
+        "rdzv_id": "id", "master_port": 5, "local_addr": "b", "cwd": "/tmp", "timeout_s": 7.0, "hang_timeout_s": 8.0,
+        "node_lost_after_s": 9.0, "on_disconnect": "keep",
+    }  # fmt: skip
+    of_access = {
+        "ssh_config": "c", "ssh_command": "ssh", "connect_timeout_s": 1.0, "lease_s": 2.0, "warm_idle_s": 3.0, "cold": True
+    }  # fmt: skip
+    found = distmagic.run(len, [], hosts="gpu-a:4", env={"A": "1"}, python="/p", **of_job, **of_access)
+    assert found == "the run"
+    assert session.spec == JobSpec(env=(("A", "1"),), **of_job)
+    assert session.access == Access(pythons=(("", "/p"),), **of_access)
+    assert [host.name for host in session.hosts] == ["gpu-a"]
+    distmagic.run(len, [], detach=True, nnodes=3)
+    assert (session.spec.detach, session.spec.nnodes, session.hosts) == (True, (3, 3), ())
+
+
+def test_options_that_are_not_given_leave_access_as_it_is(session):
+    way = Access(ssh_config="mine", lease_s=5.0, cold=True, pythons=(("gpu-a", "/a"),))
+    distmagic.run(len, [], access=way)
+    assert session.access == way
+    distmagic.run(len, [], access=way, cold=False)
+    assert session.access == Access(ssh_config="mine", lease_s=5.0, pythons=(("gpu-a", "/a"),))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("host", "Did you mean hosts?"),
+        ("time_out_s", "Did you mean timeout_s?"),
+        ("nproc", "Did you mean nproc_per_node?"),
+        ("payload_limit", "Did you mean payload_limit_bytes?"),
+        ("xyz", ""),
+    ],
+)
+def test_a_wrong_option_is_answered_with_the_nearest(session, name, hint):
+    with pytest.raises(SpecError) as caught:
+        distmagic.run(len, [], **{name: 1})
+    assert (caught.value.message, caught.value.hint) == (f"There is no option {name!r}.", hint)
+
+
+def test_tab_after_distmagic_offers_what_is_public():
+    assert set(dir(distmagic)) == set(distmagic.__all__)

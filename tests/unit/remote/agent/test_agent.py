@@ -1,0 +1,375 @@
+"""The agent's loop, with a torchrun, processes and a clock that are ours: why it stops, and whom it waits for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from distmagic.remote.agent import agent as agent_module
+from distmagic.remote.agent.agent import Agent
+from distmagic.remote.agent.rank_table import RankTable
+from distmagic.remote.engine import engine_start
+from distmagic.remote.records import journal, places
+from distmagic.remote.records.journal import Journal
+from distmagic.remote.system import processes
+from distmagic.remote.wire import protocol
+from tests.unit.remote.wire.test_protocol import START
+
+JOB = f"unit-{os.getpid()}"
+LEASE_S = 60.0
+ENGINE = 4_194_999  # no process: Linux gives no pid beyond 4,194,304
+CHILD = processes.ProcessInfo(pid=ENGINE + 1, parent=1, started=7, state="S", name="python", exit_status=0)
+A = TypeVar("A", bound=protocol.Message)
+
+
+class Node:
+    """An agent whose torchrun ends when `ended` says so, with what else runs in `tree`; `signals` are those it sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: protocol.StartNode) -> None:
+        self.now = 1000.0
+        self.ended: dict[int, int] = {}
+        self.tree = (CHILD,)
+        self.signals: list[int] = []
+        self.limit_of_ranks = 0
+        self.pipes = [os.pipe(), os.pipe()]
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.path = str(places.make_run_dir(start.job, start.node_rank) / "readers")
+        self.listener.bind(self.path)
+        self.listener.listen(16)
+        monkeypatch.setattr(engine_start, "start_engine", self._start_engine)
+        monkeypatch.setattr(processes, "reap", self._reap)
+        monkeypatch.setattr(processes, "descendants", lambda _: self.tree)
+        monkeypatch.setattr(processes, "send", lambda _, number: self.signals.append(number))
+        self.agent = Agent(start, self.listener, lambda: self.now)
+        self.agent.begin()
+
+    def _start_engine(self, *_: object) -> tuple[int, int, int]:
+        self.limit_of_ranks = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return ENGINE, self.pipes[0][0], self.pipes[1][0]
+
+    def _reap(self) -> dict[int, int]:
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def step(self, seconds: float = 0.05) -> None:
+        self.now += seconds
+        self.agent.turn(0.0)
+
+    def end(self, code: int = 0) -> None:
+        """End torchrun, and all processes with it."""
+        self.ended, self.tree = {ENGINE: code << 8}, ()
+        self.step()
+        self.step()
+
+    def follow(self, after: int = 0) -> socket.socket:
+        """Connect as a notebook's contact does."""
+        conn = socket.socket(socket.AF_UNIX)
+        conn.connect(self.path)
+        self.send(conn, protocol.FollowJob(job=JOB, node_rank=0, after=after))
+        return conn
+
+    def send(self, conn: socket.socket, request: protocol.Message) -> None:
+        conn.sendall(protocol.encode(request))
+        self.step()
+        self.step()
+
+    def events(self, kind: type[A]) -> list[A]:
+        """Return the journal's events of a kind."""
+        found = [protocol.decode(line)[1] for _, line in journal.read(self.agent.folder)]
+        return [event for event in found if isinstance(event, kind)]
+
+    def close(self) -> None:
+        for key in list(self.agent.selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):  # of readers, and the two that listen
+                key.fileobj.close()
+        self.agent.selector.close()
+        for _, writing in self.pipes:
+            os.close(writing)
+
+
+@pytest.fixture(autouse=True)
+def own_process() -> Iterator[None]:
+    """What an agent changes in its own process is changed back in this one."""
+    umask, limits = os.umask(0o022), resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    os.umask(umask)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[protocol.StartNode]:
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    places.job_dir(JOB, 0).mkdir(parents=True)
+    yield replace(START, job=JOB, node_rank=0, terms=replace(START.terms, lease_s=LEASE_S))
+    shutil.rmtree(places.run_dir(JOB, 0), ignore_errors=True)
+
+
+@pytest.fixture
+def node(start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    made = Node(monkeypatch, start)
+    yield made
+    made.close()
+
+
+def test_a_job_that_ends_well(node: Node) -> None:
+    node.step()
+    assert not node.agent.may_go()
+    node.end()
+    assert node.events(protocol.EngineEnded) == [protocol.EngineEnded(code=0)]
+    assert node.events(protocol.Final) == [protocol.Final(reason="done")]
+    assert node.events(protocol.Stopping) == []
+    assert node.agent.may_go()
+    assert not node.agent.run_dir.exists()
+
+
+def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
+    node.agent.got_sigterm = True
+    node.step()
+    assert node.signals == [signal.SIGTERM]
+    node.step(2.9)
+    assert node.signals == [signal.SIGTERM]
+    conn = node.follow()
+    node.send(conn, protocol.StopNode(grace_s=60.0, reason="interrupted"))
+    assert set(node.signals[1:]) == {signal.SIGKILL}
+    conn.close()
+    node.end(1)
+    reason = "the agent was asked to end"
+    assert node.events(protocol.Stopping) == [protocol.Stopping(reason=reason, culprit=0)]
+    assert node.events(protocol.Final) == [protocol.Final(reason=reason)]
+
+
+def test_a_process_that_survives_sigkill_is_named(node: Node) -> None:
+    node.agent.got_sigterm = True
+    node.step()
+    node.step(14.0)
+    (final,) = node.events(protocol.Final)
+    assert final.survivors == (f"python (pid {CHILD.pid}, state S)",)
+
+
+def test_a_torchrun_that_fails_ends_the_node(node: Node) -> None:
+    node.end(1)
+    assert node.events(protocol.Stopping) == [protocol.Stopping(reason="failed", culprit=0)]
+    assert node.events(protocol.Final) == [protocol.Final(reason="failed")]
+
+
+def test_a_job_ends_with_its_lease_and_a_request_renews_it(node: Node) -> None:
+    conn = node.follow()
+    node.step(LEASE_S - 1)
+    node.send(conn, protocol.RenewLease())
+    node.step(LEASE_S - 1)
+    assert node.events(protocol.Stopping) == []
+    node.step(2.0)
+    assert node.events(protocol.Stopping) == [protocol.Stopping(reason="lease")]
+    conn.close()
+
+
+def test_a_detached_job_needs_no_lease(node: Node) -> None:
+    conn = node.follow()
+    node.send(conn, protocol.DetachJob())
+    node.step(10 * LEASE_S)
+    assert node.events(protocol.Detached) == [protocol.Detached(why="asked")]
+    assert node.events(protocol.Stopping) == []
+    conn.close()
+
+
+def test_the_lead_ends_the_job_after_its_timeout(start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
+    node.step(10.5)
+    assert node.events(protocol.Stopping) == []
+    node.step(1.0)
+    assert node.events(protocol.Stopping) == [protocol.Stopping(reason="timeout")]
+    node.close()
+
+
+def test_the_agent_waits_until_a_reader_has_everything(node: Node) -> None:
+    conn = node.follow()
+    node.agent.journal.add(protocol.Notice(text="x" * 900_000))
+    node.end()
+    assert not node.agent.may_go()
+    while not node.agent.may_go():
+        assert conn.recv(1 << 20)
+        node.step()
+    conn.close()
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(node: Node) -> None:
+    """Its notebook has gone without a reset; another one renews the lease."""
+    half_open, good = node.follow(), node.follow()
+    node.agent.journal.add(protocol.Notice(text="x" * 900_000))
+    node.end()
+    good.setblocking(False)
+    while node.agent.readers[1].has_all(node.agent.journal) is False:
+        good.recv(1 << 20)
+        node.step()
+    node.step(4.0)
+    assert not node.agent.may_go()
+    node.step(1.5)
+    assert len(node.agent.readers) == 1
+    assert node.agent.may_go()
+    half_open.close()
+    good.close()
+
+
+def test_a_stalled_reader_is_dropped_when_its_notebook_comes_back(node: Node) -> None:
+    half_open = node.follow()
+    node.agent.journal.add(protocol.Notice(text="x" * 900_000))
+    node.step()
+    node.step(6.0)
+    idle = node.follow(after=node.agent.journal.last)
+    assert len(node.agent.readers) == 1
+    node.step(6.0)
+    again = node.follow(after=node.agent.journal.last)
+    assert len(node.agent.readers) == 2, "one that has everything is no stalled one"
+    for conn in (half_open, idle, again):
+        conn.close()
+
+
+def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    node.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Agent, "_accept_reader", no_descriptor)
+        waiting = socket.socket(socket.AF_UNIX)
+        waiting.connect(node.path)
+        node.step()
+        node.step()
+    texts = [notice.text for notice in node.events(protocol.Notice)]
+    assert texts == ["the agent goes on after an error of the system: [Errno 24] Too many open files"]
+    node.send(waiting, protocol.FollowJob(job=JOB, node_rank=0))
+    assert waiting.recv(100).startswith(b'{"t":"hello"')
+    waiting.close()
+
+
+def test_a_journal_that_can_not_be_read_costs_the_reader_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "after", stale)
+        for _ in range(2):
+            conn = node.follow()
+            assert conn.recv(100) == b""
+            conn.close()
+    texts = [notice.text for notice in node.events(protocol.Notice)]
+    assert texts == [f"can't read the journal in {node.agent.folder}: [Errno 116] Stale file handle"]
+    again = node.follow()
+    assert again.recv(100).startswith(b'{"t":"hello"')
+    again.close()
+
+
+def test_a_job_goes_on_without_its_folder(node: Node) -> None:
+    """The user has removed ~/.distmagic to make room: what is gone is told, what is in memory is sent."""
+    for _ in range(200):
+        node.agent.journal.add(protocol.Notice(text="x" * 30_000))
+    last = node.agent.journal.last
+    shutil.rmtree(node.agent.folder)
+    conn = node.follow(after=0)
+    data = b""
+    while data.count(b"\n") < 1:
+        data += conn.recv(1 << 16)
+        node.step()
+    number, first = protocol.decode(data.partition(b"\n")[0] + b"\n")
+    assert number == 1
+    assert isinstance(first, protocol.Skipped)
+    assert 1 < first.through < last
+    assert len(node.agent.readers) == 1
+    conn.close()
+
+
+def test_the_sockets_look_used_to_a_cleaner_of_tmp(node: Node) -> None:
+    paths = (node.agent.run_dir, node.agent.run_dir / "readers", node.agent.run_dir / "ranks")
+    for path in paths:
+        os.utime(path, (0, 0))
+    node.step(31.0)
+    assert all(time.time() - path.stat().st_mtime < 1000 for path in paths)
+
+
+def test_the_agent_may_open_more_files_than_its_ranks(
+    start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    node = Node(monkeypatch, start)
+    assert node.limit_of_ranks == 512
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    node.close()
+
+
+def test_too_many_ranks_for_the_hosts_limit_have_a_clear_error(
+    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
+    table = RankTable(tmp_path, node.agent.journal, node.agent.selector, lambda: 0.0)
+    with pytest.raises(RuntimeError) as caught:
+        table._accept(Full())  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "Too many open files: this host allows a process 4,096, and the agent has 7 for each rank. "
+        "Raise the hard limit (ulimit -Hn), or start fewer ranks here (--nproc-per-node)"
+    )
+
+
+BREAKS_DOWN = """
+import os, socket, subprocess, sys
+from distmagic.remote.agent import agent
+from distmagic.remote.engine import engine_start
+from distmagic.remote.records import places
+from distmagic.remote.wire import protocol
+
+start = protocol.decode(sys.stdin.buffer.readline())[1]
+places.job_dir(start.job, 0).mkdir(parents=True, exist_ok=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(str(places.make_run_dir(start.job, 0) / "readers"))
+
+def start_engine(*_):
+    # It leaves an orphan in a session of its own, as daemons do; no parent takes that along.
+    command = "import subprocess, sys; print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True)"
+    engine = subprocess.Popen([sys.executable, "-c", command])
+    engine.returncode = 0
+    return engine.pid, os.pipe()[0], os.pipe()[0]
+
+def run(self):
+    self.turn(5.0)
+    while not (orphans := agent.processes.descendants(os.getpid())) or orphans[0].name != "sleep":
+        self.turn(0.05)
+    raise RuntimeError("broken")
+
+engine_start.start_engine = start_engine
+agent.Agent.run = run
+agent.serve(start, listener)
+"""
+
+
+def test_an_agent_that_breaks_down_takes_everything_along(start: protocol.StartNode) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(BREAKS_DOWN)], input=protocol.encode(start), capture_output=True,
+        timeout=50, check=False,
+    )  # fmt: skip
+    assert done.stderr.decode().endswith("RuntimeError: broken\n")
+    orphan = processes.read(int(done.stdout))
+    assert orphan is None or orphan.state in "ZX"
+    assert not places.run_dir(JOB, 0).exists()
+
+
+def test_the_engine_s_unwinding_is_no_break_down() -> None:
+    """A child that is forked in `begin` passes through `serve` by `BecomeChild`: it must end nobody's processes."""
+    assert not issubclass(agent_module.engine_start.forking.BecomeChild, Exception)

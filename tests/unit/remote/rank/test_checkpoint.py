@@ -1,0 +1,110 @@
+"""Snapshots: which one is taken, by whom it was written, and that nothing is left of those that were cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote.rank import checkpoint
+from distmagic.remote.rank.checkpoint import Snapshot
+
+HOST = os.uname().nodename
+
+
+def a_snapshot(step: int, job: str) -> Snapshot:
+    return Snapshot(step=step, job=job, host="gpu-a")
+
+
+@pytest.mark.parametrize(
+    ("found", "rank"),
+    [
+        ([], None),
+        ([None, None], None),
+        ([None, a_snapshot(3, "now")], 1),
+        ([a_snapshot(3, "now"), a_snapshot(5, "now"), a_snapshot(5, "now")], 1),
+        ([a_snapshot(3, "now"), None, a_snapshot(99, "older")], 0),
+        ([a_snapshot(3, "now"), None, a_snapshot(99, "")], 0),
+        ([a_snapshot(3, "older"), a_snapshot(99, "oldest")], 1),
+    ],
+)
+def test_a_snapshot_of_this_job_comes_before_any_other(found: list[Snapshot | None], rank: int | None) -> None:
+    assert checkpoint.newest(found, "now") == rank
+
+
+def test_without_a_job_the_newest_is_taken() -> None:
+    assert checkpoint.newest([a_snapshot(3, ""), a_snapshot(99, "older")], "") == 1
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "words"),
+    [("job-1", "job-1", "this job"), ("job-1", "job-2", "job job-1"), ("", "job-2", "an unknown job")],
+)
+def test_one_line_says_which_snapshot_was_taken(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    writer: str,
+    reader: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv("DISTMAGIC_JOB", writer)
+    path = tmp_path / "a" / "snapshot.pt"
+    assert checkpoint.load(path) is None
+    checkpoint.save({"epoch": 7}, path, step=7)
+    monkeypatch.setenv("DISTMAGIC_JOB", reader)
+    assert checkpoint.load(path) == {"epoch": 7}
+    line = f"distmagic.checkpoint: {path}: took step 7, from {HOST}, written by {words}\n"
+    assert capsys.readouterr().err == line
+
+
+def test_other_local_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    checkpoint.save({}, tmp_path / "snapshot.pt", step=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_ranks_of_this_host_were_writing_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    kept = [f".snapshot.pt.{HOST}.{os.getppid()}", f".snapshot.pt.other.{ended.pid}", f".snapshot.pt.{HOST}.mine"]
+    for name in (*kept, f".snapshot.pt.{HOST}.{ended.pid}"):
+        (tmp_path / name).write_bytes(b"half of it")
+    checkpoint.save({}, tmp_path / "snapshot.pt", step=1)
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "snapshot.pt"}
+
+
+RANK = """
+import json, sys
+import torch.distributed as dist
+from distmagic import checkpoint
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+print(json.dumps(checkpoint.load(f"{folder}/{rank}.pt")))
+dist.destroy_process_group()
+"""
+
+
+def test_a_stale_snapshot_of_another_run_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that was away comes back with the file of an earlier experiment, which went on for longer."""
+    monkeypatch.setenv("DISTMAGIC_JOB", "now")
+    checkpoint.save({"weights": "ours"}, tmp_path / "0.pt", step=10)
+    monkeypatch.setenv("DISTMAGIC_JOB", "older")
+    checkpoint.save({"weights": "stale"}, tmp_path / "1.pt", step=99)
+    env = {**os.environ, "DISTMAGIC_JOB": "now"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path)], env=env, stdout=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ends = [rank.communicate(timeout=50) for rank in ranks]
+    assert [json.loads(out) for out, _ in ends] == [{"weights": "ours"}, {"weights": "ours"}]
+    said = [line for _, err in ends for line in err.splitlines() if "distmagic" in line]
+    assert said == [f"distmagic.checkpoint: {tmp_path}/0.pt: took step 10, from {HOST}, written by this job"]

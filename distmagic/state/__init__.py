@@ -48,12 +48,12 @@ Beside the phase, a node may be
 - *broken* (Broken, until Mended; launcher): there is no connection just now. Its ranks go on.
 - *stopping* (NodeStopping, agent): its agent ends its ranks, for this reason.
 - *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
-- *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken back
-  when the node itself tells why it stops, or is heard again.
-- *lost* (an entry in `RunState.lost`). Two senders cause it. The launcher tells Lost, as decide.py says: it could not reach
-  the node for too long, the others don't hear it, or it did not confirm its end. In an elastic job an accusation is a loss at once, decided in fold.py
-  (`_accuse`): the lead goes on without the node, so nobody waits for the node's own word. Only PeerState "back"
-  takes a loss back. A node that is gone can't become lost.
+- *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken
+  back when the node itself tells why it stops, or is heard again.
+- *lost* (an entry in `RunState.lost`). Two senders cause it. The launcher tells Lost, when decide.py says so: it could
+  not reach the node for too long, the others don't hear it, or it did not confirm its end. In an elastic job an
+  accusation is a loss at once, decided in fold.py (`_accuse`): the lead goes on without the node, so nobody waits for
+  the node's own word. Only PeerState "back" takes a loss back. A node that is gone can't become lost.
 
 A rank
 ------

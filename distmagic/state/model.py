@@ -122,7 +122,7 @@ class OutputLine:
 class StackDump:
     """The answers to one request for stacks, by rank. The first answer came at `at_s`.
 
-    `asked` names the request. `nodes` are those that have answered for all their ranks.
+    `request_id` names the request. `nodes` are those that have answered for all their ranks.
     """
 
     request_id: str

@@ -35,7 +35,9 @@ def jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 def test_the_table_names_the_owner():
-    rows = table([ENDED, THEIRS, replace(ENDED, name="script", terms=replace(TERMS, owner=""))], 60.0, MINE).splitlines()
+    rows = table(
+        [ENDED, THEIRS, replace(ENDED, name="script", terms=replace(TERMS, owner=""))], 60.0, MINE
+    ).splitlines()
     assert [row.split("1.0 MB")[1].strip() for row in rows[1:]] == ["this notebook", "laptop:/you.ipynb", ""]
 
 

@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.lab import HostSetup, Lab, isolate
-from tests.system.components import in_ci, reason_without
+# jsonschema, which nbformat imports, builds a grammar of IRIs with this library if it is there: four seconds in each
+# worker of pytest-xdist, for a check that no notebook needs. With None its import fails, which jsonschema allows for.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+
+from tests.lab import HostSetup, Lab, isolate  # noqa: E402
+from tests.system.components import in_ci, reason_without  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,7 +6,8 @@ The looks are in style.css, which travels with every page. What a notebook does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -93,71 +94,80 @@ def _table(view: Overview) -> str:
     if not rows:
         return ""
     metrics = [name for name in view.metrics if any(name in row.metrics for row in rows)][:_MAX_METRICS]
-    shown = _Shown(rows, is_large=len(view.groups) > 1)
-    titles = _titles(metrics, shown)
-    lines = ["<tr>" + "".join(f'<th class="{cls}">{escape(title)}</th>' for title, cls in titles) + "</tr>"]
+    columns = _columns(rows, metrics, is_large=len(view.groups) > 1)
+    titles = [f'<th class="{column.cls}">{escape(column.title)}</th>' for column in columns]
+    lines = [f"<tr>{''.join(titles)}</tr>"]
+    index = 0
     for group in view.groups:
         if group.title:
-            lines.append(f'<tr><th class="dm-title" colspan="{len(titles)}">{escape(group.title)}</th></tr>')
-        lines += [_row(row, metrics, shown) for row in group.rows]
+            lines.append(f'<tr><th class="dm-title" colspan="{len(columns)}">{escape(group.title)}</th></tr>')
+        for row in group.rows:
+            cells = "".join(column.cells[index] for column in columns)
+            lines.append(f'<tr class="{_phase_class(_state_word(row))}">{cells}</tr>')
+            index += 1
     return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>'
 
 
-class _Shown:
-    """Which of the columns that may be empty have something to say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """One column: the title as text, and the cells of all rows as HTML. `cls` is the title's class."""
 
-    def __init__(self, rows: Sequence[Row], *, is_large: bool) -> None:
-        self.name = any(row.name for row in rows)
-        self.device = not is_large and any(row.device for row in rows)
-        self.bar = any(row.fraction is not None for row in rows)
-        self.count = any(row.count for row in rows)
-        self.rate = any(row.rate for row in rows)
-        self.left = any(row.left for row in rows)
-        self.note = any(row.inner or row.note for row in rows)
+    title: str
+    cls: str
+    cells: list[str]
+    is_empty: bool = False
 
 
-def _titles(metrics: Sequence[str], shown: _Shown) -> list[tuple[str, str]]:
-    found = [
-        ("rank", "dm-n") if shown.name else None,
-        ("host", ""),
-        ("device", "") if shown.device else None,
-        ("state", ""),
+def _columns(rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool) -> list[_Column]:
+    """Return the columns, without those that are empty in every row. A large run has no column of devices."""
+    columns = [
+        _column("rank", [_name(row) for row in rows], "dm-n", "dm-n"),
+        _column("host", [escape(cut_middle(row.host, _NAME)) for row in rows]),
     ]
-    found += [("progress", "") if shown.bar else None, ("step", "dm-n") if shown.count else None]
-    found += [(cut_middle(plain(name), _TITLE), "dm-n") for name in metrics]
-    found += [("rate", "dm-n") if shown.rate else None, ("left", "dm-n") if shown.left else None]
-    found += [("", "dm-note") if shown.note else None]
-    return [title for title in found if title is not None]
-
-
-def _row(row: Row, metrics: Sequence[str], shown: _Shown) -> str:
-    name = escape(row.name) if row.rank is None else f'<b class="{palette(row.rank)}">{row.rank}</b>'
-    word = "slow" if row.slow else row.phase
-    cells: list[tuple[str, str] | None] = [
-        (name, "dm-n") if shown.name else None,
-        (escape(cut_middle(row.host, _NAME)), ""),
-        (escape(row.device[:_NAME]), "") if shown.device else None,
-        (escape(word), "dm-state"),
-        ("" if row.fraction is None else f"{_bar(row.fraction)} {q.percent(row.fraction)}", "") if shown.bar else None,
-        (escape(row.count), "dm-n") if shown.count else None,
-        *(_metric(row.metrics.get(name)) for name in metrics),
-        (escape(row.rate), "dm-n") if shown.rate else None,
-        (escape(row.left), "dm-n") if shown.left else None,
-        (escape(cut(", ".join(text for text in (row.inner, row.note) if text), _NOTE)), "dm-note")
-        if shown.note
-        else None,
+    if not is_large:
+        columns.append(_column("device", [escape(row.device[:_NAME]) for row in rows]))
+    columns += [
+        _column("state", [escape(_state_word(row)) for row in rows], "", "dm-state"),
+        _column("progress", [_progress(row) for row in rows]),
+        _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
     ]
-    return f'<tr class="{_phase_class(word)}">' + "".join(_cells(cells)) + "</tr>"
+    for name in metrics:
+        cells = [_cell(*_metric(row.metrics.get(name))) for row in rows]
+        columns.append(_Column(title=cut_middle(plain(name), _TITLE), cls="dm-n", cells=cells))
+    columns += [
+        _column("rate", [escape(row.rate) for row in rows], "dm-n", "dm-n"),
+        _column("left", [escape(row.left) for row in rows], "dm-n", "dm-n"),
+        _column("", [_note(row) for row in rows], "dm-note", "dm-note"),
+    ]
+    return [column for column in columns if not column.is_empty]
+
+
+def _column(title: str, texts: list[str], title_cls: str = "", cell_cls: str = "") -> _Column:
+    cells = [_cell(text, cell_cls) for text in texts]
+    return _Column(title=title, cls=title_cls, cells=cells, is_empty=not any(texts))
+
+
+def _cell(html: str, cls: str = "") -> str:
+    return f'<td class="{cls}">{html}</td>' if cls else f"<td>{html}</td>"
+
+
+def _name(row: Row) -> str:
+    return escape(row.name) if row.rank is None else f'<b class="{palette(row.rank)}">{row.rank}</b>'
+
+
+def _state_word(row: Row) -> str:
+    return "slow" if row.slow else row.phase
+
+
+def _progress(row: Row) -> str:
+    return "" if row.fraction is None else f"{_bar(row.fraction)} {q.percent(row.fraction)}"
+
+
+def _note(row: Row) -> str:
+    return escape(cut(", ".join(text for text in (row.inner, row.note) if text), _NOTE))
 
 
 def _metric(value: float | None) -> tuple[str, str]:
     if value is None:
         return "", "dm-n"
     return q.number(value), "dm-n" if abs(value) < float("inf") else "dm-n dm-bad"
-
-
-def _cells(cells: Iterable[tuple[str, str] | None]) -> Iterable[str]:
-    for cell in cells:
-        if cell is not None:
-            text, cls = cell
-            yield f'<td class="{cls}">{text}</td>' if cls else f"<td>{text}</td>"

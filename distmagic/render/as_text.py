@@ -59,11 +59,14 @@ def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
 def milestones(before: RunState | None, after: RunState) -> tuple[str, ...]:
     """Return what is worth a line in a log: the run's phase if it changed, and what went wrong meanwhile."""
     view = overview(after)
-    told = overview(before) if before is not None else None
-    said = {alert.text for alert in told.alerts} if told else set()
-    lines = [f"{_MARKS[alert.level]} {alert.text}" for alert in view.alerts if alert.text not in said]
-    if told is None or told.phase != view.phase:
-        lines.insert(0, _headline(view))
+    old_phase = ""
+    old_texts: set[str] = set()
+    if before is not None:
+        old = overview(before)
+        old_phase = old.phase
+        old_texts = {alert.text for alert in old.alerts}
+    lines = [] if view.phase == old_phase else [_headline(view)]
+    lines += [f"{_MARKS[alert.level]} {alert.text}" for alert in view.alerts if alert.text not in old_texts]
     return tuple(lines)
 
 
@@ -74,7 +77,7 @@ def headline(state: RunState) -> str:
 
 def _headline(view: Overview) -> str:
     phase = view.phase if view.fraction is None else f"{view.phase} {q.percent(view.fraction)}"
-    return " · ".join((phase, *view.facts, *([view.slow] if view.slow else [])))
+    return " · ".join(part for part in (phase, *view.facts, view.slow) if part)
 
 
 def label(line: OutputLine) -> str:
@@ -98,9 +101,14 @@ def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
     """Return the rows that want to be seen most, in their own order, and one that counts the others."""
     if len(rows) <= room:
         return list(rows)
-    order = sorted(range(len(rows)), key=lambda i: (PHASES.index(rows[i].phase) if rows[i].phase in PHASES else -1,
-                                                    not rows[i].slow, rows[i].fraction or 0.0))  # fmt: skip
-    kept = [rows[i] for i in sorted(order[: room - 1])]
+
+    def urgency_of(index: int) -> tuple[int, bool, float]:
+        row = rows[index]
+        phase = PHASES.index(row.phase) if row.phase in PHASES else -1  # a host without ranks comes first
+        return phase, not row.slow, row.fraction or 0.0
+
+    most_urgent_first = sorted(range(len(rows)), key=urgency_of)
+    kept = [rows[index] for index in sorted(most_urgent_first[: room - 1])]
     return [*kept, Row(name="", host=f"and {len(rows) - len(kept)} more", phase="")]
 
 
@@ -130,11 +138,11 @@ def _line(cells: Sequence[str], width: int) -> str:
 
 def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
     """Return the columns that say anything. The last one, the notes, has no fixed width."""
-    values = [
-        _Column(title=plain(name)[:16], right=True, spare=3 + i,
-                cells=tuple(q.number(row.metrics[name]) if name in row.metrics else "" for row in rows))
-        for i, name in enumerate(metrics)
-    ]  # fmt: skip
+    values = []
+    for index, name in enumerate(metrics):
+        cells = tuple(q.number(row.metrics[name]) if name in row.metrics else "" for row in rows)
+        values.append(_Column(title=plain(name)[:16], right=True, spare=3 + index, cells=cells))
+    notes = tuple(", ".join(text for text in (row.inner, row.note) if text) for row in rows)
     columns = [
         _Column(title="rank", cells=tuple(row.name for row in rows), right=True),
         _Column(title="host", cells=tuple(cut_middle(row.host, 24) for row in rows)),
@@ -145,7 +153,7 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
         *values,
         _Column(title="rate", cells=tuple(row.rate for row in rows), right=True, spare=4),
         _Column(title="left", cells=tuple(row.left for row in rows), right=True, spare=3),
-        _Column(title="", cells=tuple(", ".join(t for t in (row.inner, row.note) if t) for row in rows)),
+        _Column(title="", cells=notes),
     ]
     return [column for column in columns if column.title == "state" or any(column.cells)]
 

@@ -119,17 +119,20 @@ def _part(value: float, low: float, high: float) -> float:
 
 
 def _figure(curve: _Curve) -> str:
-    points = curve.points
-    xs = [*(x for x, _ in points), *curve.holes] or [0.0]
-    ys = [y for _, y in points] or [0.0]
-    frame = _Frame(left=min(xs), right=max(xs), low=min(ys), high=max(ys))
-    inner = "".join(
-        (*(_band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)), _marks(curve, frame))
+    xs = [x for x, _ in curve.points]
+    xs += curve.holes
+    ys = [y for _, y in curve.points]
+    frame = _Frame(
+        left=min(xs, default=0.0), right=max(xs, default=0.0), low=min(ys, default=0.0), high=max(ys, default=0.0)
     )
+    paths = _band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)
+    inner = "".join(paths) + _marks(curve, frame)
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img">{inner}</svg>'
-    top, bottom = (q.number(frame.high), q.number(frame.low)) if points else ("", "")
+    top = q.number(frame.high) if ys else ""
+    bottom = q.number(frame.low) if ys else ""
+    left, right = _x_words(frame.left, curve), _x_words(frame.right, curve)
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'
-    x_axis = f'<div class="dm-axis dm-x"><span>{_x_words(frame.left, curve)} </span><span>{_x_words(frame.right, curve)}</span></div>'
+    x_axis = f'<div class="dm-axis dm-x"><span>{left} </span><span>{right}</span></div>'
     return f'<figure class="dm-curve"><figcaption>{_caption(curve)}</figcaption>{y_axis}{drawing}{x_axis}</figure>'
 
 
@@ -164,10 +167,13 @@ def _path(line: Sequence[XY], frame: _Frame) -> str:
 
 
 def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
+    """Yield the band from the lowest to the highest value of all ranks, and the line of their means, in `_BINS` steps."""
     bins: dict[int, list[float]] = {}
-    places = {x: min(_BINS - 1, int(_part(x, frame.left, frame.right) * _BINS)) for x in {x for x, _ in curve.points}}
+    bin_of: dict[float, int] = {}  # ranks share most of their steps
     for x, y in curve.points:
-        bins.setdefault(places[x], []).append(y)
+        if x not in bin_of:
+            bin_of[x] = min(_BINS - 1, int(_part(x, frame.left, frame.right) * _BINS))
+        bins.setdefault(bin_of[x], []).append(y)
     at = [(round(_WIDE * (i + 0.5) / _BINS), values) for i, values in sorted(bins.items())]
     if not at:
         return

@@ -67,7 +67,9 @@ def overview(state: RunState) -> Overview:
 def _share_sent(state: RunState) -> float | None:
     """Return how much of what all hosts lack has been sent, where that is what goes on."""
     total = sum(node.total_bytes for node in state.nodes)
-    return sum(node.sent_bytes for node in state.nodes) / total if total and state.phase == "sending" else None
+    if not total or state.phase != "sending":
+        return None
+    return sum(node.sent_bytes for node in state.nodes) / total
 
 
 def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
@@ -75,7 +77,8 @@ def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
     took = q.duration(state.before_s + state.at_s)
     yield f"took {took}" if state.is_over else took
     if state.phase == "connecting" and len(state.nodes) > 1:
-        yield f"{sum(node.phase != 'connecting' for node in state.nodes)} of {len(state.nodes)} connected"
+        connected = sum(node.phase != "connecting" for node in state.nodes)
+        yield f"{connected} of {len(state.nodes)} connected"
     left = [w.eta_s for w in workers if w.eta_s is not None]
     if left and state.phase == "running":
         yield f"{q.eta(max(left))} left"
@@ -96,9 +99,13 @@ def _slow_words(state: RunState, slow: set[int]) -> str:
 
 def _size(state: RunState) -> str:
     lost = state.lost_nodes
-    there = {n.host for n in state.nodes if not state.is_elastic or (n.node_rank not in lost and n.stopping != "lost")}
-    names = [plain(host) for host in dict.fromkeys(node.host for node in state.nodes) if host in there]
-    hosts = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts"  # more are not read
+    there = set()
+    for node in state.nodes:
+        if not state.is_elastic or (node.node_rank not in lost and node.stopping != "lost"):
+            there.add(node.host)
+    all_hosts = dict.fromkeys(node.host for node in state.nodes)  # each once: a host may have been several nodes
+    names = [plain(host) for host in all_hosts if host in there]
+    hosts = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts"  # nobody reads more names
     ranks = state.world_size or len(state.workers)
     if not ranks:
         return hosts
@@ -125,8 +132,9 @@ def _failure(state: RunState) -> Iterable[Alert]:
         if state.stopping or not any(node.unusable for node in state.nodes):  # else the hosts' own rows show it
             yield Alert(level="warning" if state.stopping else "error", text=one_line(state.abandoned))
         return
-    told = state.first_failure is None or state.first_failure in state.workers
-    if not told or not (state.is_over or state.first_failure is not None):
+    if state.first_failure is None and not state.is_over:
+        return
+    if state.first_failure is not None and state.first_failure not in state.workers:
         return
     error = verdict(state)
     if error is not None:
@@ -137,9 +145,8 @@ def _failure(state: RunState) -> Iterable[Alert]:
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
     if not state.is_over:
-        yield from (
-            Alert(level="error", text=f"{plain(state.nodes[i].host)}: {one_line(why)}") for i, why in state.lost
-        )
+        for lost, why in state.lost:
+            yield Alert(level="error", text=f"{plain(state.nodes[lost].host)}: {one_line(why)}")
         for node in state.nodes:
             if node.broken and node.phase != "gone":
                 why = one_line(node.broken.removeprefix(f"{node.host}: ")).rstrip(".")

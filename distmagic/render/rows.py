@@ -109,9 +109,9 @@ def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> I
         rows = [_rank_row(state, w, slow) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
-    picked = _picked(workers, slow)
+    picked = [_rank_row(state, worker, slow) for worker in _picked(workers, slow)]
     if picked:
-        yield Group(title="failed and slowest ranks", rows=tuple(_rank_row(state, w, slow) for w in picked))
+        yield Group(title="failed and slowest ranks", rows=tuple(picked))
     rows = [_host_row(state, node, by_node[node.node_rank]) for node in state.nodes if node.node_rank in by_node]
     yield Group(title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting)))
 
@@ -123,10 +123,15 @@ def _has_come_back(state: RunState, node: NodeState) -> bool:
 
 
 def _picked(workers: Sequence[WorkerState], slow: set[int]) -> list[WorkerState]:
-    failed = [w for w in workers if w.phase in ("failed", "lost")][:_PICKED]
+    """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
+
+    Two of the latter are shown in any case, more where more ranks are slow.
+    """
+    failed = [w for w in workers if w.phase in ("failed", "lost")]
     running = [w for w in workers if w.phase == "running" and w.progress[0] is not None]
-    slowest = sorted(running, key=lambda w: w.progress[0] or 0.0)
-    return failed + slowest[: max(_PICKED // 4, min(_PICKED, len(slow)))]
+    running.sort(key=lambda w: w.progress[0] or 0.0)
+    count = max(_PICKED // 4, min(_PICKED, len(slow)))
+    return failed[:_PICKED] + running[:count]
 
 
 def _bounded(rows: list[Row]) -> list[Row]:

@@ -19,20 +19,19 @@ def stacks_text(found: Explanation, job: str) -> str:
 
 def stacks_html(found: Explanation, job: str) -> str:
     """Return the same as a page; the stack of each place is unfolded by a click, that of the odd ranks is open."""
-    parts = [
-        f'<div class="dm-head"><span>{escape(one_line(line))}</span></div>'
-        for line in (_title(found, job), found.advice)
-        if line
-    ]
+    heads = [line for line in (_title(found, job), found.advice) if line]
+    parts = [f'<div class="dm-head"><span>{escape(one_line(line))}</span></div>' for line in heads]
     for index, group in enumerate(found.groups[:SHOWN_GROUPS]):
         words = escape(one_line(hangs.sentence_of(group, None)))
         lines = "\n".join(escape(plain(line)) for line in hangs.stack_lines(group))
         is_odd = not index and len(found.groups) > 1
-        inner = f"<details{' open' if is_odd else ''}><summary>{words}</summary><pre>{lines}</pre></details>"
-        parts.append(_alert(inner if lines else f'<span class="dm-text">{words}</span>', is_odd=is_odd))
-    parts += [
-        _alert(escape(one_line(f"{host} did not tell where its ranks are")), is_odd=True) for host in found.unheard
-    ]
+        inner = f'<span class="dm-text">{words}</span>'
+        if lines:
+            is_open = " open" if is_odd else ""
+            inner = f"<details{is_open}><summary>{words}</summary><pre>{lines}</pre></details>"
+        parts.append(_alert(inner, is_odd=is_odd))
+    unheard = [f"{host} did not tell where its ranks are" for host in found.unheard]
+    parts += [_alert(escape(one_line(line)), is_odd=True) for line in unheard]
     if len(found.groups) > SHOWN_GROUPS:
         parts.append(_alert(f"ranks are at {len(found.groups) - SHOWN_GROUPS} more places", is_odd=False))
     return f'<div class="distmagic">{style()}{"".join(parts)}</div>'

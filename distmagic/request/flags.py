@@ -116,7 +116,7 @@ def help_text() -> str:
 
 def flag_names() -> tuple[str, ...]:
     """Return every long flag, for tab completion."""
-    return ("--help", *(f"--{name}" for name, _, _ in _FLAGS))
+    return ("--help", *(f"--{flag.name}" for flag in _FLAGS))
 
 
 def parse_duration(text: str, where: str) -> float:
@@ -222,14 +222,16 @@ def _parser() -> _Parser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     parser.add_argument("-h", "--help", action="store_true", help="print this text")
-    for name, value, text in _FLAGS:
-        names = ("-o", f"--{name}") if name == "output" else (f"--{name}",)
-        if value is None:
-            parser.add_argument(*names, action="store_true", help=text)
-        elif name in ("env", "python"):
-            parser.add_argument(*names, metavar=value[0], type=value[1], action="append", default=[], help=text)
+    for flag in _FLAGS:
+        names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
+        if not flag.metavar:
+            parser.add_argument(*names, action="store_true", help=flag.help)
+        elif flag.name in ("env", "python"):  # may be repeated
+            parser.add_argument(
+                *names, metavar=flag.metavar, type=flag.read, action="append", default=[], help=flag.help
+            )
         else:
-            parser.add_argument(*names, metavar=value[0], type=value[1], help=text)
+            parser.add_argument(*names, metavar=flag.metavar, type=flag.read, help=flag.help)
     return parser
 
 
@@ -282,49 +284,48 @@ def variable_name(text: str, where: str = "-o") -> str:
     return text
 
 
-_FLAGS: tuple[tuple[str, tuple[str, Callable[[str], object]] | None, str], ...] = (
-    ("hosts", ("LIST", parse_hosts), "hosts and their ranks: gpu-a:4,user@gpu-b:2222:2"),
-    ("hostfile", ("FILE", str), "a file with a host a line: gpu-a slots=4"),
-    ("ssh-config", ("FILE", str), "OpenSSH configuration instead of ~/.ssh/config"),
-    ("ssh-command", ("PROGRAM", str), "reach hosts with the system's ssh program, such as ssh"),
-    (
-        "connect-timeout",
-        ("TIME", _time("--connect-timeout")),
-        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
-    ),
-    ("python", ("[HOST=]PATH", _python), "interpreter of all hosts, or of one; may be repeated"),
-    ("nproc-per-node", ("N", lambda t: parse_slots(t, "--nproc-per-node")), "ranks a host: N, gpu, cpu or auto"),
-    ("nnodes", ("MIN[:MAX]", _nnodes), "number of nodes, or the range of an elastic job"),
-    ("max-restarts", ("N", _number("--max-restarts")), "restarts of all ranks after a failure (0)"),
-    ("rdzv-backend", ("NAME", str), "rendezvous: static or c10d"),
-    ("rdzv-endpoint", ("HOST[:PORT]", str), "address at which the nodes meet"),
-    ("rdzv-id", ("ID", str), "name of the job at the rendezvous"),
-    ("master-port", ("PORT", _number("--master-port")), "port on the first host (a free one)"),
-    ("local-addr", ("ADDRESS", str), "address that a node announces to the others"),
-    ("env", ("NAME[=VALUE]", str), "variable of every rank, NAME alone: as here; may be repeated"),
-    ("cwd", ("DIR", str), "working directory on the hosts"),
-    ("timeout", ("TIME", _time("--timeout")), "end the run after 90s, 10m or 2h"),
-    (
-        "hang-timeout",
-        ("TIME", _time("--hang-timeout")),
-        "end the run when no rank advances for 5m",
-    ),
-    (
-        "lease",
-        ("TIME", _time("--lease")),
-        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
-    ),
-    ("on-disconnect", ("WHAT", str), "without the notebook for that long: stop (usual) or keep going"),
-    ("node-lost-after", ("TIME", _time("--node-lost-after")), "a silent host is lost (10s)"),
-    ("detach", None, "return as soon as the job runs; it needs no notebook then"),
-    ("warm-idle", ("TIME", _idle), "how long hosts keep torch loaded for the next run (15m; 0: not at all)"),
-    ("cold", None, "start every process anew: nothing is kept loaded, and nothing that is gets used"),
-    (
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """One flag of the line. `metavar` stands for its value in the help, "" for a switch; `read` makes the value."""
+
+    name: str
+    help: str
+    metavar: str = ""
+    read: Callable[[str], object] = str
+
+
+_FLAGS = (
+    _Flag("hosts", "hosts and their ranks: gpu-a:4,user@gpu-b:2222:2", "LIST", parse_hosts),
+    _Flag("hostfile", "a file with a host a line: gpu-a slots=4", "FILE"),
+    _Flag("ssh-config", "OpenSSH configuration instead of ~/.ssh/config", "FILE"),
+    _Flag("ssh-command", "reach hosts with the system's ssh program, such as ssh", "PROGRAM"),
+    _Flag("connect-timeout", f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)", "TIME", _time("--connect-timeout")),
+    _Flag("python", "interpreter of all hosts, or of one; may be repeated", "[HOST=]PATH", _python),
+    _Flag("nproc-per-node", "ranks a host: N, gpu, cpu or auto", "N", lambda t: parse_slots(t, "--nproc-per-node")),
+    _Flag("nnodes", "number of nodes, or the range of an elastic job", "MIN[:MAX]", _nnodes),
+    _Flag("max-restarts", "restarts of all ranks after a failure (0)", "N", _number("--max-restarts")),
+    _Flag("rdzv-backend", "rendezvous: static or c10d", "NAME"),
+    _Flag("rdzv-endpoint", "address at which the nodes meet", "HOST[:PORT]"),
+    _Flag("rdzv-id", "name of the job at the rendezvous", "ID"),
+    _Flag("master-port", "port on the first host (a free one)", "PORT", _number("--master-port")),
+    _Flag("local-addr", "address that a node announces to the others", "ADDRESS"),
+    _Flag("env", "variable of every rank, NAME alone: as here; may be repeated", "NAME[=VALUE]"),
+    _Flag("cwd", "working directory on the hosts", "DIR"),
+    _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
+    _Flag("hang-timeout", "end the run when no rank advances for 5m", "TIME", _time("--hang-timeout")),
+    _Flag("lease", f"how long ranks outlive a lost notebook ({LEASE_S:g}s)", "TIME", _time("--lease")),
+    _Flag("on-disconnect", "without the notebook for that long: stop (usual) or keep going", "WHAT"),
+    _Flag("node-lost-after", "a silent host is lost (10s)", "TIME", _time("--node-lost-after")),
+    _Flag("detach", "return as soon as the job runs; it needs no notebook then"),
+    _Flag("warm-idle", "how long hosts keep torch loaded for the next run (15m; 0: not at all)", "TIME", _idle),
+    _Flag("cold", "start every process anew: nothing is kept loaded, and nothing that is gets used"),
+    _Flag(
         "payload-limit",
-        ("SIZE", lambda t: parse_size(t, "--payload-limit")),
         f"largest captured data ({PAYLOAD_LIMIT_BYTES >> 20}M)",
+        "SIZE",
+        lambda t: parse_size(t, "--payload-limit"),
     ),
-    ("whole", None, "run nothing here: the whole cell is every rank's program"),
-    ("dry-run", None, "print what every host would run; the cell is not executed"),
-    ("output", ("NAME", variable_name), "variable that gets the run, also when it fails; _run has the last one"),
+    _Flag("whole", "run nothing here: the whole cell is every rank's program"),
+    _Flag("dry-run", "print what every host would run; the cell is not executed"),
+    _Flag("output", "variable that gets the run, also when it fails; _run has the last one", "NAME", variable_name),
 )

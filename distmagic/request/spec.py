@@ -215,10 +215,11 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
 
 def _check_kind(name: str, value: object) -> None:
     """Raise `SpecError` unless the value of an option is of the kind that its field says, where that is a simple one."""
-    hint = {**get_type_hints(JobSpec), **get_type_hints(Access)}.get(name)
+    hints = {**get_type_hints(JobSpec), **get_type_hints(Access)}
+    kinds_of_field = get_args(hints.get(name)) or (hints.get(name),)
     simple = {str: str, bool: bool, int: numbers.Integral, float: numbers.Real, type(None): type(None)}
-    wanted = [simple[kind] for kind in get_args(hint) or (hint,) if kind in simple]
-    if len(wanted) < len(get_args(hint) or (hint,)):
+    wanted = [simple[kind] for kind in kinds_of_field if kind in simple]
+    if len(wanted) < len(kinds_of_field):
         return  # a tuple, say, whose items are checked where they are used
     if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and bool not in wanted):
         kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)

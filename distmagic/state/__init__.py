@@ -13,7 +13,7 @@ reads a clock, speaks to a host or writes on a screen. Read the modules in this 
     fold_launcher.py    the events of the launcher
     failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed
     hangs.py            whether a run hangs, and where its ranks are, in words
-    hang_response.py    when ranks are asked where they are, and when a run that hangs is stopped
+    decide.py           when a run must be stopped, a node counts as lost, and ranks are asked where they are
     network_errors.py   connection errors of gloo, NCCL and torch's store, in words
     verdict.py          the error that a run ends with, if it does
 
@@ -48,12 +48,12 @@ Beside the phase, a node may be
 - *broken* (Broken, until Mended; launcher): there is no connection just now. Its ranks go on.
 - *stopping* (NodeStopping, agent): its agent ends its ranks, for this reason.
 - *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
-- *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken back
-  when the node itself tells why it stops, or is heard again.
-- *lost* (an entry in `RunState.lost`). Two senders cause it. The launcher tells Lost: it could not reach the node for too
-  long, or the node did not confirm its end. In an elastic job an accusation is a loss at once, decided in fold.py
-  (`_accuse`): the lead goes on without the node, so nobody waits for the node's own word. Only PeerState "back"
-  takes a loss back. A node that is gone can't become lost.
+- *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken
+  back when the node itself tells why it stops, or is heard again.
+- *lost* (an entry in `RunState.lost`). Two senders cause it. The launcher tells Lost, when decide.py says so: it could
+  not reach the node for too long, the others don't hear it, or it did not confirm its end. In an elastic job an
+  accusation is a loss at once, decided in fold.py (`_accuse`): the lead goes on without the node, so nobody waits for
+  the node's own word. Only PeerState "back" takes a loss back. A node that is gone can't become lost.
 
 A rank
 ------

@@ -152,7 +152,7 @@ def _accuse(draft: RunStateBuilder, node: int) -> None:
     """Note that other nodes don't receive a node's heartbeats.
 
     An elastic job goes on without it, so it is lost at once. Else the node may still say itself why it ends: then it is
-    up, and only the network between the nodes failed. The launcher decides how long to wait for that.
+    up, and only the network between the nodes failed. decide.py says how long to wait for that.
     """
     if draft.base.is_elastic:
         draft.lose(node, UNHEARD)

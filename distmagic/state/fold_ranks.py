@@ -72,26 +72,33 @@ def hold(draft: RunStateBuilder, event: Event) -> None:
         draft.held[event.node_rank] = (*held, event)
 
 
-def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
-    """Whether a node may have the rank that it claims with this event."""
+def _agrees_with_plan(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
+    """Whether there can be such a rank on this node, in such a world."""
     if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
         return False
-    ranks = draft.nodes[node].ranks
-    if draft.planned_world_size not in (0, what.world_size) or (ranks is not None and what.rank not in ranks):
+    if draft.planned_world_size not in (0, what.world_size):
         return False
+    ranks = draft.nodes[node].ranks
+    return ranks is None or what.rank in ranks
+
+
+def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
+    """Whether a node may have the rank that it claims with this event."""
     if node != 0 and what.round > draft.rdzv_round:
         return False  # the lead is over and has never been in such a round
     if what.round != draft.rdzv_round:
         return True
-    has_lead = any(worker.node_rank == 0 for worker in draft.workers.values())
+    has_lead = any(worker.node_rank == 0 and worker.round == what.round for worker in draft.workers.values())
     if node != 0 and has_lead and what.world_size != draft.world_size:
         return False
     owner = draft.workers.get(what.rank)
-    return owner is None or owner.node_rank == node or owner.phase not in ("running", "done")
+    if owner is None or owner.node_rank == node or owner.round != what.round:
+        return True
+    return owner.phase not in ("running", "done")  # some versions of torch don't tell the round
 
 
 def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
-    if not _may_have(draft, node, what):
+    if not _agrees_with_plan(draft, node, what) or not _may_have(draft, node, what):
         return
     draft.advance(node, "running")
     if what.round < draft.rdzv_round:
@@ -105,7 +112,7 @@ def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         draft.world_size = max(draft.world_size, what.world_size)
     draft.workers[what.rank] = WorkerState(
         rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
-        restart=what.restart, pid=what.pid,
+        round=what.round, restart=what.restart, pid=what.pid,
     )  # fmt: skip
     draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
@@ -122,7 +129,7 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
         draft.note_advance()
     draft.workers[what.rank] = WorkerState(  # spelled out: `replace` costs three times as much
         rank=worker.rank, local_rank=worker.local_rank, node_rank=node, host=worker.host, phase=worker.phase,
-        restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
+        round=worker.round, restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
         total=worker.total if what.total is None else what.total, bars=bars,
         metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics, at_s=what.at_s,
         rate=_rate(worker, step, what, bars), ended=worker.ended, exit=worker.exit,
@@ -136,13 +143,15 @@ def _merge_bars(
     new = tuple(_bounded_bar(bar) for bar in new)
     if len(old) == len(new) == 1 and old[0].id == new[0].id:
         return new
-    table = {bar.id: bar for bar in (*old, *new)}
-    merged = [table[key] for key in sorted(table)]
-    was_closed = {bar.id for bar in old if bar.closed}
-    alive = [bar for bar in merged if not bar.closed]
-    just_closed = [bar for bar in merged if bar.id not in was_closed]
-    most = max(1, min(KEPT_BARS, _BARS_OF_ALL // max(1, world_size)))
-    return tuple(alive[:most] or just_closed[:1] or merged[:1])
+    by_id = {bar.id: bar for bar in (*old, *new)}
+    merged = [by_id[key] for key in sorted(by_id)]  # a bar inside another one is made later
+    still_open = [bar for bar in merged if not bar.closed]
+    if still_open:
+        most = max(1, min(KEPT_BARS, _BARS_OF_ALL // max(1, world_size)))
+        return tuple(still_open[:most])
+    were_closed = {bar.id for bar in old if bar.closed}
+    just_closed = [bar for bar in merged if bar.id not in were_closed]
+    return tuple(just_closed[:1] or merged[:1])
 
 
 def _bounded_bar(bar: protocol.Bar) -> protocol.Bar:
@@ -251,10 +260,12 @@ def _end_phase(draft: RunStateBuilder, node: int, what: protocol.Ended) -> RankP
         return "done"
     if what.outcome == "replaced" or (draft.base.is_elastic and _has_lost_a_peer(what)):
         return "stopped"
-    is_torchrun_over = draft.nodes[node].code not in (None, 0)
-    by_torchrun = failure_kind.is_by_sigterm(what) and (is_torchrun_over or draft.first_failure is not None)
-    by_notebook_or_gang = bool(draft.stopping) and node != draft.culprit
-    return "stopped" if by_notebook_or_gang or draft.nodes[node].stopping or by_torchrun else "failed"
+    if draft.nodes[node].stopping or (draft.stopping and node != draft.culprit):
+        return "stopped"  # by its agent
+    has_torchrun_failed = draft.nodes[node].code not in (None, 0)
+    if failure_kind.is_by_sigterm(what) and (has_torchrun_failed or draft.first_failure is not None):
+        return "stopped"  # by torchrun, because of another rank
+    return "failed"
 
 
 def _has_lost_a_peer(what: protocol.Ended) -> bool:

@@ -89,8 +89,8 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
     if hang_timeout_s is None or state.stopping or state.is_over or is_blind:
         return False
-    runs = any(worker.phase == "running" for worker in state.workers.values())
-    return runs and state.at_s - state.advanced_at_s > hang_timeout_s
+    has_running_rank = any(worker.phase == "running" for worker in state.workers.values())
+    return has_running_rank and state.at_s - state.advanced_at_s > hang_timeout_s
 
 
 def has_shown_progress(worker: WorkerState) -> bool:
@@ -99,10 +99,12 @@ def has_shown_progress(worker: WorkerState) -> bool:
 
 
 def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
-    """Whether bars have gone on: tqdm's own thread draws those anew that stand still."""
-    return old is not new and [(bar.id, bar.n, bar.closed) for bar in old] != [
-        (bar.id, bar.n, bar.closed) for bar in new
-    ]
+    """Whether a bar has moved. A new event alone doesn't show that: tqdm's own thread redraws bars that stand still."""
+    if old is new:
+        return False
+    before = [(bar.id, bar.n, bar.closed) for bar in old]
+    after = [(bar.id, bar.n, bar.closed) for bar in new]
+    return before != after
 
 
 def roll_of(state: RunState, request_id: str) -> StackDump | None:
@@ -132,8 +134,9 @@ def explain(answers: Iterable[tuple[str, Stacks]], hosts_unheard: Sequence[str] 
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
         table.setdefault(_key(stacks), []).append((host, stacks))
     groups = [_group(members) for members in table.values()]
-    has_collective = any(group.in_collective for group in groups)
-    groups.sort(key=lambda g: (not g.is_silent, g.in_collective if has_collective else False, len(g.ranks), g.ranks[0]))
+    # The odd ones first: ranks that don't answer, then those outside of the call in which the others wait, then the
+    # smaller groups.
+    groups.sort(key=lambda group: (not group.is_silent, group.in_collective, len(group.ranks), group.ranks[0]))
     return Explanation(groups=tuple(groups), unheard=tuple(hosts_unheard))
 
 
@@ -242,12 +245,15 @@ def _place(frames: Sequence[Frame]) -> str:
 
 def stacks_text(explanation: Explanation) -> str:
     """Return the stacks as a traceback looks, innermost frames last, each place under its ranks."""
-    parts = [
-        "\n".join([f"{sentence_of(group, None)}:" if group.threads else sentence_of(group, None), *stack_lines(group)])
-        for group in explanation.groups[:SHOWN_GROUPS]
-    ]
+    parts = []
+    for group in explanation.groups[:SHOWN_GROUPS]:
+        head = sentence_of(group, None)
+        if group.threads:
+            head += ":"
+        parts.append("\n".join([head, *stack_lines(group)]))
     more = len(explanation.groups) - SHOWN_GROUPS
-    parts += [f"ranks are at {more} more places"] if more > 0 else []
+    if more > 0:
+        parts.append(f"ranks are at {more} more places")
     return "\n\n".join(parts)
 
 
@@ -255,8 +261,10 @@ def stack_lines(group: StackGroup) -> list[str]:
     """Return the lines of one place: the main thread, and other threads that run the user's code."""
     lines: list[str] = []
     for index, thread in enumerate(group.threads):
-        lines += ["  another thread:"] if index else []
+        if index:
+            lines.append("  another thread:")
         for frame in thread.frames:
             lines.append(f"  {frame.file}, line {frame.line}, in {frame.function}")
-            lines += [f"    {frame.text}"] if frame.text else []
+            if frame.text:
+                lines.append(f"    {frame.text}")
     return lines

@@ -58,6 +58,7 @@ class NodeState:
 class WorkerState:
     """One rank, as its node last told of it.
 
+    round         the round of the rendezvous in which the rank was started
     restart       how often torchrun had started the rank before
     step, total   as the rank reported them; None where it didn't
     bars          open progress bars, outermost first
@@ -73,6 +74,7 @@ class WorkerState:
     node_rank: int
     host: str
     phase: RankPhase = "starting"
+    round: int = 0
     restart: int = 0
     pid: int = 0
     device: str = ""

@@ -113,8 +113,11 @@ def _broken(state: RunState) -> RunError | None:
     if state.failed_node is not None and state.nodes[state.failed_node] in state.essential:
         return _engine_failed(state, state.nodes[state.failed_node])
     broken = [node for node in state.essential if node.code not in (0, None) or not is_explained(node.reason)]
+    for node in broken:
+        if node.node_rank == state.culprit:
+            return _engine_failed(state, node)
     if broken:
-        return _engine_failed(state, min(broken, key=lambda node: node.node_rank != state.culprit))
+        return _engine_failed(state, broken[0])
     return None if state.phase == "done" else _unexplained(state)
 
 

@@ -66,6 +66,31 @@ def kept(lab: Lab, hosts: str) -> tuple[tuple[Template, ...] | None, ...]:
     return session().templates(session().reach(parse_hosts(hosts), access, NotebookAsker(can_ask=False)))
 
 
+def open_files() -> list[tuple[str, str]]:
+    """Return (soft, hard) limit of open files of this rank, of its torchrun, and of the agent."""
+    import os
+
+    pids = [os.getpid(), os.getppid()]
+    with open(f"/proc/{pids[-1]}/stat") as file:
+        pids.append(int(file.read().rpartition(")")[2].split()[1]))
+    found = []
+    for pid in pids:
+        with open(f"/proc/{pid}/limits") as file:
+            line = next(line for line in file if line.startswith("Max open files"))
+        found.append((line.split()[3], line.split()[4]))
+    return found
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+def test_ranks_keep_the_limit_of_open_files_that_a_log_in_has_and_the_agent_has_the_highest(
+    warm: Lab, *, is_cold: bool
+) -> None:
+    (warm.hosts[0].home / ".bashrc").write_text("ulimit -Sn 300\n")
+    rank, torchrun, agent = run(warm, "dm1:1", open_files, warm_idle_s=0.0 if is_cold else 900.0).results[0]
+    assert rank == torchrun == ("300", agent[1])
+    assert agent[0] == agent[1]
+
+
 def test_one_template_serves_the_first_run_and_the_next(warm: Lab) -> None:
     for _ in range(2):
         found = run(warm, "dm1:2,dm2:2", runner.all_reduce).results

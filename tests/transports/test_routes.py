@@ -280,7 +280,7 @@ def test_a_connection_that_falls_silent_is_given_up(
     home: Home, server: Sshd, relay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen ProxyCommand stands for a cable that is cut behind a jump host: no packet, no error."""
-    monkeypatch.setattr("distmagic.transports.ssh.ssh.client.KEEPALIVE_S", 0.2)
+    monkeypatch.setattr("distmagic.transports.ssh.client.KEEPALIVE_S", 0.2)
     access = home.configure(f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n")
     before = children()
     with contextlib.closing(ssh.connect(Host(name="via"), access, NoAsker())) as transport:

@@ -66,8 +66,8 @@ def test_help_pages_link_to_each_other_only(page):
 @each_page
 def test_every_make_command_is_a_target(page):
     targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-    commands = "\n".join(blocks(page, "")) + " ".join(re.findall(r"`(.*?)`", page.read_text()))
-    assert set(re.findall(r"\bmake ([a-z]+)\b", commands)) <= targets
+    code = "\n".join(blocks(page, "")) + " ".join(re.findall(r"`(.*?)`", page.read_text()))
+    assert set(re.findall(r"\bmake ([a-z]+)\b", code)) <= targets
 
 
 def test_both_commands_are_on_the_first_screen():
@@ -79,7 +79,7 @@ def test_both_commands_are_on_the_first_screen():
 @each_page
 def test_flags_are_those_of_the_magic(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
-    assert named <= {*flags.flag_names(), "--hostfile"}
+    assert named <= set(flags.flag_names())
 
 
 def test_the_page_of_flags_has_them_all():
@@ -104,6 +104,12 @@ def test_relative_links_lead_somewhere(page):
         if not target.startswith(("http://", "https://", "#", "mailto:")):
             path = target.partition("#")[0].replace("\\", "")
             assert (page.parent / path).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_contributing_names_exist():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`((?:distmagic|tests|notebooks)/[\w./]*)`", text):
+        assert (REPOSITORY / name).exists(), name
 
 
 def test_the_picture_is_there_for_light_and_dark_and_is_small():

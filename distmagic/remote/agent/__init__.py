@@ -41,8 +41,13 @@ ending -> final: no descendant of the agent is left, and torchrun's exit code is
 so that every orphan of the job becomes its child and is found. A process that survives SIGKILL for 10 s, in a system
 call of the kernel, is named in `Final.survivors`.
 
-final -> gone: the peers may miss this node (`GangChannel.may_leave`), and each reader has received the whole journal. It
-does not wait for readers once the lease has run out.
+final -> gone: the peers may miss this node (`GangChannel.may_leave`), and each reader has received the whole journal. The
+agent does not wait for a reader that has taken nothing for 5 s, nor for any once the lease has run out: the contact
+completes the events from the journal on disk.
+
+An OSError outside of all this (a folder that was removed, a server of the home that does not answer, no descriptor left)
+costs the connection or the log concerned, and is journaled as a `Notice`; the job goes on. Any other exception is a fault
+of ours: the agent kills all its descendants and exits with a traceback, whose last line the notebook shows.
 
 The lease is a countdown that every request of a reader restarts, whichever it is. With `keep`, and after a `DetachJob`,
 its end no longer ends the job. Where a gang channel has formed only the lead has a lease; the others depend on the lead.

@@ -1,7 +1,7 @@
 """The words in text fields of messages that have a fixed set of values: why ranks are stopped, how a rank ended.
 
-On the wire they are plain text: another version of distmagic may write a word that this one doesn't know. Whoever
-reads one brings it into the type first, with `known_stop_reason` for reasons.
+On the wire these words are plain text: another version of distmagic may write a word that this one doesn't know. So a
+reader converts the text to the type first; `known_stop_reason` does it for reasons.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -20,6 +21,8 @@ def shell(monkeypatch, tmp_path):
     shell.run_line_magic("colors", "nocolor")
     yield shell
     atexit.unregister(shell.atexit_operations)
+    # A shell that ends collects all garbage of the process: a quarter of a second a test in one that has loaded torch.
+    monkeypatch.setattr(gc, "collect", lambda *_: 0)
     shell.atexit_operations()
     InteractiveShell.clear_instance()
 

@@ -10,18 +10,19 @@ import pytest
 from distmagic.errors import SpecError
 from distmagic.notebook.job_commands import table
 from distmagic.planning.jobs import Job
+from distmagic.remote.wire.protocol import JobTerms
 from tests.unit.notebook.fakes import Lab
 
 ESCAPE = "\x1b]52;c;AAAA\x07"  # has a terminal write to the clipboard
 MINE = f"{socket.gethostname()}:/me.ipynb"
 
+TERMS = JobTerms(lease_s=60.0, owner=MINE, min_nodes=2)
 ENDED = Job(
-    name="mine", hosts=("gpu-a", "gpu-b"), places=(0, 1), running=(), began_s=0.0, lease_s=60.0, max_restarts=0,
-    reason="done", size_bytes=10**6, owner=MINE, is_detached=False, min_nodes=2, max_nodes=0, awaited=(),
-    hang_timeout_s=None, age_s=1.0,
+    name="mine", hosts=("gpu-a", "gpu-b"), places=(0, 1), running=(), began_s=0.0, terms=TERMS, is_detached=False,
+    reason="done", size_bytes=10**6, age_s=1.0,
 )  # fmt: skip
-THEIRS = replace(ENDED, name="theirs", owner="laptop:/you.ipynb")
-RUNNING = replace(ENDED, name="busy", running=(0, 1), reason="", max_nodes=3)
+THEIRS = replace(ENDED, name="theirs", terms=replace(TERMS, owner="laptop:/you.ipynb"))
+RUNNING = replace(ENDED, name="busy", running=(0, 1), reason="", terms=replace(TERMS, max_nodes=3))
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 def test_the_table_names_the_owner():
-    rows = table([ENDED, THEIRS, replace(ENDED, name="script", owner="")], 60.0, MINE).splitlines()
+    rows = table([ENDED, THEIRS, replace(ENDED, name="script", terms=replace(TERMS, owner=""))], 60.0, MINE).splitlines()
     assert [row.split("1.0 MB")[1].strip() for row in rows[1:]] == ["this notebook", "laptop:/you.ipynb", ""]
 
 

@@ -403,7 +403,7 @@ def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path):
     (tmp_path / "help" / "one.md").write_text(
         "# One\nSee [the second page](two.md#part), [outside](https://x.org/a.md)."
     )
-    monkeypatch.setattr(help_pages.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
     assert help_pages.page("one") == (
         "# One\nSee the second page (`%distributed help two`), [outside](https://x.org/a.md)."
     )
@@ -448,7 +448,7 @@ def test_pages_are_found_where_distmagic_is_no_folder(tmp_path):
 def test_tab_completes(lab, line, found, monkeypatch):
     lab.value("%distributed hosts gpu-a")
     fake = SimpleNamespace(host_names=lambda path: ("gpu-alias",))
-    monkeypatch.setitem(sys.modules, "distmagic.transports.ssh.ssh.config", fake)
+    monkeypatch.setitem(sys.modules, "distmagic.transports.ssh.config", fake)
     with provisionalcompleter():
         completions = lab.shell.Completer.completions(f"{line}\nf()", len(line))
         assert found in [each.text for each in completions]

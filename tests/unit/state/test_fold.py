@@ -489,6 +489,18 @@ def test_in_one_round_a_rank_is_the_node_s_that_told_it_first():
     assert owners(fold(state, [ended(0, 0), claim(0, 1)])) == {0: 0, 1: 1}
 
 
+def test_in_a_later_round_ranks_may_change_places():
+    """The end of an old rank may come after the start of its successor on another node."""
+    hosts = ("gpu-a", "gpu-b", "gpu-c")
+    first = [claim(node, node, 3) for node in range(3)]
+    second = [claim(0, 0, 3, number=1), claim(2, 1, 3, number=1), claim(1, 2, 3, number=1)]
+    for order in itertools.permutations(second):
+        late = [ended(1, 1, outcome="replaced", code=-15), ended(2, 2, outcome="replaced", code=-15)]
+        state = fold(begin("j", hosts, 3, min_nodes=1), [*first, *order, *late])
+        assert owners(state) == {0: 0, 1: 2, 2: 1}
+        assert phases(state) == ["running"] * 3
+
+
 def test_a_rank_that_did_not_end_well_may_come_back_elsewhere():
     """Some versions of torch don't tell the round."""
     state = fold(begin("j", HOSTS, 3), [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)])

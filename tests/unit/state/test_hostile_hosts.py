@@ -347,12 +347,12 @@ def test_what_a_thousand_bars_say_is_bounded():
 def test_stacks_that_nobody_asked_for_are_bounded():
     frame = p.Frame(file="f" * 2000, line=1, function="g" * 2000, text="t" * 2000)
     threads = (p.Thread(frames=(frame,) * 1000),) * 1000
-    state = of_a_thousand_ranks(lambda rank: p.Stacks(asked="", rank=rank, local_rank=0, threads=threads))
+    state = of_a_thousand_ranks(lambda rank: p.Stacks(request_id="", rank=rank, local_rank=0, threads=threads))
     frames = [f for one in state.stack_dumps[0].stacks.values() for thread in one.threads for f in thread.frames]
     assert len(frames) <= 100_000
     assert {len(f.file + f.function + f.text) for f in frames} == {600}
-    asked = begun(*(at(p.Stacks(asked=str(i), rank=0, local_rank=0)) for i in range(50)))
-    assert [dump.asked for dump in asked.stack_dumps] == ["46", "47", "48", "49"]
+    asked = begun(*(at(p.Stacks(request_id=str(i), rank=0, local_rank=0)) for i in range(50)))
+    assert [dump.request_id for dump in asked.stack_dumps] == ["46", "47", "48", "49"]
 
 
 # ---- what is shown

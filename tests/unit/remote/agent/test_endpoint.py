@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -90,3 +91,17 @@ def test_a_name_that_nobody_knows():
         dialer.close()
     assert [event.state for _, event in told] == ["unreached"]
     assert "no-such-host.invalid port 1 (" in told[0][1].detail
+
+
+def test_a_host_without_a_free_descriptor_dials_later(port, monkeypatch):
+    def no_descriptor(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    dialer = Dialer("127.0.0.1", port, lead=False, now=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", no_descriptor)
+        ((_, event),) = polls(dialer, 5.0)
+    assert event == Endpoint(state="unreached", detail=f"127.0.0.1 port {port} ([Errno 24] Too many open files)")
+    assert polls(dialer, 6.0, 5.0) == []
+    assert not dialer.is_done
+    dialer.close()

@@ -1,4 +1,4 @@
-"""What comes in: blobs, from the notebook or from another host, each checked before it gets its name."""
+"""Receives blobs, from the notebook or from another host. Each is checked before it gets its name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from distmagic.remote.contact.blob_server import BlobServer, Growing, Source
 
 _CHUNK = 1 << 20
-_TELL_S = 0.25  # between two words about how far it has come
+_TELL_S = 0.25  # between two messages about how much has arrived
 
 
 class Notebook(Protocol):
     """The conversation with the notebook, as far as it is needed here."""
 
     def say(self, message: protocol.Message) -> None:
-        """Tell it something."""
+        """Send it a message."""
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes that it sends."""
@@ -35,7 +35,7 @@ class Notebook(Protocol):
 
 
 class BlobReceiver:
-    """Takes blobs for one contact, and serves them to one other host meanwhile."""
+    """Receives blobs for one contact, and serves them to one other host meanwhile."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
@@ -43,7 +43,7 @@ class BlobReceiver:
         self._files: Growing | None = None
 
     def check(self, request: protocol.CheckBlobs) -> None:
-        """Say which blobs are lacking."""
+        """Answer which blobs are lacking."""
         lacking = [blob for blob in request.blobs if not is_whole(blob)]
         for blob in request.blobs:
             if blob not in lacking:
@@ -51,7 +51,7 @@ class BlobReceiver:
         self._notebook.say(protocol.MissingBlobs(sha256=tuple(blob.sha256 for blob in lacking)))
 
     def offer(self, request: protocol.OfferBlobs) -> None:
-        """Say which blobs are lacking, and take them from the notebook."""
+        """Answer which blobs are lacking, and receive them from the notebook."""
         wanted = [blob for blob in request.blobs if not is_whole(blob)]
         self._notebook.say(protocol.MissingBlobs(sha256=tuple(blob.sha256 for blob in wanted)))
         failed = [error for blob in wanted if (error := self._receive(blob)) is not None]
@@ -63,7 +63,10 @@ class BlobReceiver:
             self._notebook.say(protocol.MissingBlobs())
 
     def _receive(self, blob: protocol.Blob) -> OSError | None:
-        """Take a blob from the notebook; return why it can't be kept. All of it is read: the conversation stays whole."""
+        """Receive a blob from the notebook; return why it can't be kept.
+
+        All of its bytes are read in any case: the next line begins behind them.
+        """
         pieces = self._notebook.pieces(blob.size_bytes)
         try:
             with _arriving(blob) as arrival:
@@ -78,7 +81,7 @@ class BlobReceiver:
     # ---- from host to host
 
     def serve(self, request: protocol.ServeBlobs) -> None:
-        """Begin to serve blobs to one other host: at once, or while they are taken."""
+        """Begin to serve blobs to one other host: at once, or while they arrive here."""
         self.close()
         try:
             from distmagic.remote.contact import blob_server
@@ -102,7 +105,7 @@ class BlobReceiver:
         self._server = self._files = None
 
     def take(self, request: protocol.ReceiveBlobs) -> None:
-        """Take blobs from another host; from the notebook what does not come from there."""
+        """Receive blobs from another host, and from the notebook what does not come from there."""
         taking = _Taking(self._notebook, self._files, request)
         try:
             for number, blob in enumerate(request.blobs):
@@ -180,7 +183,7 @@ class _Taking:
                 self._add(number, arrival, data)
         except OSError:
             for _ in pieces:
-                continue  # all of it is read in any case: the conversation must stay whole
+                continue  # all of it is read in any case: the next line begins behind it
             raise
 
     def _add(self, number: int, arrival: _Arrival, data: bytes | memoryview) -> None:
@@ -201,7 +204,7 @@ class _Arrival:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Throw away what has come."""
+        """Throw away what has arrived."""
         self.file.seek(0)
         self.file.truncate()
         self.size_bytes = 0

@@ -1,7 +1,7 @@
 """The template: a process with torch loaded that never runs a job. It forks the agents of its notebook's jobs.
 
-It has one thread, so that its children lack nothing. Standard input is its listening socket; it greets whoever
-connects, takes one request, and ends when its lease runs out, or when nobody has used it for long.
+It has one thread: a fork copies no other. Standard input is its listening socket. It sends a greeting over each
+connection, reads one request, and ends when its lease runs out, or when nobody has used it for long.
 """
 
 from __future__ import annotations

@@ -49,20 +49,20 @@ def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
 
 
 def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
-    """Return a name for all that ranks take over from a template."""
+    """Return a name for all that ranks inherit from a template: with another name they need another template."""
     folders = {path: _installed(path) for path in sys.path[1:] if os.path.isdir(path)}
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     who = [os.getuid(), os.geteuid(), os.getegid(), sorted(os.getgroups()), os.getpriority(os.PRIO_PROCESS, 0)]
     ignored = sorted(n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN)
-    told = [sys.executable, sys.version, sys.path[0], sorted(env.items()), os.getcwd(), folders, limits, who, ignored,
+    all_of_it = [sys.executable, sys.version, sys.path[0], sorted(env.items()), os.getcwd(), folders, limits, who, ignored,
             umask, sorted(os.sched_getaffinity(0)), prefix]  # fmt: skip
-    return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(all_of_it, default=str).encode()).hexdigest()[:16]
 
 
 def _installed(folder: str) -> list[tuple[str, int]]:
-    """Return what changes when something is installed in a folder: names, and when pip wrote of a package last.
+    """Return what changes when something is installed in a folder: names, and when pip last wrote about a package.
 
-    Not when byte code is written there at the first import.
+    Byte code, which the first import writes there, is left out.
     """
     with os.scandir(folder) as entries:
         return sorted(
@@ -79,7 +79,7 @@ def _can_be_warm(env: dict[str, str]) -> bool:
 
 
 def _mine(owner: str) -> str:
-    """Return a notebook's name on this host: several may share one machine's /tmp, each with a home of its own."""
+    """Return a notebook's name in /tmp, which several users' homes may share: the name has the home in it."""
     return owner + hashlib.sha256(str(places.home()).encode()).hexdigest()[:6]
 
 
@@ -163,7 +163,7 @@ def _make_room(owner: str) -> None:
 
 @contextmanager
 def _conversation(path: Path, timeout_s: float) -> Iterator[tuple[socket.socket, protocol.Template]]:
-    """Connect; a template speaks first, when it has time for us. Raises OSError, `BadLine` (a ValueError)."""
+    """Connect. The template sends the first message, as soon as it has time. Raises OSError, `BadLine` (a ValueError)."""
     with socket.socket(socket.AF_UNIX) as conn:
         conn.settimeout(timeout_s)
         conn.connect(str(path))

@@ -28,7 +28,7 @@ _FETCHED = ".fetched"  # beside a result
 
 
 def tidy() -> None:
-    """`expire`, unless somebody has within the last minute: it looks at every file, which takes long where many are."""
+    """Do `expire`, but at most once a minute: it looks at every file, which takes long where there are many."""
     stamp = places.home() / "tidied"
     with contextlib.suppress(OSError):
         if 0 <= time.time() - stamp.stat().st_mtime < _TIDY_S:
@@ -87,7 +87,7 @@ def _expire_blobs(now: float) -> None:
 
 
 def mark_fetched(result: Path) -> None:
-    """Note that a result has been sent to a notebook as a whole. A disk that is full makes no job fail."""
+    """Note that a result was sent to a notebook as a whole. Errors of the disk are ignored."""
     with contextlib.suppress(OSError):
         result.with_name(result.name + _FETCHED).touch(mode=0o600)
 
@@ -116,7 +116,7 @@ class _Entry:
 
 
 def _entries(folder: Path) -> list[_Entry]:
-    """Return the entries of a folder that can be looked at, in any order; as many as there is time for."""
+    """Return the entries of a folder that can be read, in any order, and as many as there is time for."""
     if not folder.is_dir():
         return []
     paths = list(folder.iterdir())

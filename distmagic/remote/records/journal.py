@@ -1,8 +1,8 @@
 """The journal of one node of a job: every event, numbered from 1, on disk before it is sent.
 
-What is reported and printed comes in one file, all that says how the job goes in another, so that ranks that report
-and print for weeks use up a limit of their own (logs.py); read again, the two are one, in the order of the numbers. Text
-that ranks write stands in their logs; the journal holds its place there, and `expand` puts it back.
+Reports and output are in one file, and everything that says how the job goes is in another. So ranks that report and print
+for weeks use up a limit of their own (logs.py). Readers get the two as one, in the order of the numbers. Text that ranks
+write is in their logs; the journal holds its place there, and `expand` puts it back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_BYTES = 16 << 20  # a job that is restarted a thousand times stays below i
 CHATTER_LIMIT_BYTES = 64 << 20
 _CHATTER = (protocol.Progress, protocol.Output, protocol.Stacks, protocol.StacksDone)
 _LAST_WORDS = (protocol.Ended, protocol.EngineEnded, protocol.Final)
-_RESERVE = "reserve"  # room that is given up where a full disk would not take how the job ended
+_RESERVE = "reserve"  # a file that is removed when a full disk has no room for how the job ended
 _RESERVE_BYTES = 256 << 10
 _IN_MEMORY_BYTES = 4 << 20
 _MARK_EVERY = 256  # events
@@ -80,7 +80,7 @@ class Journal:
             self._first += 1
 
     def settle(self, *, at_all_costs: bool = False) -> None:
-        """Write what the disk had no room for before, if it has now."""
+        """Write what the disk had no room for, if it has room now; `at_all_costs`: by giving up the reserve."""
         while self._owed:
             if self._main.append(self._owed[0][1], whole=True):
                 self._owed.popleft()

@@ -1,8 +1,8 @@
 """A file that grows for as long as a job runs, within a limit: its beginning and its newest part are kept.
 
-NAME holds the beginning; NAME.OFFSET holds what follows from that byte on, one piece a file. Where all pieces but one
-are full, the oldest goes, but never the first. A byte keeps its offset for ever, so that a place in a log that was
-told once is found again, or is known to be gone; whoever reads over a gap reads in words how large it is.
+NAME holds the beginning; NAME.OFFSET holds what follows from that byte on, one piece a file. When there are too many
+pieces, the oldest is removed, but never the first. A byte keeps its offset for ever: a place that was noted once is found
+again, or is known to be gone. A reader finds a gap filled with a line that says how large it is.
 """
 
 from __future__ import annotations

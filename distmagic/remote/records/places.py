@@ -153,7 +153,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def dead_runs() -> dict[str, list[Path]]:
-    """Return {job: its directories} of this user's jobs whose agents on this host are all gone, without their goodbye."""
+    """Return {job: its directories} of this user's jobs whose agents on this host no longer listen, and left these behind."""
     jobs: dict[str, list[tuple[Path, bool]]] = {}
     prefix = f"distmagic-{os.getuid()}-"
     for path in Path("/tmp").glob(f"{prefix}*-*-*"):
@@ -192,7 +192,7 @@ def _is_deserted(path: Path, listener: str = "readers") -> bool:
 
 
 def touch(paths: Iterable[str | Path]) -> None:
-    """Make files look young, so that nobody expires them while their job lives. One that is gone makes no job fail."""
+    """Set the times of files to now, so that they are not expired while their job lives. A missing file is no error."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path)

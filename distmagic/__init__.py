@@ -1,51 +1,51 @@
 """distmagic: a notebook cell trains on several hosts under torchrun, with every rank's progress live.
 
-Where each thing happens, in the direction of the data. Each arrow is a function, each noun a frozen dataclass;
-nothing flows back.
+The way of the data. Each arrow is a function, each noun a frozen dataclass; nothing flows back.
 
-    the cell's line   --flags.parse_line-->    Request: a JobSpec (what; no host in it) and an Access (spec.py)
-    --hosts, settings --config.choose_hosts--> Hosts (hosts.py)
-    the cell          --cell.parse_cell-->     statements for the notebook, and one call for every rank
-    the call          --pack.pack_call-->      Payload: the pickled call, and the modules and sources that it needs
-    Hosts             --reach, link-->         Facts of each host (remote/system/facts.py), all hosts at once
-    Facts             --diagnose-->            errors that name the host and the cure
-    all of these      --plan.make_plan-->      Plan: what every host starts. torchrun.py alone spells torchrun's flags
-    Plan              --launch.Launch-->       Event, Event, ... : one thread a host listens, and connects again
-    Events            --fold.fold-->           RunState (state.py): what a user sees changes in fold*.py alone
-    the way there     --opening.Opening-->     the same RunState, from the first moment: hosts reached, sent to, started
-    RunState          --drive.decide-->        go on, or stop and why; drive.py is the loop around it
-    RunState          --hangs.is_hung-->       whether no rank advances; hang_response.py asks where they are then
-    RunState          --render-->              text and HTML; screens/ puts them on notebook, terminal or log
-    the last RunState --verdict.verdict-->     an error (errors.py), or none; outcome.py is the Run that is left
+    the cell's line   --request/flags.parse_line-->        Request: a JobSpec (what; no host in it) and an Access
+    --hosts, settings --request/config.choose_hosts-->     Hosts
+    the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
+    the call          --payload/pack.pack_call-->          Payload: files that travel
+    Hosts             --connection/reach.Reaching-->       a Link to each host, and the Facts that it tells
+    Facts             --planning/preflight-->              errors that name the host and the cure
+    all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
+    Plan, Payload     --runner/launch-->                   agents that run, and links to them
+    links             --runner/event_queue-->              Event, Event, ...
+    Events            --state/fold-->                      RunState: all that is known of a run
+    RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
+    RunState          --render-->                          text and HTML; screens/ puts them where the user looks
+    the last RunState --state/verdict-->                   an error, or none; runner/outcome is the Run that is left
 
-In an elastic job a host may come (back) later: elastic_join.py tries those that are lost, node_joiner.py brings one in, as the
-node that the lead counts it as (remote/gang/elastic_members.py). The lead's event `NodeAdded` tells all who follow the job.
+The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and
+checks it. Each package's own `__init__` says what happens there, what never happens there, and in which order to read it.
 
-On this side of the wire: magic.py (the cell), commands.py (`%distributed`) and completion.py are the user's side in
-IPython, api.py is the same from plain Python. session.py puts the steps above in order, housekeeping.py is what
-is asked of hosts apart from a run, backend.py is where the magics meet the rest. prepare.py asks the hosts what the
-plan needs to know, start_messages.py is what a node is told at its start, event_queue.py where its events wait for `fold`; rollback.py
-ends what had started where another host could not, or was lost.
-prompts.py asks for passwords. playground.py starts throw-away SSH hosts to try all this on.
-blobs.py and bundle.py are the files that are sent, local_modules.py finds the user's own modules among them.
-delivery.py brings them to the hosts: what is large leaves the notebook once, with a one-time certificate
-(certificate.py) by which the hosts that hand it on know each other.
+    notebook/      what a user types in IPython: `%%distributed`, `%distributed`, the Tab key
+    api.py         the same from plain Python: `distmagic.run`
+    playground/    throw-away SSH hosts on this machine
+    session/       one kernel's hosts and jobs
+    screens/       puts a run where a user looks: notebook, terminal, log
+    runner/        one run from its start to its end; all threads of a run
+    connection/    links to hosts: opened, kept idle, used again
+    transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
+    render/        a RunState as text and HTML, pure
+    state/         events become a RunState, and what follows from it, pure
+    planning/      from facts to what each host is told, pure
+    payload/       a call becomes files
+    request/       what is asked for: hosts, options, the cell; pure
+    errors.py, sanitize.py    what all of these use
+    help/          the manual, for people; `%distributed help TOPIC` shows it
 
-In between: `transports/` can start one process on a host and hold its pipes, nothing else: on this machine, through
-paramiko, or through the system's `ssh`. link.py is the conversation with one host over such a process; limits.py bounds
-what a host may say, job_requests.py asks one host about a job, sanitize.py takes out what a terminal would obey,
-network_errors.py says which host could not reach which.
+On the hosts, with Python's standard library alone, `remote/`, which travels there as one zip:
 
-On the host: `remote/`, which travels there and needs Python, and torch where torchrun starts. boot.py comes first and
-unpacks; contact.py answers the notebook, blob_receiver.py takes files, blob_server.py hands them on to the next host; agent.py
-runs one job on one host: it starts torchrun (engine.py), has rank_table.py gather what the ranks say into a journal, and
-ends every process when told so or when its lease (lease.py) runs out, or when channel.py finds that another host
-failed or fell silent (gang.py decides, datagrams.py seals); socket_peer.py lets only this user's processes speak to it,
-memory.py knows whom the kernel killed for want of memory; stacks.py has a rank tell where it is at a signal,
-stack_dump.py asks all ranks of a node; worker.py is one rank and calls the user's function; report.py and bars.py are
-the rank's progress; protocol.py is the wire, JSON lines, the same file on both ends. Between runs template.py keeps
-torch loaded (template_client.py finds it, the notebook's idle_links.py renews it); agents are forked from it, torchrun from them, ranks
-from rank_fork_server.py, made fresh by forking.py.
+    remote/contact/   answers a notebook over one SSH channel, receives and serves blobs, keeps templates
+    remote/agent/     one node's job: starts torchrun, gathers what ranks report, ends every process
+    remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
+    remote/rank/      one rank: calls the user's function, reports its progress
+    remote/gang/      which nodes of a job are alive, told by heartbeats between the hosts
+    remote/system/    what Linux tells: processes, memory, sockets, log-out
+    remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
+    remote/values/    values in files: pickles, tensors, large side files
+    remote/wire/      what both halves say to each other: one frozen dataclass a message, one JSON line each
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
 what is asked for.

@@ -1,1 +1,15 @@
-"""A conversation with one host, over a process that a transport started there."""
+"""Opens links to hosts, keeps them idle between runs, and asks one host one thing.
+
+A `Link` is a conversation with one `contact` process on a host, over a process that a transport started there. Nothing
+here decides what a run does next, and no module here knows of more than one job. Every wrong byte of a host becomes a
+`ProtocolError`, every end of file a `ConnectionLost`, and each names the host. In this order:
+
+    link.py           one link: boot, facts, files, start, events
+    limits.py         bounds of what a host may send
+    connections.py    the kernel's open connections, one for each host; the only place that connects
+    idle_links.py     links that no run uses; they renew what hosts keep loaded
+    parallel.py       the same act on many hosts at once, and one error for all
+    reach.py          the first link to each host of a run, opened in the background, and the one way to further links
+    job_requests.py   what one host is asked about a job: logs, stacks, small results, a new node
+    prompts.py        questions to the user, asked by threads and answered on the main thread
+"""

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TypeVar
 
 from distmagic.connection.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
-from distmagic.connection.reach import PARALLEL
+from distmagic.connection.parallel import PARALLEL
 from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
 from distmagic.planning.jobs import Job
 from distmagic.remote.records import journal, places

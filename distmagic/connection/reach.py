@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
+from distmagic.connection.parallel import PARALLEL, in_parallel, join_errors
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, HostErrors, SpecError, Unreachable
+from distmagic.errors import Cancelled, ConnectionLost, SpecError, Unreachable
 from distmagic.payload.bundle import build
 from distmagic.remote.records import expiry
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 
-PARALLEL = 16  # more threads are no faster: the servers' forking is the cost
 UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 
 
@@ -103,6 +103,16 @@ class Reaching:
         else:
             self.rest(host_index, link)
 
+    @contextmanager
+    def opened(self, enough: int | None = None) -> Iterator[dict[int, Link]]:
+        """Wait for all hosts and give their links by host index, of which nothing more is to come after the block."""
+        there = self.wait(enough)
+        links = dict(zip(self.present, there, strict=True))
+        try:
+            yield links
+        finally:
+            in_parallel(self.rest, list(links), list(links.values()))
+
     # ---- further links
 
     def link(self, host_index: int, *, broken: Link | None = None, can_ask: bool = True) -> Link:
@@ -135,18 +145,3 @@ def _is_enough(there: Sequence[Host], enough: int | None) -> bool:
 def _is_out_of_reach(error: BaseException) -> bool:
     """Whether a host may come back by itself: not one that refuses us."""
     return isinstance(error, (Unreachable, ConnectionLost))
-
-
-def join_errors(errors: list[BaseException]) -> BaseException:
-    """Return the one error, or one that names all hosts. What is no error of ours comes first: it is a bug."""
-    ours = tuple(error for error in errors if isinstance(error, DistmagicError))
-    if len(ours) < len(errors):
-        return next(error for error in errors if not isinstance(error, DistmagicError))
-    return HostErrors(ours) if len(ours) > 1 else ours[0]
-
-
-def raise_first(futures: Sequence[Future[Any]]) -> None:
-    """Raise what went wrong, if anything did: the one error, or one that names all hosts."""
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise join_errors(errors)

@@ -1,1 +1,24 @@
-"""One run from its start to its end, and what is left of it. All threads of a run are here."""
+"""Takes one run from its start to its end, and keeps what is left of it.
+
+All threads of a run are here, and one loop on the main thread owns it. A thread does one of two things: it listens to a
+link, or it does one blocking act; either ends in an event on the queue. So the state of a run and the table of its nodes
+are changed in one place, between two events, and an interrupt or a button is just one more event.
+
+    launch.py     two scripts for the main thread, from top to bottom: launch a job, attach to one
+       |  begins blocking acts, waits for them with the loop
+    run_loop.py   the loop: events --fold--> RunState --state/decide--> what to do; questions, interrupts, showing
+       |  events                                    |  actions
+    node_table.py which node is followed over which link, and what is tried next; no I/O
+                                                    |
+    executor.py   does what actions.py names, each on a thread, and puts the event with which it ends on event_queue.py
+
+No decision about a run is made on a thread, and nothing here is shown or formatted: the state goes to a `Screen`.
+Read launch.py first, then run_loop.py, node_table.py, actions.py and executor.py. The blocking acts are these:
+
+    prepare.py       asks reached hosts what the plan needs to know, and makes the plan
+    delivery.py      brings the payload to all hosts, large files from host to host; certificate.py is for that
+    rollback.py      stops what had started when another host could not start
+    node_joiner.py   brings a host into an elastic job that runs
+    interrupts.py    counts Ctrl-C for the loop
+    outcome.py       the `Run` that is left: results, logs, metrics
+"""

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from distmagic.connection.link import Link
-from distmagic.connection.reach import join_errors
+from distmagic.connection.parallel import join_errors
 from distmagic.errors import ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol

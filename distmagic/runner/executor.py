@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.reach import PARALLEL, Reaching
+from distmagic.connection.parallel import PARALLEL
+from distmagic.connection.reach import Reaching
 from distmagic.errors import DistmagicError
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (

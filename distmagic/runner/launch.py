@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from distmagic.connection.link import Link
-from distmagic.connection.reach import PARALLEL, Reaching, raise_first
+from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
+from distmagic.connection.reach import Reaching
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
@@ -33,7 +34,7 @@ from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_table import Growth, NodeTable
-from distmagic.runner.prepare import in_parallel, prepare
+from distmagic.runner.prepare import prepare
 from distmagic.runner.rollback import cancelled, roll_back
 from distmagic.runner.run_loop import RunLoop, clock_since
 from distmagic.state.decide import Limits

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from distmagic.connection.link import Link
-from distmagic.connection.reach import PARALLEL
+from distmagic.connection.parallel import in_parallel
 from distmagic.planning import plan as planning
 from distmagic.planning import preflight
 from distmagic.planning.plan import Plan, Reached
 from distmagic.remote.system import facts
 from distmagic.remote.wire.protocol import Route
 from distmagic.request.spec import JobSpec
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 def prepare(
@@ -43,11 +38,3 @@ def _routes(links: Sequence[Link]) -> list[Route]:
     peers = [link.facts.address for link in others if not link.host.is_local]
     first = lead.ask(peers[0] if lead.host.is_local and peers else "")
     return [first, *in_parallel(lambda link: link.ask(first.address), others)]
-
-
-def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
-    """Return what `act` returns for each of the things, done at the same time."""
-    if not things:
-        return []
-    with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
-        return list(pool.map(act, things, *more))

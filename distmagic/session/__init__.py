@@ -1,1 +1,9 @@
-"""One kernel's hosts and jobs: what it keeps between runs, and what it asks of hosts apart from a run."""
+"""Keeps one kernel's connections, and gives the commands of a user their hosts and jobs.
+
+A `Session` lives as long as its process. It chooses interpreter and template for each host, begins runs and follows
+jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing here waits for events of a run or decides
+about it. In this order:
+
+    session.py        reach hosts, launch a job, attach to one, take down what is kept warm
+    housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
+"""

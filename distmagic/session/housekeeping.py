@@ -1,4 +1,4 @@
-"""What hosts are asked apart from a run: which jobs they have and where these are, what they keep. Nothing is followed."""
+"""What hosts are asked apart from a run: their jobs, logs and stacks, and what they keep. No job is followed here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.reach import PARALLEL, Reaching, raise_first
+from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
+from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled
 from distmagic.planning.jobs import Job, found_jobs
 from distmagic.remote.wire.protocol import ListTemplates, Template, Templates
 from distmagic.runner.node_joiner import NodeJoiner
-from distmagic.runner.prepare import in_parallel
 from distmagic.state.hangs import Explanation
 
 
@@ -28,30 +28,27 @@ class Housekeeping:
 
         Of several hosts some may be down: see `reaching.absent`.
         """
-        links = reaching.wait(enough=1)
-        try:
-            answers = dict(zip(reaching.present, in_parallel(Link.jobs, links), strict=True))
-            return found_jobs([answers.get(place, ()) for place in range(len(reaching.hosts))])
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
+        with reaching.opened(enough=1) as links:
+            listings = dict(zip(links, in_parallel(Link.jobs, list(links.values())), strict=True))
+        return found_jobs([listings.get(host_index, ()) for host_index in range(len(reaching.hosts))])
 
     def add(self, reaching: Reaching, job: Job, tell: Callable[[str, int], object]) -> None:
-        """Have hosts come to an elastic job that runs; `tell` hears of each that has, and which node it is.
+        """Bring hosts into an elastic job that runs; `tell` is called with each that has come, and its node rank.
 
-        `reaching` are its first node's host, and then these.
+        `reaching` are the host of its first node, and then these.
         Raises `SpecError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
         """
         lead, *others = reaching.wait()
-        newcomers = NodeJoiner(job.name, partial(reaching.link, 0))
+        joiner = NodeJoiner(job.name, partial(reaching.link, 0))
 
-        def start(link: Link) -> int:
-            orders = newcomers.admit(link, secrets.token_hex(8))
-            link.start(orders)
+        def join(link: Link) -> int:
+            start = joiner.admit(link, secrets.token_hex(8))
+            link.start(start)
             link.finish()
-            return orders.node_rank
+            return start.node_rank
 
         pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-add")
-        names = {pool.submit(start, link): link.host.name for link in others}
+        names = {pool.submit(join, link): link.host.name for link in others}
         try:
             for one in as_completed(names):
                 if one.exception() is None:
@@ -71,25 +68,23 @@ class Housekeeping:
 
         `reaching` are these hosts, in the order of `job.known`.
         """
-        links = reaching.wait()
-        try:
-            of_node = dict(zip(job.known, links, strict=True))
+        with reaching.opened() as links:
+            of_node = dict(zip(job.known, links.values(), strict=True))
             in_parallel(lambda node: of_node[node].stop(job.name, node), job.running)
-        finally:
-            in_parallel(reaching.rest, range(len(links)), links)
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
         """Return what a rank of a job has written so far, wherever it ran; None if it ran on none of these hosts.
 
         `reaching` as for `stop`.
         """
-        links = reaching.wait()
-        try:
-            told = in_parallel(lambda link, node: job_requests.logs(link, job.name, node, rank), links, job.known)
-            found = [text for text in told if text is not None]
-            return "".join(found) if found else None
-        finally:
-            in_parallel(reaching.rest, range(len(links)), links)
+
+        def of_host(link: Link, node_rank: int) -> str | None:
+            return job_requests.logs(link, job.name, node_rank, rank)
+
+        with reaching.opened() as links:
+            texts = in_parallel(of_host, list(links.values()), job.known)
+        found = [text for text in texts if text is not None]
+        return "".join(found) if found else None
 
     def stacks(self, reaching: Reaching, job: Job) -> Explanation:
         """Ask all ranks of a running job where they are; nothing else is changed. `reaching` as for `attach`."""
@@ -98,31 +93,29 @@ class Housekeeping:
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
-            in_parallel(Link.close, there)
+            in_parallel(Link.close, there)  # they follow the job: nothing else can be asked over them
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes."""
-        links = reaching.wait(enough=1)
-        try:
-            names = {job.name for job in jobs}
-            return sum(in_parallel(lambda link: sum(link.remove(name) for name in sorted(names)), links))
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
+        names = sorted({job.name for job in jobs})
+
+        def from_host(link: Link) -> int:
+            return sum(link.remove(name) for name in names)
+
+        with reaching.opened(enough=1) as links:
+            return sum(in_parallel(from_host, list(links.values())))
 
     def cached(self, reaching: Reaching, *, removes: bool = False) -> tuple[int, ...]:
         """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
-        links = reaching.wait(enough=1)
-        try:
-            return tuple(in_parallel(lambda link: link.clear(removes=removes), links))
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
+        with reaching.opened(enough=1) as links:
+            return tuple(in_parallel(partial(Link.clear, removes=removes), list(links.values())))
 
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""
-        links = reaching.wait(enough=1)
-        try:
-            told = in_parallel(lambda link: link.query(ListTemplates(owner=self.kernel), Templates).templates, links)
-            known = dict(zip(reaching.present, told, strict=True))
-            return tuple(known.get(place) for place in range(len(reaching.hosts)))
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
+
+        def of_host(link: Link) -> tuple[Template, ...]:
+            return link.query(ListTemplates(owner=self.kernel), Templates).templates
+
+        with reaching.opened(enough=1) as links:
+            known = dict(zip(links, in_parallel(of_host, list(links.values())), strict=True))
+        return tuple(known.get(host_index) for host_index in range(len(reaching.hosts)))

@@ -14,6 +14,7 @@ from functools import partial
 
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
+from distmagic.connection.parallel import in_parallel
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import UNKNOWN_HOST, Reaching
 from distmagic.errors import Cancelled, DistmagicError
@@ -27,7 +28,7 @@ from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
-from distmagic.runner.prepare import in_parallel, prepare
+from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.state.verdict import verdict

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from distmagic.connection.parallel import PARALLEL
 from distmagic.connection.prompts import asker_of
-from distmagic.connection.reach import PARALLEL, connect
+from distmagic.connection.reach import connect
 from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
 from distmagic.remote.wire.protocol import Route

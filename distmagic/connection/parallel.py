@@ -1,0 +1,37 @@
+"""The same act on many hosts at once, and one error for all that went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from distmagic.errors import DistmagicError, HostErrors
+
+PARALLEL = 16  # more threads are no faster: the servers' forking is the cost
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
+    """Return what `act` returns for each of the things, done at the same time."""
+    if not things:
+        return []
+    with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
+        return list(pool.map(act, things, *more))
+
+
+def join_errors(errors: list[BaseException]) -> BaseException:
+    """Return the one error, or one that names all hosts. What is no error of ours comes first: it is a bug."""
+    ours = tuple(error for error in errors if isinstance(error, DistmagicError))
+    if len(ours) < len(errors):
+        return next(error for error in errors if not isinstance(error, DistmagicError))
+    return HostErrors(ours) if len(ours) > 1 else ours[0]
+
+
+def raise_first(futures: Sequence[Future[Any]]) -> None:
+    """Raise what went wrong, if anything did: the one error, or one that names all hosts."""
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise join_errors(errors)

@@ -68,12 +68,10 @@ class Session(Housekeeping):
 
     def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
         """Return the commands that a run would start on every host, having started nothing."""
-        links = reaching.wait(enough=enough_hosts(spec, reaching))
-        try:
-            plan, _ = prepare(links, spec, _new_job(), lease_s=reaching.access.lease_s, owner=owner())
-            return planning.commands(plan, [link.facts.executable for link in links])
-        finally:
-            in_parallel(reaching.rest, reaching.present, links)
+        with reaching.opened(enough_hosts(spec, reaching)) as links:
+            there = list(links.values())
+            plan, _ = prepare(there, spec, _new_job(), lease_s=reaching.access.lease_s, owner=owner())
+            return planning.commands(plan, [link.facts.executable for link in there])
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.

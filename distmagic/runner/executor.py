@@ -95,41 +95,43 @@ class Executor:
         self._tell(action.node_rank, LinkEnded(link=action.link, last=last, error=error))
 
     def _reconnect(self, action: Reconnect) -> None:
-        def connect() -> Link:
+        link: Link | None = None
+        try:
             link = self._reaching.link(action.host_index, broken=action.broken, can_ask=action.can_ask)
             if action.broken is not None and action.broken.kept is not None:
                 link.kept = action.broken.kept
                 link.send(link.kept)
             link.attach(protocol.FollowJob(job=self._job, node_rank=action.node_rank, after=action.after))
-            return link
-
-        self._attempt(action.node_rank, connect)
+        except Exception as error:  # noqa: BLE001 - the node table decides what an error means
+            self._fail_attempt(action.node_rank, link, error)
+            return
+        self._tell(action.node_rank, Linked(link=link))
 
     def _meet(self, action: Meet) -> None:
-        def connect() -> Link | None:
+        link: Link | None = None
+        try:
             link = self._reaching.link(action.host_index)
             found = {(one.job, one.node_rank) for one in link.jobs(self._job)}
             if (self._job, action.node_rank) not in found:
-                link.close()
-                return None
+                self._fail_attempt(action.node_rank, link, None)
+                return
             link.attach(protocol.FollowJob(job=self._job, node_rank=action.node_rank))
-            return link
-
-        self._attempt(action.node_rank, connect)
-
-    def _attempt(self, node_rank: int, connect: Callable[[], Link | None]) -> None:
-        try:
-            link = connect()
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
-            self._tell(node_rank, AttemptFailed(error=error))
+            self._fail_attempt(action.node_rank, link, error)
             return
-        self._tell(node_rank, AttemptFailed(error=None) if link is None else Linked(link=link))
+        self._tell(action.node_rank, Linked(link=link))
+
+    def _fail_attempt(self, node_rank: int, link: Link | None, error: Exception | None) -> None:
+        """End an attempt that gave no link which follows the node; a link that was opened is closed."""
+        if link is not None:
+            link.close()
+        self._tell(node_rank, AttemptFailed(error=error))
 
     def _collect(self, action: Collect) -> None:
         try:
             results = job_requests.small_results(action.link, self._job, action.node_rank, action.sizes)
             self._reaching.rest(action.host_index, action.link)
-        except Exception:  # noqa: BLE001 - the node is gone either way; results wait on their host until they are looked at
+        except Exception:  # noqa: BLE001 - also for a bug, the run ends; results wait on their host until looked at
             self._tell(action.node_rank, Collected(results={}, has_rested=False))
         else:
             self._tell(action.node_rank, Collected(results=results, has_rested=True))

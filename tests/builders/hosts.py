@@ -1,0 +1,269 @@
+"""Hosts that answer every request by a script: real links and connections to them, without a process or a network."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from distmagic.connection.connections import Connections
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.connection.reach import Reaching
+from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.payload.bundle import build
+from distmagic.remote.system import facts
+from distmagic.remote.wire import protocol as p
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
+from distmagic.transports.prompts import Asker
+from tests.builders.links import lines, reply
+from tests.builders.plans import FACTS
+
+HANG_UP = None  # in place of an answer: the connection ends
+RESULT = b"a result"
+
+Answer = Callable[[p.Message], Sequence[p.Message | bytes] | None]
+
+
+def runs_on(start: p.StartNode) -> list[p.Message]:
+    """Return the events of a node whose one rank begins, and goes on."""
+    return [p.Worker(rank=start.node_rank, local_rank=0, world_size=len(start.hosts), restart=0, pid=100)]
+
+
+def runs_to_its_end(start: p.StartNode) -> list[p.Message]:
+    """Return the events of a node whose one rank returns a small result."""
+    ended = p.Ended(rank=start.node_rank, restart=0, outcome="returned", result_bytes=len(RESULT))
+    return [*runs_on(start), ended, p.EngineEnded(code=0), p.Final(reason="done")]
+
+
+def fails(start: p.StartNode) -> list[p.Message]:
+    """Return the events of a node whose one rank raises."""
+    failure = p.Failure(type="ValueError", message="no", traceback="Traceback: ValueError: no")
+    ended = p.Ended(rank=start.node_rank, restart=0, outcome="raised", code=1, failure=failure)
+    return [*runs_on(start), ended, p.EngineEnded(code=1), p.Final(reason="failed")]
+
+
+class FakeHost:
+    """A host with at most one node of one job.
+
+    `begins` gives the events of the node's agent after its hello. `answers` replace the usual answer to a kind of
+    request: a list of messages and raw bytes, or `HANG_UP`. `error` is what connecting raises. `requests` are all that
+    came, in order, over whichever link; `events` are the agent's.
+    """
+
+    def __init__(self, name: str, begins: Callable[[p.StartNode], list[p.Message]] = runs_to_its_end) -> None:
+        self.host = Host(name=name)
+        self.facts = replace(FACTS, torch=facts.torch_version())
+        self.begins = begins
+        self.answers: dict[type, Answer] = {}
+        self.error: Exception | None = None
+        self.requests: list[p.Message] = []
+        self.events: list[p.Message] = []
+        self.listings: tuple[p.JobListing, ...] = ()
+        self.results: dict[str, bytes] = {}
+        self.processes: list[HostProcess] = []
+        self._lock = threading.RLock()
+
+    def connect(self) -> FakeConnection:
+        """Return a connection to this host; raise `error` if there is one."""
+        if self.error is not None:
+            raise self.error
+        return FakeConnection(self)
+
+    def agent_sends(self, *events: p.Message) -> None:
+        """Have the agent send events. After its `Final` it is gone."""
+        with self._lock:
+            self.events += events
+            for process in self.processes:
+                process.follow(self.events)
+
+    def cut(self) -> None:
+        """End all connections that are open now."""
+        with self._lock:
+            for process in self.processes:
+                process.cut()
+
+    def requests_of(self, kind: type) -> list[p.Message]:
+        """Return the requests of one kind, in order."""
+        return [request for request in self.requests if isinstance(request, kind)]
+
+    @property
+    def is_left(self) -> bool:
+        """Whether no link to this host is open any more."""
+        return all(process.is_closed.is_set() for process in self.processes)
+
+    def receive(self, process: HostProcess, request: p.Message) -> None:
+        """Answer a request that came over a link."""
+        with self._lock:
+            self.requests.append(request)
+        if type(request) in self.answers:  # without the lock: an answer may take its time
+            answer = self.answers[type(request)](request)
+            if answer is HANG_UP:
+                process.cut()
+            else:
+                process.put(*answer)
+            return
+        with self._lock:
+            self._answer(process, request)
+
+    def _answer(self, process: HostProcess, request: p.Message) -> None:
+        if isinstance(request, p.StartNode):
+            hello = p.Hello(
+                protocol=p.PROTOCOL, job=request.job, node_rank=request.node_rank, hostname=self.host.name, pid=9
+            )
+            self.results[f"rank{request.node_rank}.result"] = RESULT
+            process.followed_after = 0
+            self.agent_sends(hello, *self.begins(request))
+        elif isinstance(request, p.FollowJob):
+            process.followed_after = len(self.events) if request.live else request.after
+            process.follow(self.events)
+        elif isinstance(request, p.StopNode):
+            if not any(isinstance(event, p.Final) for event in self.events):
+                self.agent_sends(p.EngineEnded(code=-15), p.Final(reason=request.reason))
+        elif isinstance(request, p.GetFile):
+            data = self.results.get(request.name)
+            if data is None:
+                process.put(p.Refused(what="get_file", error="it is not there"))
+            else:
+                process.put(p.Data(size_bytes=len(data)), data)
+        else:
+            process.put(*self._usual_answers().get(type(request), ()))
+
+    def _usual_answers(self) -> dict[type, Sequence[p.Message]]:
+        return {
+            p.GetFacts: [self.facts],
+            p.GetRoute: [p.Route(address=self.facts.address, interface=self.facts.interface)],
+            p.OfferBlobs: [p.MissingBlobs()],
+            p.CheckBlobs: [p.MissingBlobs()],
+            p.SweepJob: [p.Final(reason="swept")],
+            p.ListJobs: [p.Jobs(jobs=self.listings), p.Jobs()] if self.listings else [p.Jobs()],
+            p.RemoveJob: [p.Removed(size_bytes=10)],
+            p.PruneBlobs: [p.Removed(size_bytes=20)],
+            p.ListTemplates: [p.Templates()],
+            p.EndTemplates: [p.Templates()],
+        }
+
+
+class HostProcess:
+    """One link's process on a fake host: it boots, and then takes requests."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.is_closed = threading.Event()
+        self.followed_after: int | None = None  # the number of the last event that was sent; None: it follows no job
+        self._host = host
+        self._writes = 0
+        self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._rest = b""
+        self._is_cut = False
+        self._lock = threading.Lock()
+
+    def put(self, *answer: p.Message | bytes) -> None:
+        for one in answer:
+            self._pieces.put(one if isinstance(one, bytes) else lines(one))
+
+    def follow(self, events: Sequence[p.Message]) -> None:
+        """Send the events that were not sent yet, if this process follows the job."""
+        if self.followed_after is None:
+            return
+        for number, event in enumerate(events[self.followed_after :], self.followed_after + 1):
+            self._pieces.put(lines(event, first=number))
+        self.followed_after = len(events)
+        if any(isinstance(event, p.Final) for event in events):
+            self.put(p.AgentGone())
+            self.followed_after = None
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self._pieces.put(b"")
+
+    # ---- what a link uses
+
+    def write(self, data: bytes) -> None:
+        if self._is_cut or self.is_closed.is_set():
+            raise ConnectionLost(f"{self._host.host.name}: the other end is gone.")
+        with self._lock:
+            self._writes += 1
+            if self._writes == 1:  # the program that boots
+                self._pieces.put(reply())
+                return
+            if self._writes == 2:  # the size of the bundle, which is there
+                self.put(self._host.facts)
+                return
+        for line in data.splitlines():
+            self._host.receive(self, p.decode(line)[1])
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        if not self._rest:
+            self._rest = self._pieces.get(timeout=30)
+        if not self._rest:
+            self._pieces.put(b"")  # for the next one who reads
+        piece, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
+        return piece
+
+    def stderr(self) -> str:
+        return ""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        return 0
+
+    def close_stdin(self) -> None:
+        self._pieces.put(b"")
+
+    def close(self) -> None:
+        self.is_closed.set()
+        self._pieces.put(b"")
+
+
+class FakeConnection:
+    """A transport to a fake host."""
+
+    warnings = ()
+
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+
+    def start(self, argv: tuple[str, ...]) -> HostProcess:
+        if self._host.error is not None:
+            raise self._host.error
+        process = HostProcess(self._host)
+        self._host.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        return
+
+
+def connector(*hosts: FakeHost) -> Callable[[Host, Access, Asker], FakeConnection]:
+    """Return what connects to these hosts, by their names."""
+    by_name = {one.host.name: one for one in hosts}
+
+    def connect(host: Host, access: Access, asker: Asker) -> FakeConnection:
+        return by_name[host.name].connect()
+
+    return connect
+
+
+def reach(*hosts: FakeHost, access: Access | None = None, spare: Sequence[FakeHost] = ()) -> Reaching:
+    """Begin to reach hosts; `spare` ones are only known."""
+    access = access or Access()
+    asker = NotebookAsker(can_ask=False)
+    connections = Connections(connector(*hosts, *spare))
+    named, others = tuple(one.host for one in hosts), tuple(one.host for one in spare)
+    pythons = ("python3",) * (len(hosts) + len(spare))
+    return Reaching(
+        named, access, asker, connections, pythons,
+        lambda host, python: connections.take_idle(host, access, asker, python, build()), others,
+    )  # fmt: skip
+
+
+def listing(job: str, node_rank: int, hosts: Sequence[FakeHost], **more: object) -> p.JobListing:
+    """Return what a host lists of a job's node; it has begun, and runs unless `more` says otherwise."""
+    terms = p.JobTerms(lease_s=60.0, min_nodes=len(hosts))
+    found = {"began_s": 1.0, "terms": terms, "is_running": True, "protocol": p.PROTOCOL, **more}
+    return p.JobListing(job=job, node_rank=node_rank, hosts=tuple(one.host.name for one in hosts), **found)
+
+
+def down(name: str) -> Unreachable:
+    """Return the error of a host that gives no answer."""
+    return Unreachable(name, "no answer.", "Check the machine.")

@@ -1,0 +1,321 @@
+"""What each action of the run loop ends in: one event, whatever goes wrong, as runner/actions.py says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from distmagic.connection import job_requests
+from distmagic.connection.link import Link
+from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
+from distmagic.remote.wire import protocol as p
+from distmagic.runner.actions import (
+    Action,
+    Admitted,
+    AttemptFailed,
+    Close,
+    Collect,
+    Collected,
+    Join,
+    Joined,
+    JoinFailed,
+    Linked,
+    LinkEnded,
+    Listen,
+    Meet,
+    Reconnect,
+    Send,
+    StartJoined,
+)
+from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.executor import Executor
+from distmagic.state.events import Event
+from tests.builders.hosts import FakeHost, listing, reach
+from tests.builders.messages import START
+from tests.lab import wait_until
+
+LEASE_S = 0.04
+ERRORS = (
+    ConnectionLost("gpu-a: the connection ended."),
+    PreflightError("gpu-a", "it has no torch."),
+    ProtocolError("gpu-a sent nonsense."),
+    RuntimeError("a bug"),
+)
+any_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+
+
+class FakeJoiner:
+    """Admits a host as `START`, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def admit(self, link: Link, request_id: str) -> p.StartNode:
+        if self._error is not None:
+            raise self._error
+        return START
+
+
+class Stage:
+    """An executor over one host, and the queue on which its acts end."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.host = host
+        self.queue = EventQueue(lambda: 1.0)
+        self.reaching = reach(host)
+        (self.link,) = self.reaching.wait()
+        self.executor = self.executor_with(None)
+
+    def executor_with(self, joiner: Any) -> Executor:
+        return Executor("j-1", self.queue, self.reaching, LEASE_S, joiner)
+
+    def events_of(self, action: Action, joiner: Any = None) -> list[Event]:
+        """Perform an action, wait for the end of its thread, and return all the events that came."""
+        executor = self.executor_with(joiner) if joiner is not None else self.executor
+        before = set(threading.enumerate())
+        executor.perform(action)
+        for thread in set(threading.enumerate()) - before:
+            if thread.name == "distmagic-run":
+                thread.join(30)
+                assert not thread.is_alive()
+        return self.queue.batch(0)
+
+    def outcomes(self, action: Action, joiner: Any = None) -> list[Any]:
+        return [event.what for event in self.events_of(action, joiner)]
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch) -> Iterator[Stage]:
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+    stage = Stage(FakeHost("gpu-a"))
+    yield stage
+    stage.executor.close((stage.link,))
+    stage.host.cut()
+
+
+def broken(error: Exception):
+    """Return a function that raises, in place of a method."""
+
+    def act(*_: object, **__: object) -> Any:
+        raise error
+
+    return act
+
+
+def listen(stage: Stage) -> Listen:
+    return Listen(node_rank=0, link=stage.link, after=0)
+
+
+def reconnect(broken_link: Link | None = None) -> Reconnect:
+    return Reconnect(node_rank=0, host_index=0, after=2, broken=broken_link, can_ask=True)
+
+
+MEET = Meet(node_rank=0, host_index=0)
+JOIN = Join(host_index=0, request_id="a1", broken=None)
+
+
+# ---- Listen
+
+
+def test_listening_gives_every_message_and_then_the_end_of_the_link(stage):
+    stage.link.start(START)
+    *messages, end = stage.outcomes(listen(stage))
+    assert messages == stage.host.events
+    assert end == LinkEnded(link=stage.link, last=len(messages), error=None)
+
+
+def test_events_carry_the_rank_of_their_node(stage):
+    stage.link.start(START)
+    events = stage.events_of(Listen(node_rank=3, link=stage.link, after=0))
+    assert {event.node_rank for event in events} == {3}
+
+
+def test_a_link_that_breaks_ends_with_the_number_of_the_last_event(stage):
+    stage.host.begins = lambda start: [p.Notice(text="one")]
+    stage.link.start(START)
+    stage.host.cut()
+    hello, notice, end = stage.outcomes(listen(stage))
+    assert (type(hello), notice) == (p.Hello, p.Notice(text="one"))
+    assert (end.link, end.last, type(end.error)) == (stage.link, 2, ConnectionLost)
+
+
+@any_error
+def test_listening_ends_with_whatever_went_wrong(stage, monkeypatch, error):
+    monkeypatch.setattr(stage.link, "events", broken(error))
+    action = Listen(node_rank=0, link=stage.link, after=7)
+    assert stage.outcomes(action) == [LinkEnded(link=stage.link, last=7, error=error)]
+
+
+# ---- Reconnect and Meet
+
+
+def test_a_new_link_follows_the_node_after_the_last_event(stage):
+    (linked,) = stage.outcomes(reconnect(stage.link))
+    assert isinstance(linked, Linked)
+    assert linked.link is not stage.link
+    assert stage.host.requests[-1] == p.FollowJob(job="j-1", node_rank=0, after=2)
+
+
+def test_a_new_link_keeps_loaded_what_the_broken_one_kept(stage):
+    stage.link.kept = p.TemplateRequest(owner="me", idle_s=9.0, lease_s=9.0, env={}, defaults={})
+    (linked,) = stage.outcomes(reconnect(stage.link))
+    assert linked.link.kept == stage.link.kept
+    assert stage.host.requests[-2:] == [stage.link.kept, p.FollowJob(job="j-1", node_rank=0, after=2)]
+
+
+@any_error
+@pytest.mark.parametrize("action", [reconnect(), MEET], ids=["Reconnect", "Meet"])
+def test_an_attempt_that_does_not_connect_fails_with_the_error(stage, monkeypatch, action, error):
+    monkeypatch.setattr(stage.reaching, "link", broken(error))
+    assert stage.outcomes(action) == [AttemptFailed(error=error)]
+
+
+@any_error
+@pytest.mark.parametrize("action", [reconnect(), MEET], ids=["Reconnect", "Meet"])
+def test_an_attempt_that_can_not_follow_fails_and_hangs_up(stage, monkeypatch, action, error):
+    stage.host.listings = (listing("j-1", 0, [stage.host]),)
+    monkeypatch.setattr(Link, "attach", broken(error))
+    assert stage.outcomes(action) == [AttemptFailed(error=error)]
+    assert [process.is_closed.is_set() for process in stage.host.processes] == [False, True]
+
+
+def test_a_node_that_is_there_is_met_and_followed_from_its_beginning(stage):
+    stage.host.listings = (listing("j-1", 0, [stage.host]),)
+    (linked,) = stage.outcomes(MEET)
+    assert isinstance(linked, Linked)
+    assert stage.host.requests[-2:] == [p.ListJobs(job="j-1"), p.FollowJob(job="j-1", node_rank=0)]
+
+
+@pytest.mark.parametrize("found", [[], [("j-1", 1)], [("j-2", 0)]])
+def test_a_node_that_is_not_there_is_not_met(stage, found):
+    stage.host.listings = tuple(listing(job, node_rank, [stage.host]) for job, node_rank in found)
+    assert stage.outcomes(MEET) == [AttemptFailed(error=None)]
+    assert [process.is_closed.is_set() for process in stage.host.processes] == [False, True]
+
+
+# ---- Collect
+
+
+def collect(stage: Stage) -> Collect:
+    return Collect(node_rank=1, host_index=0, link=stage.link, sizes={1: len(b"result")})
+
+
+def test_results_are_collected_and_the_link_rests(stage):
+    stage.host.results["rank1.result"] = b"result"
+    assert stage.outcomes(collect(stage)) == [Collected(results={1: b"result"}, has_rested=True)]
+    assert stage.host.is_left, "the host keeps nothing loaded: its link has been ended"
+
+
+@any_error
+def test_results_that_can_not_be_collected_wait_on_their_host(stage, monkeypatch, error):
+    monkeypatch.setattr(job_requests, "small_results", broken(error))
+    assert stage.outcomes(collect(stage)) == [Collected(results={}, has_rested=False)]
+
+
+# ---- Join and StartJoined
+
+
+def test_a_host_joins_with_what_the_lead_says(stage):
+    (admitted,) = stage.outcomes(JOIN, FakeJoiner())
+    assert admitted == Admitted(host_index=0, request_id="a1", link=admitted.link, start=START)
+    assert not stage.host.processes[-1].is_closed.is_set()
+
+
+@any_error
+def test_a_host_that_is_not_admitted_is_hung_up_on(stage, error):
+    assert stage.outcomes(JOIN, FakeJoiner(error)) == [JoinFailed(host_index=0, error=error)]
+    assert [process.is_closed.is_set() for process in stage.host.processes] == [False, True]
+
+
+@any_error
+def test_a_host_that_can_not_be_reached_does_not_join(stage, monkeypatch, error):
+    monkeypatch.setattr(stage.reaching, "link", broken(error))
+    assert stage.outcomes(JOIN, FakeJoiner()) == [JoinFailed(host_index=0, error=error)]
+
+
+def test_a_node_that_was_admitted_starts(stage):
+    action = StartJoined(host_index=0, link=stage.link, start=START)
+    assert stage.outcomes(action) == [Joined(host_index=0, link=stage.link, node_rank=START.node_rank)]
+    assert stage.host.requests[-1] == START
+
+
+@any_error
+def test_a_node_that_does_not_start_is_hung_up_on(stage, monkeypatch, error):
+    monkeypatch.setattr(stage.link, "start", broken(error))
+    action = StartJoined(host_index=0, link=stage.link, start=START)
+    assert stage.outcomes(action) == [JoinFailed(host_index=0, error=error)]
+    assert stage.host.is_left
+
+
+# ---- Send and Close
+
+
+def test_a_message_goes_over_every_link_that_works_and_ends_in_no_event(stage):
+    other = Stage(FakeHost("gpu-b"))
+    stage.host.cut()
+    stage.executor.perform(Send(links=(stage.link, other.link), message=p.DetachJob()))
+    wait_until(lambda: other.host.requests, "the message to arrive")
+    assert other.host.requests == [p.DetachJob()]
+    assert stage.queue.batch(0) == []
+    other.executor.close((other.link,))
+
+
+def test_a_link_of_which_nothing_more_is_wanted_is_closed(stage):
+    stage.executor.perform(Close(link=stage.link))
+    wait_until(lambda: stage.host.is_left, "the link to be closed")
+    assert stage.queue.batch(0) == []
+
+
+# ---- leases, and the end
+
+
+def lease_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "distmagic-lease"]
+
+
+def renewals(host: FakeHost) -> int:
+    return len(host.requests_of(p.RenewLease))
+
+
+def test_the_lease_is_renewed_over_the_links_of_now_until_the_end(stage):
+    other = Stage(FakeHost("gpu-b"))
+    stage.executor.keep_lease_over((stage.link,))
+    wait_until(lambda: renewals(stage.host) >= 2, "the lease to be renewed twice")
+    assert renewals(other.host) == 0
+    stage.executor.keep_lease_over((other.link,))
+    assert len(lease_threads()) == 1
+    wait_until(lambda: renewals(other.host) >= 2, "the lease to be renewed over the new link")
+    before = renewals(stage.host)
+    wait_until(lambda: renewals(other.host) >= 5, "the lease to be renewed over the new link")
+    assert renewals(stage.host) == before
+    stage.executor.close((other.link,))
+    wait_until(lambda: not lease_threads(), "the thread to end")
+    other.executor.close(())
+
+
+def test_one_broken_link_does_not_keep_the_lease_from_the_others(stage):
+    other = Stage(FakeHost("gpu-b"))
+    stage.host.cut()
+    stage.executor.keep_lease_over((stage.link, other.link))
+    wait_until(lambda: renewals(other.host) >= 3, "the lease to be renewed")
+    stage.executor.close((other.link,))
+    other.executor.close(())
+
+
+def test_the_end_hangs_up_on_the_links_that_the_run_holds(stage):
+    stage.host.begins = lambda start: []
+    stage.link.start(START)
+    stage.executor.perform(listen(stage))
+    stage.executor.close((stage.link,))
+    assert stage.host.is_left
+    events: list[Event] = []
+
+    def has_ended() -> bool:
+        events.extend(stage.queue.batch(0))
+        return any(isinstance(event.what, LinkEnded) for event in events)
+
+    wait_until(has_ended, "the listening thread to end")
+    assert isinstance(events[-1].what.error, ConnectionLost)

@@ -1,14 +1,13 @@
-"""What one host is asked about a job that it has: what ranks have written, and where they are."""
+"""What hosts are asked about one job: logs, stacks, small results, its first orders, a new node."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
 
 from distmagic.connection.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
-from distmagic.connection.parallel import PARALLEL
+from distmagic.connection.parallel import in_parallel
 from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
 from distmagic.planning.jobs import Job
 from distmagic.remote.records import journal, places
@@ -77,8 +76,10 @@ def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protoc
 
 def recall(link: Link, job: str) -> protocol.StartNode:
     """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
-    answer = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart)
-    start = answer.start
+    try:
+        start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
+    except _Refused as refused:
+        raise SpecError(f"{link.host.name} does not tell how job {job} was started: {refused}.") from None
     if start.join_template is None or start.membership is None or start.job != job:
         raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
     names, sizes = (start.call, start.code, *start.side_files), start.join_template.sizes
@@ -128,7 +129,6 @@ def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanati
         except DistmagicError:
             return None  # its connection broke, or it gave no answer in time
 
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        found = dict(zip(job.running, pool.map(ask, job.running), strict=True))
+    found = dict(zip(job.running, in_parallel(ask, job.running), strict=True))
     answers = [(job.hosts[node], one) for node, told in found.items() for one in told or ()]
     return explain(answers, (*(job.hosts[node] for node, told in found.items() if told is None), *job.missing))

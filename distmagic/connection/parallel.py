@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from distmagic.errors import DistmagicError, HostErrors
@@ -18,8 +18,13 @@ def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
     """Return what `act` returns for each of the things, done at the same time."""
     if not things:
         return []
-    with ThreadPoolExecutor(min(PARALLEL, len(things))) as pool:
-        return list(pool.map(act, things, *more))
+    pool = ThreadPoolExecutor(min(PARALLEL, len(things)), thread_name_prefix="distmagic-parallel")
+    futures = [pool.submit(act, *arguments) for arguments in zip(things, *more, strict=True)]
+    try:
+        wait(futures)  # of acts that fail the first one is raised, but only when the others are through
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for acts that hang
+    return [future.result() for future in futures]
 
 
 def join_errors(errors: list[BaseException]) -> BaseException:

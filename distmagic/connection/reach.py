@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
@@ -41,7 +41,7 @@ class Reaching:
 
     # ---- the first link to each host
 
-    def wait(self, enough: int | None = None) -> tuple[Link, ...]:
+    def wait(self, enough: int | None = None, *, needs_remote: bool = False) -> tuple[Link, ...]:
         """Wait for all hosts and `settle`. Questions (passphrases, one-time passwords) are asked meanwhile, on this thread.
 
         Raises `Cancelled` for an interrupt.
@@ -54,12 +54,13 @@ class Reaching:
         except BaseException:
             self.cancel()
             raise
-        return self.settle(enough)
+        return self.settle(enough, needs_remote=needs_remote)
 
-    def settle(self, enough: int | None = None) -> tuple[Link, ...]:
+    def settle(self, enough: int | None = None, *, needs_remote: bool = False) -> tuple[Link, ...]:
         """Return one open link a host, in order, once all `futures` are done.
 
-        Where `enough` hosts are there, those that are out of reach are left out: see `present` and `absent`. Raises
+        Where `enough` hosts are there, those that are out of reach are left out: see `present` and `absent`; with
+        `needs_remote` only if one of those that are there is not this machine, which no other host can dial. Raises
         `HostErrors`, or the one error; then all links are closed.
         """
         errors = {}
@@ -68,7 +69,10 @@ class Reaching:
             if error is not None:
                 errors[host_index] = error
         there = [host for host_index, host in enumerate(self.hosts) if host_index not in errors]
-        if errors and not (_is_enough(there, enough) and all(map(_is_out_of_reach, errors.values()))):
+        is_enough = enough is not None and len(there) >= enough
+        if needs_remote and all(host.is_local for host in there):
+            is_enough = False
+        if errors and not (is_enough and all(map(_is_out_of_reach, errors.values()))):
             self.cancel()
             raise join_errors(list(errors.values()))
         self._pool.shutdown(wait=False)
@@ -104,14 +108,16 @@ class Reaching:
             self.rest(host_index, link)
 
     @contextmanager
-    def opened(self, enough: int | None = None) -> Iterator[dict[int, Link]]:
-        """Wait for all hosts and give their links by host index, of which nothing more is to come after the block."""
-        there = self.wait(enough)
+    def opened(self, enough: int | None = None, *, needs_remote: bool = False) -> Iterator[dict[int, Link]]:
+        """Wait for all hosts and give their links by host index. After the block they rest; after an error they end."""
+        there = self.wait(enough, needs_remote=needs_remote)
         links = dict(zip(self.present, there, strict=True))
         try:
             yield links
-        finally:
-            in_parallel(self.rest, list(links), list(links.values()))
+        except BaseException:  # an answer may be on its way yet
+            in_parallel(Link.close, there)
+            raise
+        in_parallel(self.rest, list(links), there)
 
     # ---- further links
 
@@ -135,11 +141,6 @@ class Reaching:
     def rest(self, host_index: int, link: Link) -> None:
         """Give back a link of which nothing more is to come."""
         self._connections.rest(self.access, self.pythons[host_index], link)
-
-
-def _is_enough(there: Sequence[Host], enough: int | None) -> bool:
-    """Whether a job can begin with these hosts; never on this machine alone, which no other host can dial."""
-    return bool(enough) and len(there) >= (enough or 0) and not all(host.is_local for host in there)
 
 
 def _is_out_of_reach(error: BaseException) -> bool:

@@ -54,7 +54,7 @@ def build() -> blobs.LocalBlob:
     with _BUILDING:  # all hosts are reached at once
         bundle = _built()
         try:
-            os.utime(bundle.path)  # so that `places.expire` spares a bundle in use
+            os.utime(bundle.path)  # so that `expiry.expire` spares a bundle in use
         except FileNotFoundError:
             _built.cache_clear()
             bundle = _built()

@@ -161,7 +161,8 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFailed:
-    """A host could not become a node this time."""
+    """A host could not become a node this time. `node_rank` is the node that it was to be, if the lead has counted it."""
 
     host_index: int
     error: Exception
+    node_rank: int | None = None

@@ -155,11 +155,15 @@ class Executor:
             action.link.start(action.start)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
             action.link.close()
-            self._tell(0, JoinFailed(host_index=action.host_index, error=error))
+            failed = JoinFailed(host_index=action.host_index, error=error, node_rank=action.start.node_rank)
+            self._tell(0, failed)
             return
         self._tell(0, Joined(host_index=action.host_index, link=action.link, node_rank=action.start.node_rank))
 
     def _tell(self, node_rank: int, what: object) -> None:
+        if self._is_over.is_set() and isinstance(what, (Linked, Admitted, Joined)):
+            what.link.close()  # the run is over: nobody takes this link any more
+            return
         self._queue.tell(what, node_rank=node_rank)
 
     # ---- the end

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -69,7 +70,7 @@ def launch(reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, 
     with interrupts.noted() as noted, blobs.kept_young(payload.blobs):  # hosts that come later still need them
         loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
         with loop.opening():
-            links = _connect(loop, reaching, enough_hosts(spec, reaching))
+            links = _connect(loop, reaching, enough_hosts(spec, reaching), needs_remote=True)
             plan = _plan(loop, reaching, links, spec, job, owner)
             start = _Start(loop=loop, plan=plan, payload=payload, links=links)
             lead, lost = start.run()
@@ -97,7 +98,9 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
     a connection breaks. An interrupt ends the job; of a detached job it only ends the following.
     """
     clock = clock_since(time.monotonic())
-    state = replace(begin(job.name, job.hosts, job.terms.max_restarts), before_s=job.age_s)
+    state = begin(job.name, job.hosts, job.terms.max_restarts)
+    # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
+    state = replace(state, before_s=job.age_s, detached_by="asked" if job.is_detached else "")
     with interrupts.noted() as noted:
         loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
         with loop.opening():
@@ -115,13 +118,25 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
         table = NodeTable(host_indices, patience_s, _new_id, growth)
         executor = Executor(job.name, loop.queue, reaching, patience_s, joiner)
         try:
-            for node_rank, link in links.items():
-                link.attach(protocol.FollowJob(job=job.name, node_rank=node_rank))
+            links = _following(links, job.name)
             loop.follow(table, executor, links, Limits(hang_timeout_s=job.terms.hang_timeout_s))
             _sweep(loop, reaching, table)
         finally:
             executor.close(table.links)
         return _followed(loop, table, noted)
+
+
+def _following(links: Mapping[int, Link], job: str) -> dict[int, Link]:
+    """Ask each host for the events of its node; return the links that still work. The others are tried again."""
+    found = {}
+    for node_rank, link in links.items():
+        try:
+            link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
+        except ConnectionLost:
+            link.close()
+        else:
+            found[node_rank] = link
+    return found
 
 
 def _followed(loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts) -> Followed:
@@ -160,8 +175,10 @@ def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
 # ---- reaching and planning
 
 
-def _connect(loop: RunLoop, reaching: Reaching, enough: int | None) -> tuple[Link, ...]:
-    """Return a link to each host, showing meanwhile how far each of them is."""
+def _connect(
+    loop: RunLoop, reaching: Reaching, enough: int | None, *, needs_remote: bool = False
+) -> tuple[Link, ...]:  # fmt: skip
+    """Return a link to each host, showing meanwhile how far each of them is. Arguments and errors are those of `settle`."""
     for host_index, future in enumerate(reaching.futures):
         future.add_done_callback(partial(_report, loop.queue, host_index))
     try:
@@ -171,7 +188,7 @@ def _connect(loop: RunLoop, reaching: Reaching, enough: int | None) -> tuple[Lin
     except BaseException:
         reaching.cancel()
         raise
-    return reaching.settle(enough)
+    return reaching.settle(enough, needs_remote=needs_remote)
 
 
 def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
@@ -245,7 +262,7 @@ class _Start:
             if not lost:
                 raise_first(started)
         except BaseException as error:
-            unsure = roll_back(pool, self.links, started)
+            unsure = roll_back(self.links, started)
             in_parallel(Link.close, self.links)
             if isinstance(error, KeyboardInterrupt):
                 raise cancelled(began=bool(started), unsure=unsure) from None
@@ -297,9 +314,9 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
     def sweep(node_rank: int) -> None:
         row = table.rows[node_rank]
         try:
-            link = reaching.link(row.host_index, broken=row.link)
-            survivors = link.sweep(job).survivors
-            link.finish()
+            with closing(reaching.link(row.host_index, broken=row.link)) as link:
+                survivors = link.sweep(job).survivors
+                link.finish()
         except DistmagicError:
             return  # out of reach: its own lease ends it, and the verdict says so
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)

@@ -1,6 +1,6 @@
 """One host comes (back) to an elastic job that runs: it gets the payload, the lead counts it, and its agent can start.
 
-    the lead's own orders, the host's facts  --orders.newcomer-->  Start
+    the lead's own orders, the host's facts  --start_messages.newcomer-->  StartNode
 
 Works for the notebook that began the job, which has orders and payload itself, and for any other one, which asks for them.
 """

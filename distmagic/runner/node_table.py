@@ -3,6 +3,7 @@
 Events go in, actions come out; nothing here blocks, connects or asks a clock.
 
     state of a row       leaves it when
+    waiting              it is counted by the lead of an elastic job, and its agent is being started: Joined -> following
     following            LinkEnded: the agent ended -> collecting; the link broke -> reconnecting; else -> lost
     reconnecting         Linked -> following; the time is over -> lost. Attempts follow each other with growing pauses
     meeting              as reconnecting, for a node that another notebook starts; in the end this one starts it itself
@@ -150,7 +151,8 @@ class NodeTable:
         self.is_stopping = True
         actions: list[Action] = []
         links: list[Link] = []
-        for node_rank in node_ranks:
+        stopped = list(node_ranks)
+        for node_rank in stopped:
             row = self.rows[node_rank]
             row.stop = message
             if row.link is not None:
@@ -246,6 +248,8 @@ class NodeTable:
         node_rank = len(self.rows) - 1
         if row.host_index == UNKNOWN_HOST:
             return self._pass_over(node_rank, host)
+        if self.is_stopping:
+            return self._lose(node_rank, "it never began", now_s)
         join = self._joins.get(row.host_index)
         if join is not None and join.request_id == request_id:
             join.node_rank = node_rank
@@ -275,10 +279,10 @@ class NodeTable:
         """Return the last node that a host was, -1 for none."""
         return max((node for node, row in enumerate(self.rows) if row.host_index == host_index), default=-1)
 
-    def _admitted(self, _: int, what: Admitted, __: float) -> list[Action]:
+    def _admitted(self, _: int, what: Admitted, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
-        if join is None or join.request_id != what.request_id:
-            return [Close(link=what.link)]  # the run is being stopped meanwhile
+        if join is None or join.request_id != what.request_id:  # the run is being stopped meanwhile
+            return [Close(link=what.link), *self._lose_unstarted(what.start.node_rank, "it never began", now_s)]
         join.admitted = what
         return self._start_joined(join)
 
@@ -296,10 +300,16 @@ class NodeTable:
             actions.append(Send(links=(what.link,), message=late))
         return actions
 
+    def _lose_unstarted(self, node_rank: int | None, why: str, now_s: float) -> list[Action]:
+        """Count a node as lost that the lead has counted and that was never started."""
+        if node_rank is None or not node_rank < len(self.rows) or self.rows[node_rank].state != "waiting":
+            return []
+        return self._lose(node_rank, why, now_s)
+
     def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
-        if join is None:
-            return []
+        if join is None:  # the run is being stopped meanwhile
+            return self._lose_unstarted(what.node_rank, str(what.error), now_s)
         actions: list[Action] = []
         if join.node_rank is not None:
             self.rows[join.node_rank].state = "lost"

@@ -13,7 +13,7 @@ from distmagic.runner import interrupts
 _PATIENCE_S = 5.0  # for hosts to tell that they have started, and again that they have ended
 
 
-def roll_back(pool: ThreadPoolExecutor, links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
+def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
     """Stop the nodes that did start, and wait until they are gone; return the hosts that did not confirm it.
 
     No interrupt ends this, but its limits do.
@@ -22,10 +22,14 @@ def roll_back(pool: ThreadPoolExecutor, links: Sequence[Link], started: Sequence
         tried = [(link, future) for link, future in zip(links, started, strict=False) if not future.cancel()]
         wait([future for _, future in tried], _PATIENCE_S)
         running = [link for link, future in tried if future.done() and future.exception() is None]
-        stops = [pool.submit(_stop_and_wait, link) for link in running]
+        stops = []
+        if running:
+            stopping = ThreadPoolExecutor(len(running), thread_name_prefix="distmagic-rollback")  # starts may hang yet
+            stops = [stopping.submit(_stop_and_wait, link) for link in running]
+            stopping.shutdown(wait=False)
         wait(stops, _PATIENCE_S)
     unsure = [link for link, future in tried if not future.done() or _may_run(future.exception())]
-    unsure += [link for link, stop in zip(running, stops, strict=True) if not (stop.done() and stop.result())]
+    unsure += [link for link, stop in zip(running, stops, strict=True) if not _is_confirmed(stop)]
     return [link.host.name for link in unsure]
 
 
@@ -52,6 +56,10 @@ def _stop_and_wait(link: Link) -> bool:
     except DistmagicError:
         pass  # what was wrong first is told; this node's lease ends what is left
     return False
+
+
+def _is_confirmed(stop: Future[bool]) -> bool:
+    return stop.done() and stop.exception() is None and stop.result()
 
 
 def _may_run(error: BaseException | None) -> bool:

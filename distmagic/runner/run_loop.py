@@ -2,9 +2,6 @@
 
     threads  --events-->  EventQueue  --step-->  RunState, NodeTable  --decisions-->  actions  --Executor-->  threads
 
-The state of the run and the node table belong to this loop alone. A thread does one of two things: it listens to a link,
-or it does one blocking act; either ends in an event on the queue. So whatever happens, it happens between two steps.
-
 A run goes through these stages; each is a function of its own:
 
     opening     `wait_for` one blocking act after the other: hosts are reached, planned for, sent to, started.
@@ -87,17 +84,15 @@ class RunLoop:
 
     def step(self, timeout_s: float = BEAT_S) -> list[Event]:
         """Wait for events at most `timeout_s`, answer a question, fold, show; return the events."""
+        self._interrupts.ask(self._serve)  # before events are taken: an interrupt in the middle of it must lose none
         events = self.queue.batch(timeout_s)
-        self._interrupts.ask(self._serve)
         if not self.state.is_over:  # time stands still when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
         self.state = fold(self.state, events)
         return events
 
     def show(self) -> None:
-        """Show the state of a run that goes on, at most ten times a second."""
-        if self.state.is_over:
-            return
+        """Show the state, at most ten times a second."""
         now_s = self._clock()
         if now_s >= self._next_shown_s:
             self._next_shown_s = now_s + BEAT_S
@@ -110,8 +105,8 @@ class RunLoop:
 
     # ---- opening and closing
 
-    def wait_for(self, futures: Sequence[Future[Any]], *, heeds_interrupts: bool = True) -> None:
-        """Return when all futures are done. Raises KeyboardInterrupt, if there is one, unless it is not to be heeded.
+    def wait_for(self, futures: Sequence[Future[Any]]) -> None:
+        """Return when all futures are done. Raises KeyboardInterrupt, if there is one.
 
         What the futures raise is for the caller to look at.
         """
@@ -127,9 +122,10 @@ class RunLoop:
         while True:
             is_done = len(done) == len(futures)
             self.step(0.0 if is_done else timeout_s)
-            self.show()
+            if not self.state.is_over:
+                self.show()
             timeout_s = BEAT_S
-            if self._interrupts.take() and heeds_interrupts:
+            if self._interrupts.take():
                 raise KeyboardInterrupt
             if is_done:
                 return
@@ -214,13 +210,13 @@ class RunLoop:
             reason = decide.reason_after_inquiry(self.state, self._inquiry)
         if reason and self._give_up_at_s is None:
             self._stop(reason, GRACE_S)
-        elif detach and decide.can_detach(self.state):
+        elif detach and decide.can_detach(self.state):  # in every step, until the lead's event says that it is so
             self._detach()
         if self._give_up_at_s is not None and self.state.at_s > self._give_up_at_s:
             self.lose(decide.answering(self.state), "it did not confirm its end")
 
     def _interrupt(self) -> None:
-        """The first interrupt asks politely, the second one ends at once. A detached job goes on.
+        """Stop the run politely; at once where it is being stopped already. A detached job goes on.
 
         Where a run has stood still for long, its ranks are asked where they are before.
         """
@@ -266,8 +262,13 @@ class RunLoop:
         self._executor.keep_lease_over(self._table.links)
 
     def _abandon(self) -> None:
-        """Stop everything at once, and show how far it came; nothing in here may hide what was wrong."""
+        """Stop everything at once, and show how far it came; nothing in here may hide what was wrong.
+
+        A detached job needs no notebook, and goes on.
+        """
         assert self._table is not None
+        if self.state.detached_by:
+            return
         self._send_stop(decide.answering(self.state), 0.0, "abandoned")
         end_s = self._clock() + ABANDON_S
         while not self.state.is_over and self._clock() < end_s:

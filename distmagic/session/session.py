@@ -68,7 +68,7 @@ class Session(Housekeeping):
 
     def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
         """Return the commands that a run would start on every host, having started nothing."""
-        with reaching.opened(enough_hosts(spec, reaching)) as links:
+        with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
             plan, _ = prepare(there, spec, _new_job(), lease_s=reaching.access.lease_s, owner=owner())
             return planning.commands(plan, [link.facts.executable for link in there])

@@ -50,8 +50,10 @@ Beside the phase, a node may be
 - *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
 - *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken
   back when the node itself tells why it stops, or is heard again.
-- *lost* (an entry in `RunState.lost`). Two senders cause it. The launcher tells Lost, when decide.py says so: it could
-  not reach the node for too long, the others don't hear it, or it did not confirm its end. In an elastic job an
+- *lost* (an entry in `RunState.lost`). The launcher sends Lost for two kinds of reasons. decide.py finds that the node
+  was out of reach for too long, that the others don't hear it, or that it did not confirm its end. The runner's node
+  table finds that its agent ended without a last event, that no connection came within the lease, that the host's key
+  is another one, or that a node that was to join never began. In an elastic job an
   accusation is a loss at once, decided in fold.py (`_accuse`): the lead goes on without the node, so nobody waits for
   the node's own word. Only PeerState "back" takes a loss back. A node that is gone can't become lost.
 

@@ -1,7 +1,7 @@
 """What to do about a run, as its state stands. Pure: a `RunState` goes in; the run loop acts on what comes out.
 
-A run is stopped for one reason, the first that `reason_to_stop` or `Inquiry` gives. Before a run that stands still is
-stopped, its ranks are asked where they are; `Inquiry` remembers that question.
+A run is stopped for one reason: the first that `reason_to_stop` or `reason_after_inquiry` gives, or an interrupt of the
+user. Before a run that stands still is stopped, its ranks are asked where they are; `Inquiry` remembers that question.
 """
 
 from __future__ import annotations

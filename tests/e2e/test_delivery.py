@@ -246,7 +246,7 @@ def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(hosts: Lab, monkeyp
             half = LocalBlob(blob=local.blob, path=local.path.with_name("half"))
             half.path.write_bytes(local.path.read_bytes()[: SIZE // 2])
             yield from pour(self, half, offset)
-            partial = f".distmagic/blobs/{local.blob.sha256}.*"
+            partial = f".distmagic/blobs/.{local.blob.sha256}.*"
             wait_until(lambda: size_on(hosts.hosts[1], partial) >= SIZE // 2, "half of it on dm2")
             hosts.hosts[0].drop(source=hosts.hosts[1])
             offset = SIZE // 2

@@ -188,8 +188,10 @@ def _clear_main(main: types.ModuleType) -> None:
     """
     kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
     if threading.active_count() == 1:  # else a daemon thread may still use any of them
-        for name, value in list(vars(main).items()):
-            if not name.startswith("__") and not isinstance(value, kept):
+        # Names only: a variable that held a value here would keep its cycle alive through the collection below.
+        names = [name for name, value in vars(main).items() if not isinstance(value, kept)]
+        for name in names:
+            if not name.startswith("__"):
                 del vars(main)[name]
     gc.collect()
 

@@ -94,7 +94,15 @@ def test_a_laptop_that_is_there_alone_is_no_job_for_hosts_that_are_to_come():
         parse_hosts("localhost,gpu-b"), Access(), hosts.asker, Connections(_refuse), ("python3",) * 2, hosts.open
     )
     with pytest.raises(Unreachable):
-        reaching.wait(enough=1)
+        reaching.wait(enough=1, needs_remote=True)
+
+
+def test_questions_are_answered_by_this_machine_alone_while_another_host_is_down():
+    hosts = Hosts({"gpu-b": DOWN})
+    reaching = Reaching(
+        parse_hosts("localhost,gpu-b"), Access(), hosts.asker, Connections(_refuse), ("python3",) * 2, hosts.open
+    )
+    assert names(reaching.wait(enough=1)) == ["localhost"]
 
 
 # ---- connections that are kept

@@ -246,7 +246,7 @@ def test_a_node_that_was_admitted_starts(stage):
 def test_a_node_that_does_not_start_is_hung_up_on(stage, monkeypatch, error):
     monkeypatch.setattr(stage.link, "start", broken(error))
     action = StartJoined(host_index=0, link=stage.link, start=START)
-    assert stage.outcomes(action) == [JoinFailed(host_index=0, error=error)]
+    assert stage.outcomes(action) == [JoinFailed(host_index=0, error=error, node_rank=START.node_rank)]
     assert stage.host.is_left
 
 

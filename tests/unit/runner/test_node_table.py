@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -357,10 +358,31 @@ def test_a_stop_ends_all_joining():
     table.table.due(1.0)
     table.after(admitted(link))
     assert Close(link=link) in table.table.stop((0, 1), STOP)
-    assert table.after(ADDED, node=0) == []
+    assert table.after(ADDED, node=0) == [lost("it never began", node=2)]
     late = a_link()
     assert table.after(admitted(late, "id9")) == [Close(link=late)]
     assert [action for action in table.table.due(1e9) if isinstance(action, Join)] == []
+
+
+@pytest.mark.parametrize("order", ["counted", "admitted", "starting"])
+def test_a_host_that_joins_while_the_run_is_stopped_is_lost_and_never_waited_for(order):
+    table, link = Table(elastic(2)), a_link()
+    table.table.due(1.0)
+    if order != "counted":
+        table.after(ADDED, node=0)
+    if order == "starting":
+        table.after(admitted(link))
+    table.table.stop((0, 1), STOP)
+    late = replace(START, node_rank=2)
+    actions = table.after(ADDED, node=0) if order == "counted" else []
+    if order == "admitted":
+        what = Admitted(host_index=2, request_id="id1", link=link, start=late)
+        actions = table.after(what)
+        assert Close(link=link) in actions
+    if order == "starting":
+        actions = table.after(JoinFailed(host_index=2, error=CUT, node_rank=2))
+    assert [action.node_rank for action in actions if isinstance(action, Note)] == [2]
+    assert table.table.rows[2].state == "lost"
 
 
 def test_a_host_that_has_started_in_the_moment_of_a_stop_is_stopped():
@@ -396,4 +418,7 @@ def test_any_order_of_events_leaves_a_table_that_can_be_stopped(script):
         table.after(what, node=node, at_s=float(second))
         table.table.due(float(second))
     table.table.stop(range(len(table.table.rows)), STOP)
+    for node_rank in range(2, len(table.table.rows)):
+        table.after(JoinFailed(host_index=2, error=CUT, node_rank=node_rank))
     assert not [action for action in table.table.due(1e9) if isinstance(action, Join)]
+    assert [row.state for row in table.table.rows[2:] if row.state == "waiting"] == []

@@ -37,7 +37,7 @@ class FakeReaching:
         self.futures = futures
         self.is_cancelled = False
 
-    def settle(self, enough: int | None) -> tuple[str, ...]:
+    def settle(self, enough: int | None, *, needs_remote: bool) -> tuple[str, ...]:
         return tuple(future.result() for future in self.futures)
 
     def interrupted(self) -> Cancelled:

@@ -36,7 +36,7 @@ class Stage:
         return future
 
     def roll_back(self, *started: Future[None]) -> list[str]:
-        return roll_back(self.pool, self.links, started)
+        return roll_back(self.links, started)
 
 
 @pytest.fixture

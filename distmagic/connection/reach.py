@@ -128,13 +128,13 @@ class Reaching:
             )
         host = self.known[host_index]
         if broken is not None and broken.transport is not None:
-            self._connections.drop(host, self.access, broken.transport)
+            self._connections.drop(broken.transport)
         asker = self.asker if can_ask else NotebookAsker(can_ask=False)
         return self._connections.link(host, self.access, asker, self.pythons[host_index], build())
 
     def rest(self, host_index: int, link: Link) -> None:
         """Give back a link of which nothing more is to come."""
-        self._connections.rest(self.access, self.pythons[host_index], link)
+        self._connections.rest(self.pythons[host_index], link)
 
 
 def _is_enough(there: Sequence[Host], enough: int | None) -> bool:

@@ -31,7 +31,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
-from distmagic.state.verdict import verdict
+from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 
@@ -105,7 +105,7 @@ class Session(Housekeeping):
 
         error = verdict(state)
         if error is None and followed.was_interrupted:
-            error = Cancelled("Interrupted when the run was over: every rank had ended well.")
+            error = Cancelled(INTERRUPTED_WHEN_OVER)
         small_results = {}
         for rank, worker in state.workers.items():
             data = followed.small_results.get((worker.node_rank, rank))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
@@ -15,6 +16,17 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.prompts import Asker
+from distmagic.transports.ssh import config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Key:
+    """Host, and way of reaching it. After an edit of the SSH configuration the same name may be another machine."""
+
+    host: Host
+    ssh_config: str | None
+    ssh_command: str | None
+    config_versions: tuple[config.FileVersion, ...]
 
 
 class Connections:
@@ -23,31 +35,32 @@ class Connections:
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
         self._idle = IdleLinks()
-        self._open: dict[tuple[Host, Access], Transport] = {}
-        self._connecting: dict[tuple[Host, Access], threading.Lock] = {}
+        self._open: dict[_Key, Transport] = {}
+        self._connecting: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()  # of the two tables above; never held while something blocks
+        self._owner = os.getpid()
 
     def link(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
         """Open a new link to a host, over the open connection if there is one that still works."""
-        known = self._known(host, access)
+        key = _key(host, access)
+        known = self._known(key)
         if known is not None:
             try:
                 return Link.open(host, known, python, bundle)
             except (ConnectionLost, Unreachable):
-                self.drop(host, access, known)
-        return Link.open(host, self._connected(host, access, asker), python, bundle)
+                self.drop(known)
+        return Link.open(host, self._connected(key, host, access, asker), python, bundle)
 
-    def _known(self, host: Host, access: Access) -> Transport | None:
+    def _known(self, key: _Key) -> Transport | None:
         with self._lock:
-            return self._open.get(_key(host, access))
+            return self._open.get(key)
 
-    def _connected(self, host: Host, access: Access, asker: Asker) -> Transport:
+    def _connected(self, key: _Key, host: Host, access: Access, asker: Asker) -> Transport:
         """Return the connection to a host. Of several threads that want it at once one connects; the others wait."""
-        key = _key(host, access)
         with self._lock:
             connecting = self._connecting.setdefault(key, threading.Lock())
         with connecting:
-            known = self._known(host, access)
+            known = self._known(key)
             if known is not None:
                 return known
             transport = self._connect(host, access, asker)
@@ -57,7 +70,7 @@ class Connections:
 
     def take_idle(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
         """Return the idle link of a host, if there is one that still works, else a new link."""
-        link = self._idle.take((*_key(host, access), python))
+        link = self._idle.take((_key(host, access), python))
         if link is not None:
             try:
                 link.host = host  # it may have other slots now
@@ -68,15 +81,26 @@ class Connections:
                 return link
         return self.link(host, access, asker, python, bundle)
 
-    def rest(self, access: Access, python: str, link: Link) -> None:
+    def rest(self, python: str, link: Link) -> None:
         """Keep a link for the next run, if its host keeps something loaded; else end it."""
-        self._idle.give((*_key(link.host, access), python), link)
+        key = self._key_of(link.transport)
+        if key is None:
+            link.close()  # its connection was dropped
+        else:
+            self._idle.give((key, python), link)
 
-    def drop(self, host: Host, access: Access, broken: Transport) -> None:
+    def _key_of(self, transport: Transport | None) -> _Key | None:
+        """Return the key under which a connection was opened: by now the configuration may give another one."""
+        with self._lock:
+            for key, known in self._open.items():
+                if known is transport:
+                    return key
+        return None
+
+    def drop(self, broken: Transport) -> None:
         """Close a connection that is broken. If another one to the host is open by now, that one stays."""
         with self._lock:
-            if self._open.get(_key(host, access)) is broken:
-                del self._open[_key(host, access)]
+            self._open = {key: known for key, known in self._open.items() if known is not broken}
         broken.close()
 
     def cool(self) -> set[str]:
@@ -85,6 +109,8 @@ class Connections:
 
     def close(self) -> None:
         """End what hosts keep loaded, and close all connections."""
+        if os.getpid() != self._owner:
+            return  # a forked child that runs its parent's atexit functions: the connections are the parent's
         self._idle.close()
         with self._lock:
             transports, self._open = list(self._open.values()), {}
@@ -92,9 +118,13 @@ class Connections:
             transport.close()
 
 
-def _key(host: Host, access: Access) -> tuple[Host, Access]:
-    """Return what two runs must have in common to share a connection: host, and way of reaching it."""
-    return replace(host, slots=None), Access(ssh_config=access.ssh_config, ssh_command=access.ssh_command)
+def _key(host: Host, access: Access) -> _Key:
+    """Return what two runs must have in common to share a connection."""
+    versions = () if host.is_local else config.file_versions(access.ssh_config)
+    return _Key(
+        host=replace(host, slots=None), ssh_config=access.ssh_config, ssh_command=access.ssh_command,
+        config_versions=versions,
+    )  # fmt: skip
 
 
 def connect(host: Host, access: Access, asker: Asker) -> Transport:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
+import time
 from collections.abc import Hashable
 from contextlib import suppress
 
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError
 from distmagic.remote.wire import protocol
+
+_FINISH_S = 5.0  # for all hosts together to end their side of the conversation
 
 
 class IdleLinks:
@@ -23,6 +27,7 @@ class IdleLinks:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        self._owner = os.getpid()
 
     def take(self, key: Hashable) -> Link | None:
         """Return the conversation that rests under this key, which nobody else gets then; None if there is none."""
@@ -74,17 +79,27 @@ class IdleLinks:
             return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
 
     def close(self) -> set[str]:
-        """End what the hosts keep loaded, and the conversations; return the hosts that were told."""
+        """End what the hosts keep loaded, and the conversations; return the hosts that were told.
+
+        It takes at most `_FINISH_S` for all of them together.
+        """
+        if os.getpid() != self._owner:
+            return set()  # a forked child that runs its parent's atexit functions: the conversations are the parent's
         with self._lock:
             links, self._links = list(self._links.values()), {}
             self._thread = None
             self._wake.set()
             self._wake = threading.Event()
         told = set()
-        for link in links:  # no threads: this is also called when Python ends
+        # No threads: this is also called when Python ends, which refuses to start any. So all hosts are told to end
+        # first, and only then it is waited for each of them; meanwhile the others end, too.
+        for link in links:
             with suppress(DistmagicError):  # out of reach: the lease ends it
                 link.send(protocol.EndTemplates(owner=link.kept.owner if link.kept else ""))
                 told.add(link.host.name)
         for link in links:
-            link.finish()
+            link.end_requests()
+        end_s = time.monotonic() + _FINISH_S
+        for link in links:
+            link.finish(max(0.0, end_s - time.monotonic()))
         return told

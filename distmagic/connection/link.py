@@ -25,6 +25,8 @@ from distmagic.transports import Process, Transport
 
 BOOT_TIMEOUT_S = 30.0
 STOP_GRACE_S = 3.0
+# An agent takes the grace and 10 s more at the longest; the rest is for the job's events, which all come first.
+STOP_TIMEOUT_S = 60.0
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
@@ -71,8 +73,8 @@ class Link:
         return link
 
     @contextmanager
-    def _bounded(self, timeout_s: float) -> Iterator[None]:
-        """Close the conversation, and say so, when the block takes too long."""
+    def _bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
+        """Close the conversation when the block takes too long, and raise `Unreachable`; `what` are its words for why."""
         late = threading.Event()
         timer = threading.Timer(timeout_s, self._hang_up, (late,))
         timer.daemon = True
@@ -82,7 +84,7 @@ class Link:
         except ConnectionLost:
             if late.is_set():
                 raise Unreachable(
-                    self.host.name, f"connected, but gave no answer within {timeout_s:g} s.",
+                    self.host.name, f"connected, but {what} within {timeout_s:g} s.",
                     f"Is the machine overloaded, or its home directory's file server down? Try: ssh {self.host.name} true",
                 ) from None  # fmt: skip
             raise
@@ -268,11 +270,15 @@ class Link:
         return self.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
 
     def stop(self, job: str, node_rank: int) -> None:
-        """End a job on this node, which runs; returns when nothing of it is left."""
-        self.attach(protocol.FollowJob(job=job, node_rank=node_rank))
-        self.send(protocol.StopNode(grace_s=STOP_GRACE_S))
-        for _ in self.events():
-            continue
+        """End a job on this node, which runs; returns when nothing of it is left.
+
+        Raises `Unreachable` where that takes longer than `STOP_TIMEOUT_S`, and what `events` raises.
+        """
+        with self._bounded(STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
+            self.attach(protocol.FollowJob(job=job, node_rank=node_rank))
+            self.send(protocol.StopNode(grace_s=STOP_GRACE_S))
+            for _ in self.events():
+                continue
 
     def messages(self, timeout_s: float) -> Generator[protocol.Message | None, None, None]:
         """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
@@ -289,10 +295,14 @@ class Link:
         self._closed = True
         self._process.close()
 
-    def finish(self) -> None:
-        """Let the host's process end by itself, and wait for it."""
+    def end_requests(self) -> None:
+        """Tell the host that no request will follow, so that its process ends by itself. `finish` waits for that."""
         self._process.close_stdin()
-        self._process.wait(5.0)
+
+    def finish(self, timeout_s: float = 5.0) -> None:
+        """Let the host's process end by itself, and wait for it, but not longer than `timeout_s`."""
+        self.end_requests()
+        self._process.wait(timeout_s)
         self.close()
 
     # ---- bytes

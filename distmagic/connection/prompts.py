@@ -10,14 +10,17 @@ import getpass
 import queue
 import sys
 import threading
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distmagic.errors import AuthenticationError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+_TURN_S = 0.02  # between a look at the futures and a look at the questions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,11 @@ class NotebookAsker:
         except queue.Empty:
             return
         _answer(question)
+
+    def serve_until_done(self, futures: Sequence[Future[Any]]) -> None:
+        """Answer questions until all futures are done. Call it on the main thread only."""
+        while wait(futures, _TURN_S).not_done:
+            self.serve(_TURN_S)
 
     def close(self) -> None:
         """Let every thread that still waits for an answer go on with an error. Safe to call twice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -47,8 +47,7 @@ class Reaching:
         Raises `Cancelled` for an interrupt.
         """
         try:
-            while wait(self.futures, 0.02).not_done:
-                self.asker.serve(0.02)
+            self.asker.serve_until_done(self.futures)
         except KeyboardInterrupt:
             raise self.interrupted() from None
         except BaseException:
@@ -121,11 +120,14 @@ class Reaching:
 
     # ---- further links
 
-    def link(self, host_index: int, *, broken: Link | None = None, can_ask: bool = True) -> Link:
+    def link(
+        self, host_index: int, *, broken: Link | None = None, can_ask: bool = True, asker: NotebookAsker | None = None
+    ) -> Link:
         """Open one more link to a host. The connection of a `broken` link is not used again, whatever it says of itself.
 
-        Raises `SpecError` for a host that this notebook does not know, and what `Link.open` raises. Without `can_ask` a
-        question raises `AuthenticationError` at once.
+        Questions go to `asker`, by default to the one of the run. Without `can_ask` a question raises
+        `AuthenticationError` at once. Raises `SpecError` for a host that this notebook does not know, and what
+        `Link.open` raises.
         """
         if host_index == UNKNOWN_HOST:
             raise SpecError(
@@ -134,13 +136,36 @@ class Reaching:
             )
         host = self.known[host_index]
         if broken is not None and broken.transport is not None:
-            self._connections.drop(host, self.access, broken.transport)
-        asker = self.asker if can_ask else NotebookAsker(can_ask=False)
+            self._connections.drop(broken.transport)
+        asker = asker or self.asker
+        if not can_ask:
+            asker = NotebookAsker(can_ask=False)
         return self._connections.link(host, self.access, asker, self.pythons[host_index], build())
+
+    def link_after_run(self, host_index: int, asker: NotebookAsker) -> Link:
+        """Open one more link to a host when the run is over; questions go to `asker`, and are asked on this thread.
+
+        `asker` belongs to the caller: the one of the run is closed by then. Raises what `link` raises.
+        """
+        pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-reach")
+        opening = pool.submit(self.link, host_index, asker=asker)
+        try:
+            asker.serve_until_done([opening])
+        except BaseException:
+            opening.add_done_callback(_close)  # an interrupt: nobody takes the link any more
+            raise
+        finally:
+            pool.shutdown(wait=False)
+        return opening.result()
 
     def rest(self, host_index: int, link: Link) -> None:
         """Give back a link of which nothing more is to come."""
-        self._connections.rest(self.access, self.pythons[host_index], link)
+        self._connections.rest(self.pythons[host_index], link)
+
+
+def _close(opening: Future[Link]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _is_out_of_reach(error: BaseException) -> bool:

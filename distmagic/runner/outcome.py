@@ -32,9 +32,10 @@ class Run:
         self, state: RunState, small_results: Mapping[int, bytes], open_link: Callable[[int], Link], *, shown: bool
     ) -> None:
         self.state = state
-        self._open_link = open_link
+        self._files = _Files(state.job, open_link)
         self._shown_in = _cell_number() if shown else None
-        self.results = Results(state, small_results, self._fetch)
+        # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
+        self.results = Results(state, small_results, self._files.fetch)
 
     @property
     def job(self) -> str:
@@ -73,7 +74,7 @@ class Run:
         for node_rank in nodes:
             for name in names:
                 data = io.BytesIO()
-                self._fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
+                self._files.fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
                 texts.append(data.getvalue().decode(errors="replace"))
         return "".join(texts)
 
@@ -81,32 +82,6 @@ class Run:
         if rank not in self.state.workers:
             raise SpecError(f"There is no rank {rank} in this run.", f"Its ranks: {sorted(self.state.workers)}.")
         return self.state.workers[rank].node_rank
-
-    def _fetch(self, node_rank: int, name: str, write: Callable[[bytes], object], limit_bytes: int) -> int:
-        """Hand a file of a node to `write`, over a new connection where one breaks in the middle; return its size."""
-        done = before = 0
-
-        def take(data: bytes) -> None:
-            nonlocal done
-            write(data)
-            done += len(data)
-
-        while True:
-            link = self._open_link(node_rank)
-            request = protocol.GetFile(job=self.job, node_rank=node_rank, name=name, offset=done)
-            try:
-                link.fetch(request, take, limit_bytes=limit_bytes - done)
-            except ConnectionLost:
-                link.close()
-                if done == before:
-                    raise
-                before = done
-            except BaseException:
-                link.close()
-                raise
-            else:
-                link.finish()
-                return done
 
     def __repr__(self) -> str:
         from distmagic import render
@@ -130,6 +105,39 @@ class Run:
                 print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+
+
+class _Files:
+    """Files of a job on its hosts, each fetched over a link of its own."""
+
+    def __init__(self, job: str, open_link: Callable[[int], Link]) -> None:
+        self._job, self._open_link = job, open_link
+
+    def fetch(self, node_rank: int, name: str, write: Callable[[bytes], object], limit_bytes: int) -> int:
+        """Hand a file of a node to `write`, over a new connection where one breaks in the middle; return its size."""
+        done = before = 0
+
+        def take(data: bytes) -> None:
+            nonlocal done
+            write(data)
+            done += len(data)
+
+        while True:
+            link = self._open_link(node_rank)
+            request = protocol.GetFile(job=self._job, node_rank=node_rank, name=name, offset=done)
+            try:
+                link.fetch(request, take, limit_bytes=limit_bytes - done)
+            except ConnectionLost:
+                link.close()
+                if done == before:
+                    raise
+                before = done
+            except BaseException:
+                link.close()
+                raise
+            else:
+                link.finish()
+                return done
 
 
 def _cell_number() -> int | None:
@@ -207,14 +215,14 @@ class Results(Mapping[int, Any]):
             raise self._no_result(rank)
         if not self._size(rank):
             return None
-        with tempfile.TemporaryDirectory(prefix="distmagic-result-") as folder:
+        if rank in self._small:
+            return parcel.load_bytes(self._small[rank], f"the result of rank {rank}")
+        # Where TMPDIR is on NFS, a mapped file leaves a `.nfs...` behind, and its folder can't be removed yet.
+        with tempfile.TemporaryDirectory(prefix="distmagic-result-", ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "result"
             try:
                 with path.open("wb") as file:
-                    if rank in self._small:
-                        file.write(self._small[rank])
-                    else:
-                        self._download(rank, file)
+                    self._download(rank, file)
             except OSError as error:
                 raise NoResult(
                     f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written here, to {folder}: "

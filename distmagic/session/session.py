@@ -31,7 +31,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
-from distmagic.state.verdict import verdict
+from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 
@@ -100,22 +100,28 @@ class Session(Housekeeping):
         if not state.is_over:
             return self._leave(followed, reaching, screen)
 
+        host_indices = followed.host_indices
+
         def open_link(node_rank: int) -> Link:
-            return reaching.link(followed.host_indices[node_rank])
+            with closing(asker_of()) as asker:  # that of the run was closed when the run was over
+                return reaching.link_after_run(host_indices[node_rank], asker)
 
         error = verdict(state)
         if error is None and followed.was_interrupted:
-            error = Cancelled("Interrupted when the run was over: every rank had ended well.")
+            error = Cancelled(INTERRUPTED_WHEN_OVER)
         small_results = {}
         for rank, worker in state.workers.items():
             data = followed.small_results.get((worker.node_rank, rank))
             if data is not None:
                 small_results[rank] = data
         run = Run(state, small_results, open_link, shown=error is None)
-        if error is not None:
-            error.run = run
+        if error is None:
+            return run
+        error.run = run
+        try:
             raise error
-        return run
+        finally:
+            del error  # its traceback holds this frame: the two would keep each other, and the run, alive
 
     def _leave(self, followed: Followed, reaching: Reaching, screen: Screen) -> Detached:
         """Let a detached job go on, and return what finds it again."""

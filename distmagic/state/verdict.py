@@ -18,6 +18,7 @@ from distmagic.state.phases import is_explained, meaning_of
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
+INTERRUPTED_WHEN_OVER = "Interrupted when the run was over: every rank had ended well."
 
 
 def verdict(state: RunState) -> RunError | None:
@@ -62,9 +63,7 @@ def _first_failed(state: RunState, worker: WorkerState) -> RunError:
 
 def _stopped(state: RunState) -> RunError | None:
     if state.stopping == "interrupted":
-        hint = _joined(_where_they_were(state), _lost_hint(state))
-        where = "every rank that could be reached" if state.lost else "every rank on every host"
-        return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
+        return _interrupted(state)
     if state.stopping == "hung":
         return _hung(state)
     if state.stopping == "timeout":
@@ -74,6 +73,15 @@ def _stopped(state: RunState) -> RunError | None:
     if not state.lost and any(node.stopping == "lost" for node in state.essential):
         return _parted(state)
     return _unreached(state) if state.stopping == "rendezvous" else None
+
+
+def _interrupted(state: RunState) -> Cancelled:
+    # An agent that is told to stop when its torchrun has ended gives "done" as its reason all the same.
+    if all(node.code == 0 and node.reason == "done" for node in state.essential):
+        return Cancelled(INTERRUPTED_WHEN_OVER)
+    hint = _joined(_where_they_were(state), _lost_hint(state))
+    where = "every rank that could be reached" if state.lost else "every rank on every host"
+    return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
 
 
 def _joined(*lines: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from distmagic.errors import SpecError
 from distmagic.request.hosts import Host
-from distmagic.transports.ssh.config import Resolved, host_names, resolve
+from distmagic.transports.ssh.config import Resolved, file_versions, host_names, resolve
 
 
 @pytest.fixture
@@ -212,3 +212,13 @@ def test_openssh_reads_the_same_file_the_same_way(name: str, dot_ssh: Path) -> N
     assert (ours.connect_timeout_s is None) == (theirs["connecttimeout"] == "none")
     assert ours.user == theirs["user"] or name == "other"  # who we are is faked for us only
     assert ours.user_known_hosts[0].endswith("/last") == theirs["userknownhostsfile"].endswith("/last")
+
+
+def test_an_edit_of_any_file_is_noticed(dot_ssh: Path) -> None:
+    config, more = dot_ssh / "config", dot_ssh / "more"
+    seen = [file_versions(None)]
+    for file, text in ((config, "Include more\n"), (more, "Host a\n"), (more, "Host a b\n"), (config, "Host a\n")):
+        file.write_text(text)
+        seen.append(file_versions(None))
+    assert len(set(seen)) == 5
+    assert file_versions(None) == seen[-1]

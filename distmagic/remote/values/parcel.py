@@ -38,6 +38,8 @@ MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
 _TRAILER = struct.Struct("<QQ16s")  # offset and size of the table, and the end's own mark
 _END = b"end of parcel 1\n"
 
+Memory = mmap.mmap | bytearray  # of a file that is mapped, or of bytes that never were in one; both can be written to
+
 
 class ParcelError(Exception):
     """A value can't be put into a parcel or taken out of one. `hint` says what to do, "" where nothing helps."""
@@ -235,46 +237,62 @@ def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) 
     for a file that is no whole parcel and for a value that can't be rebuilt here.
     """
     with open(path, "rb") as file:
-        memory, table = _open(file, str(path))
-        places = _Places(memory, table.get("side_files", ()), Path(path).parent)
-        buffers = (places.view(span) for span in table["buffers"])
-        tensors = TensorLoader([places.find(span) for span in table["windows"]], table["rows"])
-        pickled = places.pickled(table.get("omitted", ()))
-        loader = Loader(pickled, buffers, tensors, {"__name__": "__main__"} if namespace is None else namespace)
-        try:
-            value, definitions = loader.load(), loader.load()
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise _not_here(error) from error
+        if os.fstat(file.fileno()).st_size:
+            memory: Memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        else:
+            memory = bytearray()  # nothing can't be mapped
+    return _load(memory, str(path), Path(path).parent, namespace)
+
+
+def load_bytes(data: bytes, name: str) -> Any:
+    """Return the value in a parcel that is in memory, and has no side files; no file is needed, and none is kept open.
+
+    `name` is what errors call it. Raises `ParcelError` as `load`.
+    """
+    return _load(bytearray(data), name, Path(), None)  # a copy: the value can be changed
+
+
+def _load(memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None) -> Any:
+    table = _table(memory, name)
+    places = _Places(memory, table.get("side_files", ()), folder)
+    buffers = (places.view(span) for span in table["buffers"])
+    tensors = TensorLoader([places.find(span) for span in table["windows"]], table["rows"])
+    pickled = places.pickled(table.get("omitted", ()))
+    loader = Loader(pickled, buffers, tensors, {"__name__": "__main__"} if namespace is None else namespace)
+    try:
+        value, definitions = loader.load(), loader.load()
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _not_here(error) from error
     if namespace is not None:
-        for name, defined in definitions.items():
-            namespace.setdefault(name, defined)
+        for one, defined in definitions.items():
+            namespace.setdefault(one, defined)
     return value
 
 
-def _open(file: Any, path: str) -> tuple[mmap.mmap, dict[str, Any]]:
-    size = os.fstat(file.fileno()).st_size
-    if file.read(len(MAGIC)) != MAGIC:
-        raise ParcelError(f"{path} is no parcel.")
-    cut = ParcelError(f"{path} is not whole: it was cut off, or its disk was full.")
+def _table(memory: Memory, name: str) -> dict[str, Any]:
+    """Return the table of a parcel: where its values are. Raises `ParcelError` unless the parcel is whole."""
+    size = len(memory)
+    if memory[: len(MAGIC)] != MAGIC:
+        raise ParcelError(f"{name} is no parcel.")
+    cut = ParcelError(f"{name} is not whole: it was cut off, or its disk was full.")
     if size < len(MAGIC) + _TRAILER.size:
         raise cut
-    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     offset, length, end = _TRAILER.unpack_from(memory, size - _TRAILER.size)
     if end != _END or offset + length + _TRAILER.size != size:
         raise cut
     try:
-        table = json.loads(memory[offset : offset + length])
+        table: dict[str, Any] = json.loads(memory[offset : offset + length])
         spans = [*table["buffers"], *table["windows"], *(span for _, span in table.get("omitted", ()))]
         own_spans = [(at, size) for at, size, *side_file in spans if not side_file]
         is_inside = all(len(MAGIC) <= at and at + size <= offset for at, size in own_spans)
         is_sound = is_inside and isinstance(table["rows"], list)
     except (ValueError, KeyError, TypeError) as error:
-        raise ParcelError(f"{path} is damaged: {error}.") from error
+        raise ParcelError(f"{name} is damaged: {error}.") from error
     if not is_sound:
-        raise ParcelError(f"{path} is damaged: its table points outside of it.")
-    return memory, table
+        raise ParcelError(f"{name} is damaged: its table points outside of it.")
+    return table
 
 
 class _Places:
@@ -283,7 +301,7 @@ class _Places:
     A span is [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
     """
 
-    def __init__(self, memory: mmap.mmap, found: Sequence[tuple[str, int]], folder: Path) -> None:
+    def __init__(self, memory: Memory, found: Sequence[tuple[str, int]], folder: Path) -> None:
         self._memories = [memory]
         for name, size in found:
             try:
@@ -291,12 +309,12 @@ class _Places:
             except (OSError, ValueError) as error:
                 raise ParcelError(f"A part of the parcel is missing: {error}.") from None
 
-    def find(self, span: Sequence[int]) -> tuple[mmap.mmap, int, int]:
+    def find(self, span: Sequence[int]) -> tuple[Memory, int, int]:
         """Return (memory, offset, bytes) of a span."""
         offset, size, *side_file = span
         number = side_file[0] + 1 if side_file else 0
         memory = self._memories[number] if 0 <= number < len(self._memories) else b""
-        if not (isinstance(memory, mmap.mmap) and 0 <= offset <= offset + size <= len(memory)):
+        if not (isinstance(memory, (mmap.mmap, bytearray)) and 0 <= offset <= offset + size <= len(memory)):
             raise ParcelError("The parcel is damaged: its table points outside of it.")
         return memory, offset, size
 

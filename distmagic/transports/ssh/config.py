@@ -6,7 +6,8 @@ import getpass
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.request.hosts import Host
@@ -175,19 +176,54 @@ def _local_user() -> str:
 
 def host_names(path: str | None = None) -> tuple[str, ...]:
     """Return the names in Host lines without wildcards, for completion. Never raises: what can't be read has none."""
-    names: dict[str, None] = {}
+    found = _Contents()
     for file, base in _files(path)[:1]:
-        _collect(file, base, names, 0)
-    return tuple(names)
+        _collect(file, base, found, 0)
+    return tuple(found.names)
 
 
-def _collect(file: str, base: str, names: dict[str, None], depth: int) -> None:
+def file_versions(path: str | None) -> tuple[FileVersion, ...]:
+    """Return all files that `resolve` may look at, by which an edit of one of them is noticed. Never raises."""
+    found = _Contents()
+    for file, base in _files(path):
+        _collect(file, base, found, 0)
+    versions = []
+    for name in found.files:
+        try:
+            status = Path(name).stat()
+        except OSError:
+            versions.append(FileVersion(path=name))
+        else:
+            version = FileVersion(path=name, changed_ns=status.st_mtime_ns, size_bytes=status.st_size)
+            versions.append(version)
+    return tuple(versions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileVersion:
+    """A file of the configuration as it is now. `changed_ns` and `size_bytes` are -1 where there is none."""
+
+    path: str
+    changed_ns: int = -1
+    size_bytes: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Contents:
+    """Files of the configuration, with those that they include, and the names in their Host lines, all in order."""
+
+    files: list[str] = field(default_factory=list)
+    names: dict[str, None] = field(default_factory=dict)
+
+
+def _collect(file: str, base: str, found: _Contents, depth: int) -> None:
+    found.files.append(file)
     try:
         for line in read_lines(file):
             if line.keyword == "host":
-                names.update((word, None) for word in line.words if not re.search(r"[*?!]", word))
+                found.names.update((word, None) for word in line.words if not re.search(r"[*?!]", word))
             elif line.keyword == "include":
                 for included in included_files(line, base, depth):
-                    _collect(included, base, names, depth + 1)
+                    _collect(included, base, found, depth + 1)
     except OSError:
         return

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distmagic.connection import idle_links
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.errors import ConnectionLost
 from distmagic.remote.wire import protocol
@@ -23,13 +27,20 @@ class FakeLink:
         self.kept, self.good_for, self.host = kept, good_for, Host(name="gpu-a" if good_for else "gpu-b")
         self.said: list[Any] = []
         self.ends: list[str] = []
+        self.before_finish: Callable[[], object] = lambda: None
+        self.waits: list[float] = []
 
     def send(self, message: Any) -> None:
         if len(self.said) >= self.good_for:
             raise ConnectionLost("gpu-a: the connection ended.")
         self.said.append(message)
 
-    def finish(self) -> None:
+    def end_requests(self) -> None:
+        self.said.append("end of requests")
+
+    def finish(self, timeout_s: float = 5.0) -> None:
+        self.before_finish()
+        self.waits.append(timeout_s)
         self.ends.append("finish")
 
     def close(self) -> None:
@@ -89,9 +100,36 @@ def test_closing_says_goodbye_to_all_and_it_can_begin_again(resting: IdleLinks) 
     resting.give("gpu-a", link)
     resting.give("gpu-b", broken)
     assert resting.close() == {"gpu-a"}
-    assert link.said[-1] == protocol.EndTemplates(owner="ab12")
+    assert link.said[-2:] == [protocol.EndTemplates(owner="ab12"), "end of requests"]
     assert link.ends == ["finish"]
     assert broken.ends[-1] in ("finish", "close")
     again = FakeLink()
     resting.give("gpu-a", again)
     wait_until(lambda: len(again.said) > 1, "renewals")
+
+
+def test_hosts_that_are_frozen_hold_up_the_end_of_a_kernel_together_and_not_in_turn(resting, monkeypatch):
+    clock_s = [100.0]
+    monkeypatch.setattr(idle_links, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    frozen: list[Any] = [FakeLink() for _ in range(3)]
+
+    def wait() -> None:
+        assert [link.said[-1] for link in frozen] == ["end of requests"] * 3, "all were told before any is waited for"
+        clock_s[0] += 4.0
+
+    for number, link in enumerate(frozen):
+        link.before_finish = wait
+        resting.give(number, link)
+    resting.close()
+    assert [link.waits for link in frozen] == [[5.0], [1.0], [0.0]]
+
+
+def test_a_forked_child_leaves_the_conversations_to_its_parent(resting, monkeypatch):
+    link: Any = FakeLink()
+    resting.give("gpu-a", link)
+    with monkeypatch.context() as in_the_child:
+        in_the_child.setattr(os, "getpid", lambda: -1)
+        assert resting.close() == set()
+    assert link.ends == []
+    assert protocol.EndTemplates(owner="ab12") not in link.said
+    assert resting.take("gpu-a") is link

@@ -291,6 +291,18 @@ def test_a_job_of_another_version_is_not_followed():
     )
 
 
+def test_an_agent_that_does_not_end_its_job(monkeypatch):
+    monkeypatch.setattr(links, "STOP_TIMEOUT_S", 0.02)
+    link, process = talking(lines(EVENTS[0], EVENTS[1], first=1), hang=True)
+    with pytest.raises(Unreachable) as caught:
+        link.stop("j", 0)
+    assert str(caught.value) == (
+        "gpu-a: connected, but job j did not confirm its end within 0.02 s.\n"
+        "Is the machine overloaded, or its home directory's file server down? Try: ssh gpu-a true"
+    )
+    assert process.requests == [p.FollowJob(job="j", node_rank=0), p.StopNode(grace_s=links.STOP_GRACE_S)]
+
+
 def test_events_that_are_refused():
     link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="follow_job", error="no such room")))
     events = link.events()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import tempfile
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, NoResult, SpecError
@@ -36,6 +39,38 @@ def test_a_result_for_which_there_is_no_room_here(monkeypatch):
     assert caught.value.hint == (
         "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again."
     )
+
+
+def test_a_result_whose_temporary_file_can_not_be_removed(value, monkeypatch, tmp_path, capsys):
+    """On NFS a mapped file leaves a `.nfs...` behind."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    run = run_of(FakeHost(value), {"result_bytes": len(value)})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as on_nfs:
+        on_nfs.setattr(os, "rmdir", refuse)
+        assert run.results[0] == {"loss": 0.5}
+
+
+def test_small_results_keep_no_file(tmp_path):
+    parcel.dump(torch.arange(5), tmp_path / "value")
+    data = (tmp_path / "value").read_bytes()
+    count = 200
+    run = run_of(FakeHost(b""), *count * [{"result_bytes": len(data)}], small=dict.fromkeys(range(count), data))
+    before = len(os.listdir("/proc/self/fd"))
+    values = list(run.results.values())
+    assert len(os.listdir("/proc/self/fd")) == before
+    values[0][0] = 7
+    assert [value.tolist() for value in values[:2]] == [[7, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert len(values) == count
+
+
+def test_a_small_result_that_is_damaged(value):
+    run = run_of(FakeHost(b""), {"result_bytes": 9}, small={0: value[:-1]})
+    with pytest.raises(parcel.ParcelError, match=r"^the result of rank 0 is not whole: it was cut off, "):
+        run.results[0]
 
 
 class FakeHost:

@@ -129,6 +129,20 @@ def test_an_interrupt():
     assert isinstance(verdict(state), KeyboardInterrupt)
 
 
+def test_an_interrupt_while_the_results_of_a_run_that_went_well_still_come():
+    ends = [ended(rank, rank // 2) for rank in range(4)]
+    ends += [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=0), p.Final(reason="done"))]
+    state = begun(*ends, at(StopRequested(reason="interrupted")), at(Gone(), 0), at(Gone(), 1))
+    assert said(state) == (Cancelled, "Interrupted when the run was over: every rank had ended well.", "")
+
+
+def test_an_interrupt_when_only_one_host_has_ended():
+    ends = [at(p.EngineEnded(code=0), 0), at(p.Final(reason="done"), 0), at(StopRequested(reason="interrupted"))]
+    ends += [killed(2, 1, number=15), at(p.EngineEnded(code=-15), 1), at(p.Final(reason="interrupted"), 1)]
+    state = begun(*ends, at(Gone(), 0), at(Gone(), 1))
+    assert said(state) == (Cancelled, "The run was interrupted; every rank on every host was stopped.", "")
+
+
 def test_an_interrupt_between_a_failure_and_its_restart():
     events = (raised(0), at(StopRequested(reason="interrupted")))
     assert said(over(*events, restarts=2))[0] is Cancelled

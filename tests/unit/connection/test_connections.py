@@ -1,0 +1,135 @@
+"""Open connections: which runs share one, and when a host is connected to anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from distmagic.connection.connections import Connections
+from distmagic.connection.link import Link
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.wire import protocol as p
+from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.spec import Access
+from tests.builders.links import FakeProcess, lines, reply
+from tests.builders.plans import FACTS
+
+NO_BUNDLE = LocalBlob(blob=p.Blob(sha256="ab" * 32, size_bytes=0), path=Path())
+
+
+class FakeHost:
+    """A connection to the machine that a name stood for at that time; each process answers with `FACTS` twice."""
+
+    warnings = ()
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def start(self, argv: tuple[str, ...]) -> Any:
+        return FakeProcess(reply(), lines(FACTS, FACTS))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Kernel:
+    """Connections of one kernel that reaches gpu-a by a configuration file."""
+
+    def __init__(self, config: Path) -> None:
+        self.logins: list[FakeHost] = []
+        self.config = config
+        self.connections = Connections(self._connect)
+        self._asker = NotebookAsker(can_ask=False)
+        (self._host,) = parse_hosts("gpu-a")
+        self._access = Access(ssh_config=str(config))
+
+    def _connect(self, host: Host, access: Access, asker: object) -> Any:
+        self.logins.append(FakeHost())
+        return self.logins[-1]
+
+    def link(self) -> Link:
+        return self.connections.link(self._host, self._access, self._asker, "python3", NO_BUNDLE)
+
+    def take_idle(self) -> Link:
+        return self.connections.take_idle(self._host, self._access, self._asker, "python3", NO_BUNDLE)
+
+    def rest(self, link: Link) -> None:
+        link.kept = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={}, defaults={})
+        self.connections.rest("python3", link)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path):
+    config = tmp_path / "config"
+    config.write_text("Host gpu-a\n    HostName 10.0.0.1\n")
+    made = Kernel(config)
+    yield made
+    made.connections.close()
+
+
+def move(kernel: Kernel) -> None:
+    """Have gpu-a be another machine from now on."""
+    kernel.config.write_text("Host gpu-a\n    HostName 10.0.0.12\n")
+
+
+def test_a_connection_is_used_again(kernel: Kernel):
+    first, second = kernel.link(), kernel.link()
+    assert first.transport is second.transport
+    assert len(kernel.logins) == 1
+
+
+def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(kernel: Kernel):
+    old = kernel.link()
+    move(kernel)
+    new = kernel.link()
+    assert cast(Any, new.transport) is kernel.logins[1]
+    assert old.transport is not new.transport
+    assert not kernel.logins[0].is_closed  # a run may still use it
+
+
+def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel: Kernel):
+    link = kernel.link()
+    move(kernel)
+    kernel.rest(link)
+    assert cast(Any, kernel.take_idle().transport) is kernel.logins[1]
+
+
+def test_an_idle_link_is_taken(kernel: Kernel):
+    link = kernel.link()
+    kernel.rest(link)
+    assert kernel.take_idle() is link
+
+
+def test_a_connection_that_breaks_after_an_edit_is_closed_and_forgotten(kernel: Kernel):
+    link = kernel.link()
+    assert link.transport is not None
+    text = kernel.config.read_text()
+    times = kernel.config.stat()
+    move(kernel)
+    kernel.connections.drop(link.transport)
+    kernel.config.write_text(text)
+    os.utime(kernel.config, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert kernel.logins[0].is_closed
+    assert cast(Any, kernel.link().transport) is kernel.logins[1]
+
+
+def test_a_link_whose_connection_was_dropped_does_not_rest(kernel: Kernel):
+    link = kernel.link()
+    assert link.transport is not None
+    kernel.connections.drop(link.transport)
+    kernel.rest(link)
+    assert kernel.take_idle() is not link
+
+
+def test_a_forked_child_leaves_the_connections_to_its_parent(kernel: Kernel, monkeypatch: pytest.MonkeyPatch):
+    kernel.link()
+    with monkeypatch.context() as in_the_child:
+        in_the_child.setattr(os, "getpid", lambda: -1)
+        kernel.connections.close()
+    assert not kernel.logins[0].is_closed
+    kernel.link()
+    assert len(kernel.logins) == 1

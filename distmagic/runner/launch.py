@@ -115,8 +115,12 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
         table = NodeTable(host_indices, patience_s, _new_id, growth)
         executor = Executor(job.name, loop.queue, reaching, patience_s, joiner)
         try:
-            for node_rank, link in links.items():
-                link.attach(protocol.FollowJob(job=job.name, node_rank=node_rank))
+            for node_rank, link in list(links.items()):
+                try:
+                    link.attach(protocol.FollowJob(job=job.name, node_rank=node_rank))
+                except ConnectionLost:  # the host is tried again, as one that was absent from the beginning
+                    link.close()
+                    del links[node_rank]
             loop.follow(table, executor, links, Limits(hang_timeout_s=job.terms.hang_timeout_s))
             _sweep(loop, reaching, table)
         finally:
@@ -296,11 +300,14 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
 
     def sweep(node_rank: int) -> None:
         row = table.rows[node_rank]
+        link: Link | None = None
         try:
             link = reaching.link(row.host_index, broken=row.link)
             survivors = link.sweep(job).survivors
             link.finish()
         except DistmagicError:
+            if link is not None:
+                link.close()
             return  # out of reach: its own lease ends it, and the verdict says so
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 

@@ -6,12 +6,15 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.payload import blobs
 from distmagic.payload.bundle import build
+from distmagic.payload.pack import Payload
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
@@ -267,3 +270,8 @@ def listing(job: str, node_rank: int, hosts: Sequence[FakeHost], **more: object)
 def down(name: str) -> Unreachable:
     """Return the error of a host that gives no answer."""
     return Unreachable(name, "no answer.", "Check the machine.")
+
+
+def payload_in(folder: Path) -> Payload:
+    """Return a payload of two small files in a folder."""
+    return Payload(call=blobs.keep(b"the call", folder), code=blobs.keep(b"the code", folder))

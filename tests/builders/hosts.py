@@ -6,15 +6,12 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.errors import ConnectionLost, Unreachable
-from distmagic.payload import blobs
 from distmagic.payload.bundle import build
-from distmagic.payload.pack import Payload
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
@@ -260,18 +257,6 @@ def reach(*hosts: FakeHost, access: Access | None = None, spare: Sequence[FakeHo
     )  # fmt: skip
 
 
-def listing(job: str, node_rank: int, hosts: Sequence[FakeHost], **more: object) -> p.JobListing:
-    """Return what a host lists of a job's node; it has begun, and runs unless `more` says otherwise."""
-    terms = p.JobTerms(lease_s=60.0, min_nodes=len(hosts))
-    found = {"began_s": 1.0, "terms": terms, "is_running": True, "protocol": p.PROTOCOL, **more}
-    return p.JobListing(job=job, node_rank=node_rank, hosts=tuple(one.host.name for one in hosts), **found)
-
-
 def down(name: str) -> Unreachable:
     """Return the error of a host that gives no answer."""
     return Unreachable(name, "no answer.", "Check the machine.")
-
-
-def payload_in(folder: Path) -> Payload:
-    """Return a payload of two small files in a folder."""
-    return Payload(call=blobs.keep(b"the call", folder), code=blobs.keep(b"the code", folder))

@@ -257,13 +257,6 @@ def reach(*hosts: FakeHost, access: Access | None = None, spare: Sequence[FakeHo
     )  # fmt: skip
 
 
-def listing(job: str, node_rank: int, hosts: Sequence[FakeHost], **more: object) -> p.JobListing:
-    """Return what a host lists of a job's node; it has begun, and runs unless `more` says otherwise."""
-    terms = p.JobTerms(lease_s=60.0, min_nodes=len(hosts))
-    found = {"began_s": 1.0, "terms": terms, "is_running": True, "protocol": p.PROTOCOL, **more}
-    return p.JobListing(job=job, node_rank=node_rank, hosts=tuple(one.host.name for one in hosts), **found)
-
-
 def down(name: str) -> Unreachable:
     """Return the error of a host that gives no answer."""
     return Unreachable(name, "no answer.", "Check the machine.")

@@ -33,7 +33,8 @@ from distmagic.runner.actions import (
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.state.events import Event
-from tests.builders.hosts import FakeHost, listing, reach
+from tests.builders.hosts import FakeHost, reach
+from tests.builders.jobs import listing
 from tests.builders.messages import START
 from tests.lab import wait_until
 
@@ -88,8 +89,7 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch) -> Iterator[Stage]:
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+def stage() -> Iterator[Stage]:
     stage = Stage(FakeHost("gpu-a"))
     yield stage
     stage.executor.close((stage.link,))

@@ -1,14 +1,16 @@
-"""The beginning of a run, without which hosts a job begins; and its end, the sweep of lost hosts."""
+"""A run from its beginning to its end: the script `launch`, over hosts that answer by script."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.errors import ConnectionLost, PreflightError, SpecError, Unreachable
 from distmagic.planning.plan import make_plan
+from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
 from distmagic.runner import launch
 from distmagic.runner.event_queue import EventQueue
@@ -16,7 +18,10 @@ from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.launch import lost_at_start
 from distmagic.runner.run_loop import RunLoop
 from distmagic.state.events import Lost
+from distmagic.state.model import RunState
 from tests.builders.events import at, begun
+from tests.builders.hosts import HANG_UP, RESULT, FakeHost, down, fails, runs_on, runs_to_its_end
+from tests.builders.jobs import assert_left, has_ranks, launched, listing, two
 from tests.builders.plans import A, B, reached
 from tests.builders.runs import FakeScreen
 
@@ -62,3 +67,225 @@ def test_a_bug_in_the_sweep_of_a_lost_host_takes_no_run_away():
     reaching: Any = Broken()
     launch._sweep(loop, reaching, table)
     assert loop.state.lost == state.lost
+
+
+# ---- launch
+
+
+def test_a_run_is_followed_to_its_end_and_small_results_come_along(tmp_path):
+    a, b = two()
+    screen = FakeScreen()
+    followed = launched(tmp_path, a, b, screen=screen)
+    assert followed.state.phase == "done"
+    assert [worker.phase for worker in followed.state.workers.values()] == ["done", "done"]
+    assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
+    assert followed.host_indices == (0, 1)
+    assert not followed.was_interrupted
+    assert screen.finished == [followed.state]
+    assert_left(a, b)
+
+
+def test_every_node_is_told_its_part_of_one_plan(tmp_path):
+    a, b = two()
+    launched(tmp_path, a, b, spec=JobSpec(timeout_s=90.0))
+    (first,), (second,) = a.requests_of(p.StartNode), b.requests_of(p.StartNode)
+    assert (first.job, first.node_rank, first.lead, second.node_rank, second.lead) == ("j", 0, True, 1, False)
+    assert first.hosts == second.hosts == ("gpu-a", "gpu-b")
+    assert first.terms == second.terms == p.JobTerms(lease_s=60.0, owner="nb", timeout_s=90.0, min_nodes=2)
+    assert first.membership.secret == second.membership.secret
+
+
+def test_a_rank_that_fails_stops_the_others(tmp_path):
+    a, b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", fails)
+    followed = launched(tmp_path, a, b)
+    assert (followed.state.phase, followed.state.first_failure) == ("failed", 1)
+    assert [request.reason for request in a.requests_of(p.StopNode)] == ["failed"]
+    assert_left(a, b)
+
+
+def test_a_host_that_can_not_be_reached_ends_it_before_anything_is_started(tmp_path):
+    a, b = two()
+    b.error = down("gpu-b")
+    screen = FakeScreen()
+    with pytest.raises(Unreachable, match=r"^gpu-b: no answer\."):
+        launched(tmp_path, a, b, screen=screen)
+    assert a.requests == []
+    assert [state.abandoned for state in screen.finished] == ["gpu-b: no answer."]
+    assert_left(a)
+
+
+def test_a_host_that_can_not_be_planned_for_ends_it_and_the_links_are_closed(tmp_path):
+    a, b = two()
+    b.facts = replace(b.facts, torch=None)
+    screen = FakeScreen()
+    with pytest.raises(PreflightError, match=r"^gpu-b: Python /usr/bin/python3 has no torch\."):
+        launched(tmp_path, a, b, screen=screen)
+    assert [state.abandoned for state in screen.finished] == ["gpu-b: Python /usr/bin/python3 has no torch."]
+    assert a.is_left
+    assert b.is_left
+    assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
+
+
+def test_a_job_of_this_notebook_that_still_runs_there_is_in_the_way(tmp_path):
+    a, b = two()
+    terms = p.JobTerms(lease_s=60.0, owner="nb")
+    b.facts = replace(b.facts, running=(listing("j-0", 0, [b], terms=terms),))
+    with pytest.raises(SpecError, match=r"^Job j-0, which this notebook began, still runs on gpu-b\."):
+        launched(tmp_path, a, b)
+    assert a.is_left
+    assert b.is_left
+
+
+def test_a_host_that_refuses_its_files_ends_it_and_nothing_is_started(tmp_path):
+    a, b = two()
+    b.answers[p.OfferBlobs] = lambda _: [p.Refused(what="offer_blobs", error="no room")]
+    with pytest.raises(PreflightError) as caught:
+        launched(tmp_path, a, b)
+    assert caught.value.message == "gpu-b: no room."
+    assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
+    assert a.is_left
+    assert b.is_left
+
+
+def test_a_host_that_refuses_to_start_has_the_others_stopped(tmp_path):
+    a, b = two(runs_on)
+    b.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="there is no directory /data")]
+    with pytest.raises(PreflightError) as caught:
+        launched(tmp_path, a, b)
+    assert str(caught.value) == (
+        "gpu-b: there is no directory /data.\n"
+        "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."
+    )
+    assert a.requests_of(p.StopNode) == [p.StopNode(grace_s=0.0, reason="another host could not start")]
+    assert a.is_left
+    assert b.is_left
+
+
+def test_a_host_that_is_lost_in_its_start_has_the_others_stopped_and_the_hint_says_so(tmp_path):
+    a, b = two(runs_on)
+    b.answers[p.StartNode] = lambda _: HANG_UP
+    with pytest.raises(ConnectionLost) as caught:
+        launched(tmp_path, a, b)
+    assert str(caught.value) == (
+        "gpu-b: the connection ended.\n"
+        "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
+    )
+    assert len(a.requests_of(p.StopNode)) == 1
+    assert a.is_left
+    assert b.is_left
+
+
+# ---- elastic jobs, lost nodes, jobs that are let go
+
+
+ELASTIC = JobSpec(nnodes=(1, 2), max_restarts=1)
+
+
+def test_an_elastic_job_begins_without_a_host_that_is_down(tmp_path):
+    a, b = two()
+    b.error = down("gpu-b")
+    followed = launched(tmp_path, a, b, spec=ELASTIC)
+    assert [node.host for node in followed.state.nodes] == ["gpu-a"]
+    assert followed.state.phase == "done"
+    assert followed.state.notices == ("gpu-b: no answer. The run begins without this host.",)
+    (start,) = a.requests_of(p.StartNode)
+    assert start.terms.awaited == ("gpu-b",)
+    assert followed.host_indices == (0,)
+
+
+def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path):
+    a, b = two()
+    b.answers[p.StartNode] = lambda _: HANG_UP
+    followed = launched(tmp_path, a, b, spec=ELASTIC)
+    assert followed.state.lost == ((1, "gpu-b: the connection ended."),)
+    assert followed.state.workers[0].phase == "done"
+    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j")]
+
+
+def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
+    a, b = two(runs_on)
+    b.answers[p.SweepJob] = lambda _: [p.Final(reason="swept", survivors=("python (pid 7, D)",))]
+
+    def agent_is_killed(state: RunState) -> None:
+        if has_ranks(state):
+            b.processes[0].put(p.AgentGone(error="Killed"))
+
+    followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
+    assert followed.state.lost == ((1, "its agent broke down: Killed"),)
+    assert [request.reason for request in a.requests_of(p.StopNode)] == ["lost"]
+    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j")]
+    assert followed.state.nodes[1].survivors == ("python (pid 7, D)",)
+    assert_left(a, b)
+
+
+def test_a_lost_node_that_can_not_be_reached_any_more_is_left_to_its_lease(tmp_path):
+    a, b = two(runs_on)
+
+    def host_is_gone(state: RunState) -> None:
+        if has_ranks(state):
+            b.error = down("gpu-b")
+            b.processes[0].put(p.AgentGone())
+
+    followed = launched(tmp_path, a, b, screen=FakeScreen(host_is_gone))
+    assert [node for node, _ in followed.state.lost] == [1]
+    assert b.requests_of(p.SweepJob) == []
+    assert_left(a, b)
+
+
+def test_a_host_that_refuses_the_sweep_is_hung_up_on(tmp_path):
+    a, b = two(runs_on)
+    b.answers[p.SweepJob] = lambda _: [p.Refused(what="sweep_job", error="no room")]
+
+    def agent_is_killed(state: RunState) -> None:
+        if has_ranks(state):
+            b.processes[0].put(p.AgentGone())
+
+    followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
+    assert [node for node, _ in followed.state.lost] == [1]
+    assert len(b.requests_of(p.SweepJob)) == 1
+    assert_left(a, b)
+
+
+def test_a_broken_connection_is_mended_and_no_event_is_lost(tmp_path):
+    a, b = two(runs_on)
+
+    def act(state: RunState) -> None:
+        if has_ranks(state) and len(b.processes) == 1:
+            b.cut()
+        elif len(b.requests_of(p.FollowJob)) == 1:
+            for host in (a, b):
+                if len(host.events) == 2:
+                    host.agent_sends(*runs_to_its_end(host.requests_of(p.StartNode)[0])[1:])
+
+    followed = launched(tmp_path, a, b, screen=FakeScreen(act))
+    assert b.requests_of(p.FollowJob) == [p.FollowJob(job="j", node_rank=1, after=2)]
+    assert followed.state.phase == "done"
+    assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
+
+
+def test_a_job_that_is_to_be_detached_is_left_as_soon_as_it_runs(tmp_path):
+    a, b = two(runs_on)
+    a.begins = lambda start: [*runs_on(start), p.PeerState(node_rank=1, state="joined")]
+    a.answers[p.DetachJob] = lambda _: a.agent_sends(p.Detached(why="asked")) or ()
+    screen = FakeScreen()
+    followed = launched(tmp_path, a, b, spec=JobSpec(detach=True), screen=screen)
+    assert followed.state.detached_by
+    assert not followed.state.is_over
+    assert followed.host_indices == (0, 1)
+    assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
+    assert screen.finished == []
+    assert_left(a, b)
+
+
+def test_a_bug_of_a_screen_stops_the_ranks_and_closes_the_links(tmp_path):
+    a, b = two(runs_on)
+
+    def break_down(state: RunState) -> None:
+        if has_ranks(state):
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        launched(tmp_path, a, b, screen=FakeScreen(break_down))
+    for host in (a, b):
+        assert [(one.grace_s, one.reason) for one in host.requests_of(p.StopNode)] == [(0.0, "abandoned")]
+    assert_left(a, b)

@@ -40,8 +40,7 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch) -> Iterator[Stage]:
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+def stage() -> Iterator[Stage]:
     stage = Stage()
     yield stage
     for link in stage.links:

@@ -1,0 +1,86 @@
+"""A job that is followed by another notebook than the one that began it, over hosts that answer by script."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.errors import HostErrors
+from distmagic.remote.wire import protocol as p
+from distmagic.runner.launch import attach
+from distmagic.state.model import RunState
+from tests.builders.hosts import RESULT, down, reach, runs_on
+from tests.builders.jobs import PressingScreen, assert_left, begun, has_ranks, two
+from tests.builders.runs import FakeScreen
+
+
+def test_a_job_is_followed_from_its_first_event(tmp_path):
+    a, b = two()
+    job = begun(a, b, age_s=7.0)
+    screen = FakeScreen()
+    followed = attach(reach(a, b), job, screen)
+    assert followed.state.phase == "done"
+    assert followed.state.before_s == 7.0
+    assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
+    assert followed.host_indices == (0, 1)
+    assert screen.finished == [followed.state]
+    assert b.requests_of(p.FollowJob) == [p.FollowJob(job="j", node_rank=1)]
+    assert_left(a, b)
+
+
+def test_a_host_that_is_absent_is_tried_again_and_followed_when_it_is_back(tmp_path):
+    a, b = two()
+    job = begun(a, b)
+    b.error = down("gpu-b")
+
+    def comes_back(state: RunState) -> None:
+        if has_ranks(state):
+            b.error = None
+
+    screen = FakeScreen(comes_back)
+    followed = attach(reach(a, b), job, screen)
+    assert followed.state.phase == "done"
+    assert followed.state.notices == ("gpu-b: no answer. It is tried again.",)
+    assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
+
+
+def test_a_job_none_of_whose_hosts_is_up_is_not_followed():
+    a, b = two()
+    job = begun(a, b)
+    a.error = b.error = down("gpu-a")
+    screen = FakeScreen()
+    with pytest.raises(HostErrors, match="2 hosts can't be used"):
+        attach(reach(a, b), job, screen)
+    assert len(screen.finished) == 1
+
+
+def test_a_host_that_is_lost_before_it_is_asked_is_tried_again():
+    a, b = two()
+    job = begun(a, b)
+
+    reaching = reach(a, b)
+    reaching.futures[1].result(30)
+    b.cut()
+    followed = attach(reaching, job, FakeScreen())
+    assert len(b.processes) == 2
+    assert followed.state.phase == "done"
+    assert_left(a, b)
+
+
+def test_an_interrupt_ends_a_job_that_is_followed():
+    a, b = two(runs_on)
+    job = begun(a, b)
+    followed = attach(reach(a, b), job, PressingScreen(has_ranks))
+    assert (followed.state.phase, followed.state.stopping) == ("stopped", "interrupted")
+    assert len(a.requests_of(p.StopNode)) == len(b.requests_of(p.StopNode)) == 1
+
+
+def test_an_interrupt_of_a_detached_job_only_ends_the_following():
+    a, b = two(runs_on)
+    job = begun(a, b)
+    a.agent_sends(p.Detached(why="asked"))
+    screen = PressingScreen(lambda state: state.detached_by)
+    followed = attach(reach(a, b), job, screen)
+    assert not followed.state.is_over
+    assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
+    assert screen.finished == []
+    assert_left(a, b)

@@ -1,0 +1,135 @@
+"""An interrupt in each stage of a launch: what is stopped, and what the user reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distmagic.errors import Cancelled
+from distmagic.remote.wire import protocol as p
+from distmagic.runner import rollback, run_loop
+from distmagic.state.model import RunState
+from tests.builders.hosts import FakeHost, reach, runs_on
+from tests.builders.jobs import PressingScreen, assert_left, has_ranks, launched, press, two
+from tests.builders.runs import FakeScreen
+
+
+def pressing(*answer: p.Message | bytes) -> Callable[[p.Message], tuple[p.Message | bytes, ...]]:
+    """Return an answer of a host, before which the user interrupts."""
+
+    def answer_then(_: p.Message) -> tuple[p.Message | bytes, ...]:
+        press()
+        return answer
+
+    return answer_then
+
+
+def cancelled(tmp_path: Path, *hosts: FakeHost) -> str:
+    """Launch a job that is interrupted before it has begun; return the error's text."""
+    screen = FakeScreen()
+    with pytest.raises(Cancelled) as caught:
+        launched(tmp_path, *hosts, screen=screen)
+    assert [(state.phase, state.abandoned) for state in screen.finished] == [("stopped", caught.value.message)]
+    assert_left(*hosts)
+    return str(caught.value)
+
+
+def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch):
+    a, b = two()
+    may_answer = threading.Event()
+    connect = b.connect
+
+    def connect_late() -> Any:
+        assert may_answer.wait(30)
+        return connect()
+
+    monkeypatch.setattr(b, "connect", connect_late)
+    reaching = reach(a, b)
+    reaching.futures[0].result(30)
+    try:
+        with pytest.raises(Cancelled) as caught:
+            launched(tmp_path, reaching=reaching, screen=PressingScreen(lambda state: True))
+    finally:
+        may_answer.set()
+    assert str(caught.value) == (
+        "Interrupted while the hosts were being reached; nothing was started.\nNo answer had come yet from gpu-b."
+    )
+    assert reaching.futures[1].result(30)
+    assert_left(a, b)
+
+
+def test_an_interrupt_while_hosts_are_planned_for(tmp_path):
+    a, b = two()
+    a.answers[p.GetRoute] = pressing()
+    assert cancelled(tmp_path, a, b) == "Interrupted; nothing was started."
+
+
+def test_an_interrupt_while_hosts_are_sent_what_they_need(tmp_path):
+    a, b = two()
+    b.answers[p.OfferBlobs] = pressing()
+    text = cancelled(tmp_path, a, b)
+    assert text == "Interrupted while the hosts were being sent what they need; nothing was started."
+    assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
+
+
+def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path):
+    a, b = two(runs_on)
+    hello = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=1, hostname="b", pid=9)
+    b.answers[p.StartNode] = pressing(p.encode(hello, 1))
+    b.answers[p.StopNode] = lambda _: [p.encode(p.Final(reason="stopped"), 2)]
+    text = cancelled(tmp_path, a, b)
+    assert text == "Interrupted while the hosts were starting; what had started was stopped."
+    assert len(a.requests_of(p.StopNode)) == len(b.requests_of(p.StopNode)) == 1
+
+
+def test_an_interrupt_while_hosts_start_names_those_that_do_not_confirm_their_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollback, "_PATIENCE_S", 0.2)
+    a, b = two(runs_on)
+    b.answers[p.StartNode] = pressing()
+    assert cancelled(tmp_path, a, b) == (
+        "Interrupted while the hosts were starting; gpu-b did not confirm that nothing runs there any more.\n"
+        "What may still run on gpu-b ends by itself when its lease runs out."
+    )
+
+
+def test_an_interrupt_of_a_run_stops_every_rank_and_the_run_is_left(tmp_path):
+    a, b = two(runs_on)
+    followed = launched(tmp_path, a, b, screen=PressingScreen(has_ranks))
+    assert (followed.state.phase, followed.state.stopping) == ("stopped", "interrupted")
+    for host in (a, b):
+        assert host.requests_of(p.StopNode) == [p.StopNode(grace_s=run_loop.GRACE_S, reason="interrupted")]
+    assert not followed.was_interrupted, "it was an interrupt of the run, not one behind it"
+    assert_left(a, b)
+
+
+def test_an_interrupt_of_the_sweep_gives_it_up(tmp_path):
+    a, b = two(runs_on)
+    b.answers[p.SweepJob] = pressing()
+
+    def agent_is_killed(state: RunState) -> None:
+        if has_ranks(state):
+            b.processes[0].put(p.AgentGone())
+
+    followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
+    assert [node for node, _ in followed.state.lost] == [1]
+    b.cut()  # ends the sweep, which nobody waits for any more
+
+
+class LatePressingScreen(FakeScreen):
+    """Interrupts when the run is over."""
+
+    def finish(self, state: RunState) -> None:
+        super().finish(state)
+        press()
+
+
+def test_an_interrupt_of_a_run_that_is_over_does_not_take_it_away(tmp_path):
+    a, b = two()
+    followed = launched(tmp_path, a, b, screen=LatePressingScreen())
+    assert followed.was_interrupted
+    assert followed.state.phase == "done"
+    assert len(followed.small_results) == 2

@@ -136,7 +136,7 @@ class Link:
 
     # ---- before the start
 
-    def ask(self, peer: str) -> protocol.Route:
+    def route_to(self, peer: str) -> protocol.Route:
         """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
         return self.query(protocol.GetRoute(peer=peer), protocol.Route)
 
@@ -237,7 +237,7 @@ class Link:
         self._take(size, write)
         return size
 
-    def give(self, blob: Blob, write: Callable[[bytes], object]) -> None:
+    def fetch_blob(self, blob: Blob, write: Callable[[bytes], object]) -> None:
         """Hand a blob that the host has to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
         self.send(protocol.GetBlob(sha256=blob.sha256))
         size = self._expect(protocol.Data).size_bytes

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the wire's messages take a third of the time that %load_ext
 class Job:
     """One job, running or ended, as far as the hosts that were asked know of it.
 
-    `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `places` says for each
+    `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `host_indices` says for each
     node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run. `began_s` is
     in seconds since 1970 by its hosts' clocks. `reason` is how it ended. `is_detached`: it needs no notebook. `age_s` is
     how long it has run, or ran.
@@ -25,7 +25,7 @@ class Job:
 
     name: str
     hosts: tuple[str, ...]
-    places: tuple[int, ...]
+    host_indices: tuple[int, ...]
     running: tuple[int, ...]
     began_s: float
     terms: JobTerms
@@ -47,12 +47,12 @@ class Job:
     @property
     def known(self) -> tuple[int, ...]:
         """The node ranks that a host has told of."""
-        return tuple(node for node, place in enumerate(self.places) if place >= 0)
+        return tuple(node for node, index in enumerate(self.host_indices) if index >= 0)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The hosts of the other nodes."""
-        return tuple(name for name, place in zip(self.hosts, self.places, strict=True) if place < 0)
+        return tuple(name for name, index in zip(self.hosts, self.host_indices, strict=True) if index < 0)
 
     @property
     def phase(self) -> str:
@@ -80,7 +80,7 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
     return Job(
         name=name,
         hosts=hosts,
-        places=tuple(found[rank][0] if rank in found else -1 for rank in range(len(hosts))),
+        host_indices=tuple(found[rank][0] if rank in found else -1 for rank in range(len(hosts))),
         running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running)),
         began_s=first.began_s,
         terms=first.terms,
@@ -123,10 +123,10 @@ def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
             f"Job {job.name} also ran on {', '.join(unknown)}, which is not among the hosts of this notebook.",
             "Name all of its hosts with %distributed hosts.",
         )
-    pairs = zip(job.places, job.hosts, strict=True)
-    return tuple(hosts[place] if place >= 0 else asked[name] for place, name in pairs)
+    pairs = zip(job.host_indices, job.hosts, strict=True)
+    return tuple(hosts[index] if index >= 0 else asked[name] for index, name in pairs)
 
 
 def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
     """Return those hosts of a job that have told of it, in the order of `job.known`, out of `hosts`, which were asked."""
-    return tuple(hosts[job.places[node]] for node in job.known)
+    return tuple(hosts[job.host_indices[node]] for node in job.known)

@@ -52,7 +52,7 @@ class NodeJoiner:
             self._begun = self._begun or job_requests.recall(lead, self.job)
         link.deliver(self._lacking(link, self._begun))
         assert self._begun.membership is not None
-        route = link.ask(self._begun.membership.lead_address)
+        route = link.route_to(self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
             hosts = job_requests.enlist(lead, self.job, link.host.name, request_id)
         link.sweep(self.job)  # what an agent has left that was killed
@@ -89,7 +89,7 @@ class NodeJoiner:
     def _fetch(self, local: LocalBlob) -> None:
         with closing(self._open_lead()) as lead:
             try:
-                blobs.receive(local, lambda write: lead.give(local.blob, write))
+                blobs.receive(local, lambda write: lead.fetch_blob(local.blob, write))
             except OSError as error:
                 name = lead.host.name
                 raise ProtocolError(f"{name}: what the job needs could not be taken from there: {error}.") from None

@@ -179,7 +179,7 @@ def test_a_connection_that_ends_in_the_middle(bundle):
 def test_asking_for_the_way():
     route = p.Route(address="10.0.0.1", interface="eth0")
     link, process = talking(lines(route))
-    assert link.ask("10.0.0.2") == route
+    assert link.route_to("10.0.0.2") == route
     assert process.requests == [p.GetRoute(peer="10.0.0.2")]
 
 
@@ -219,14 +219,14 @@ def test_only_what_is_lacking_is_sent(tmp_path):
 def test_a_refusal(what, hint):
     link, _ = talking(lines(p.Refused(what=what, error="no space left")))
     with pytest.raises(PreflightError) as caught:
-        link.ask("")
+        link.route_to("")
     assert (caught.value.message, caught.value.hint) == ("gpu-a: no space left.", hint)
 
 
 def test_another_answer_than_the_one_expected():
     link, _ = talking(lines(p.MissingBlobs()))
     with pytest.raises(ProtocolError) as caught:
-        link.ask("")
+        link.route_to("")
     assert str(caught.value) == "gpu-a sent MissingBlobs in place of Route."
 
 
@@ -241,7 +241,7 @@ def test_another_answer_than_the_one_expected():
 def test_what_is_not_of_the_protocol(data, message):
     link, _ = talking(data)
     with pytest.raises(ProtocolError) as caught:
-        link.ask("")
+        link.route_to("")
     assert str(caught.value) == message
 
 
@@ -435,5 +435,5 @@ def test_any_bytes_are_an_error_that_names_the_host(data):
     for text in (data, lines(EVENTS[0], first=1) + data):
         link, _ = talking(text)
         with pytest.raises((ProtocolError, ConnectionLost)) as caught:
-            link.ask("")
+            link.route_to("")
         assert caught.value.message.startswith("gpu-a")

@@ -18,7 +18,7 @@ MINE = f"{socket.gethostname()}:/me.ipynb"
 
 TERMS = JobTerms(lease_s=60.0, owner=MINE, min_nodes=2)
 ENDED = Job(
-    name="mine", hosts=("gpu-a", "gpu-b"), places=(0, 1), running=(), began_s=0.0, terms=TERMS, is_detached=False,
+    name="mine", hosts=("gpu-a", "gpu-b"), host_indices=(0, 1), running=(), began_s=0.0, terms=TERMS, is_detached=False,
     reason="done", size_bytes=10**6, age_s=1.0,
 )  # fmt: skip
 THEIRS = replace(ENDED, name="theirs", terms=replace(TERMS, owner="laptop:/you.ipynb"))

@@ -28,7 +28,7 @@ JOBS = found_jobs([
 
 def test_nodes_of_one_job_are_put_together_whatever_the_order_of_the_hosts():
     assert [job.name for job in JOBS] == ["x1", "xyz", "yyyy"]
-    assert [job.places for job in JOBS] == [(1, 0), (1, 0), (-1, -1, 1)]
+    assert [job.host_indices for job in JOBS] == [(1, 0), (1, 0), (-1, -1, 1)]
     assert [job.phase for job in JOBS] == ["failed", "running", "died"]
     assert [job.size_bytes for job in JOBS] == [1_000_000, 1_000_000, 500_000]
 

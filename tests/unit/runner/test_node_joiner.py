@@ -92,7 +92,7 @@ class FakeLink:
     def sweep(self, job):
         self.said.append(f"sweep {job}")
 
-    def ask(self, peer):
+    def route_to(self, peer):
         self.said.append(f"ask {peer}")
         return self.route
 
@@ -106,7 +106,7 @@ class FakeLink:
     def deliver(self, files):
         self.said.append([local.path.read_bytes() for local in files])
 
-    def give(self, blob, write):
+    def fetch_blob(self, blob, write):
         self.said.append(blob)
         write(self.has[blob.sha256])
 
@@ -174,7 +174,7 @@ def test_another_notebook_asks_the_lead_for_all_of_it(payload, tmp_path, monkeyp
 def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
     lead = Lead(begun(payload, A, B)[0], has=DATA)
-    monkeypatch.setattr(FakeLink, "give", lambda self, blob, write: write(b"x" * blob.size_bytes))
+    monkeypatch.setattr(FakeLink, "fetch_blob", lambda self, blob, write: write(b"x" * blob.size_bytes))
     with pytest.raises(
         ProtocolError, match=r"^gpu-a: what the job needs could not be taken from there: a file arrived damaged\.$"
     ):

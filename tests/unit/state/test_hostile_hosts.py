@@ -176,7 +176,7 @@ def test_a_file_that_is_not_the_one_announced(hosts):
 
 
 def test_a_refusal_full_of_escapes(hosts):
-    said = refused(lambda: hosts(p.encode(p.Refused(what="start", error=TERMINAL * 3000))).ask(""))
+    said = refused(lambda: hosts(p.encode(p.Refused(what="start", error=TERMINAL * 3000))).route_to(""))
     assert len(said) < 3000
     assert all(char.isprintable() or char == "\n" for char in said)
 

@@ -182,7 +182,7 @@ def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(link: Link, ro
         process.stdout.readline()
         os.utime(run_dir, (1, 1))
         with closing(Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())) as other:
-            other.ask("")  # it has swept by now
+            other.route_to("")  # it has swept by now
         assert (process.poll() is None) is lives
         assert run_dir.exists() is lives
     finally:
@@ -241,7 +241,7 @@ def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
     folder.mkdir(parents=True)
     (folder / "rank0.result").write_bytes(b"12345")
     link.fetch(p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2), lambda data: None, limit_bytes=5)
-    link.ask("")
+    link.route_to("")
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.result", "rank0.result.fetched"]
 
 

@@ -160,7 +160,9 @@ class HostProcess:
 
     def put(self, *answer: p.Message | bytes) -> None:
         for one in answer:
-            self._pieces.put(one if isinstance(one, bytes) else lines(one))
+            data = one if isinstance(one, bytes) else lines(one)
+            if data:  # no bytes at all are the end of the file
+                self._pieces.put(data)
 
     def follow(self, events: Sequence[p.Message]) -> None:
         """Send the events that were not sent yet, if this process follows the job."""

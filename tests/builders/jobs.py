@@ -90,3 +90,11 @@ class PressingScreen(FakeScreen):
         if not self.has_pressed and self.wants(state):
             self.has_pressed = True
             press()
+
+
+class LatePressingScreen(FakeScreen):
+    """Interrupts when the run is over."""
+
+    def finish(self, state: RunState) -> None:
+        super().finish(state)
+        press()

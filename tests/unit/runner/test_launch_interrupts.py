@@ -14,7 +14,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.runner import rollback, run_loop
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, reach, runs_on
-from tests.builders.jobs import PressingScreen, assert_left, has_ranks, launched, press, two
+from tests.builders.jobs import LatePressingScreen, PressingScreen, assert_left, has_ranks, launched, press, two
 from tests.builders.runs import FakeScreen
 
 
@@ -117,14 +117,6 @@ def test_an_interrupt_of_the_sweep_gives_it_up(tmp_path):
     followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
     assert [node for node, _ in followed.state.lost] == [1]
     b.cut()  # ends the sweep, which nobody waits for any more
-
-
-class LatePressingScreen(FakeScreen):
-    """Interrupts when the run is over."""
-
-    def finish(self, state: RunState) -> None:
-        super().finish(state)
-        press()
 
 
 def test_an_interrupt_of_a_run_that_is_over_does_not_take_it_away(tmp_path):

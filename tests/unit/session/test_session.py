@@ -1,200 +1,356 @@
-"""What is left of a run in a session: results that are fetched later, and nothing that keeps a run alive."""
+"""A kernel's session: what a run leaves, or the error that carries it; jobs that are let go; hosts that are kept warm."""
 
 from __future__ import annotations
 
-import gc
-import getpass
-import threading
-import weakref
+import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import replace
 
 import pytest
 
-from distmagic.connection.connections import Connections
-from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
-from distmagic.errors import AuthenticationError, RunError, WorkerFailed
-from distmagic.remote.values import parcel
+from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable, WorkerFailed
 from distmagic.remote.wire import protocol as p
-from distmagic.request.hosts import Host, parse_hosts
-from distmagic.request.spec import Access
-from distmagic.runner.launch import Followed
-from distmagic.runner.outcome import Run
+from distmagic.request.hosts import LOCALHOST, Host
+from distmagic.request.spec import Access, JobSpec
+from distmagic.runner.outcome import Detached, Run
 from distmagic.session import session as sessions
-from distmagic.session.session import Session
-from distmagic.state.events import Event, Gone
-from distmagic.state.fold import begin, fold
+from distmagic.session.session import Session, owner, python_of
 from distmagic.state.model import RunState
-from distmagic.transports.prompts import Asker, ask
-from tests.builders.links import FakeProcess, lines, reply
-from tests.builders.plans import FACTS
+from tests.builders.hosts import FakeHost, connector, down, fails, runs_on
+from tests.builders.jobs import (
+    LatePressingScreen,
+    PressingScreen,
+    assert_left,
+    begun,
+    has_ranks,
+    listing,
+    payload_in,
+    two,
+)
 from tests.builders.runs import FakeScreen
-from tests.lab.waiting import wait_until
 
-WAIT_S = 10.0
+COLD = Access(cold=True)
 
 
-class OneTimePassword:
-    """A host whose log-in asks for a code, on a thread of its own as paramiko does, and which has one file."""
+class Kernel:
+    """A session over fake hosts, and the payload of its runs."""
 
-    warnings = ()
+    def __init__(self, tmp_path, monkeypatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.payload = payload_in(tmp_path)
+        self.session = Session()
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.codes: list[str] = []
-        self.processes: list[FakeProcess] = []
-
-    def connect(self, host: Host, access: Access, asker: Asker) -> Any:
-        """Log in; raises what the asker raises."""
-        errors: list[BaseException] = []
-
-        def log_in() -> None:
-            try:
-                self.codes.append(ask(asker, host.name, "Verification code:"))
-            except AuthenticationError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=log_in)
-        thread.start()
-        thread.join(WAIT_S)
-        if errors:
-            raise errors[0]
+    def over(self, *hosts: FakeHost) -> Kernel:
+        """Have the session connect to these hosts."""
+        self._monkeypatch.setattr(sessions, "connect", connector(*hosts))
+        self.session = Session()
+        self.hosts = tuple(one.host for one in hosts)
         return self
 
-    def start(self, argv: tuple[str, ...]) -> FakeProcess:
-        """Start a process that sends the file."""
-        self.processes.append(FakeProcess(reply(), lines(FACTS), lines(p.Data(size_bytes=len(self.data))), self.data))
-        return self.processes[-1]
+    def reach(self, access: Access = COLD, spec: JobSpec | None = None) -> Reaching:
+        return self.session.reach(self.hosts, access, NotebookAsker(can_ask=False), spec)
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def state_of(*, code: int = 0, result_bytes: int | None = None) -> RunState:
-    """Return a run of one rank that is over."""
-    failure = p.Failure(type="ValueError", message="no", traceback="") if code else None
-    ended = p.Ended(
-        rank=0, restart=0, outcome="raised" if code else "returned", code=code, failure=failure, result_bytes=result_bytes
-    )  # fmt: skip
-    worker = p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)
-    ends = (worker, ended, p.EngineEnded(code=code), p.Final(reason="done"), Gone())
-    return fold(begin("j", ("gpu-a",)), [Event(node_rank=0, at_s=1.0, what=what) for what in ends])
+    def launch(
+        self, spec: JobSpec | None = None, screen: FakeScreen | None = None, access: Access = COLD
+    ) -> Run | Detached:
+        spec = spec or JobSpec()
+        return self.session.launch(self.reach(access, spec), spec, self.payload, screen or FakeScreen())
 
 
-def finished(state: RunState, host: OneTimePassword) -> Run:
-    """Return what is left of a run whose connection was lost, when its cell is over."""
-    asker = NotebookAsker(can_ask=True)
+@pytest.fixture
+def kernel(tmp_path, monkeypatch) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path, monkeypatch)
+    yield kernel
+    kernel.session.close()
 
-    def refuse(*_: object) -> Link:
-        raise AssertionError("no first link is wanted")
 
-    connections = Connections(host.connect)
-    reaching = Reaching(parse_hosts("gpu-a"), Access(), asker, connections, ("python3",), refuse)
-    asker.close()
-    followed = Followed(state=state, small_results={}, host_indices=(0,))
-    run = Session()._finish(followed, reaching, FakeScreen())
+def started(host: FakeHost) -> list[p.Message]:
+    return host.requests_of(p.StartNode)
+
+
+# ---- a dry run
+
+
+def test_a_dry_run_gives_the_command_of_each_host_and_starts_nothing(kernel):
+    a, b = two()
+    b.facts = replace(b.facts, executable="/opt/python3", address="10.0.0.2")
+    kernel.over(a, b)
+    text = kernel.session.dry_run(kernel.reach(), JobSpec(nproc_per_node=2))
+    first, _, second, _ = text.splitlines()
+    assert first == "# gpu-a (node_rank 0, 2 ranks)"
+    assert second == "# gpu-b (node_rank 1, 2 ranks)"
+    assert "/usr/bin/python3 -m torch.distributed.run --nnodes=2 " in text
+    assert "/opt/python3 -m torch.distributed.run --nnodes=2 " in text
+    assert started(a) == started(b) == []
+    assert_left(a, b)
+
+
+def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
+    a, b = two()
+    b.error = down("gpu-b")
+    kernel.over(a, b)
+    text = kernel.session.dry_run(kernel.reach(), JobSpec(nnodes=(1, 2), max_restarts=1))
+    assert "# gpu-a (node_rank 0, 1 rank)" in text
+    assert "gpu-b" not in text
+
+
+def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel):
+    a, b = two()
+    kernel.over(a, b)
+    with pytest.raises(SpecError, match=r"^--nnodes asks for 3 nodes, but 2 hosts are given\."):
+        kernel.session.dry_run(kernel.reach(), JobSpec(nnodes=(3, 3)))
+    assert_left(a, b)
+
+
+# ---- launch
+
+
+def test_a_run_that_goes_well_is_returned(kernel):
+    a, b = two()
+    run = kernel.over(a, b).launch()
     assert isinstance(run, Run)
-    return run
+    assert run.state.phase == "done"
+    assert sorted(run.results) == [0, 1]
+    (start,) = started(a)
+    assert start.job == run.job
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> OneTimePassword:
-    parcel.dump({"loss": 0.5}, tmp_path / "value")
-    return OneTimePassword((tmp_path / "value").read_bytes())
+def test_logs_of_a_run_come_from_the_host_of_the_rank_over_a_new_link(kernel):
+    a, b = two()
+    run = kernel.over(a, b).launch()
+    b.results |= {"rank1.stdout.log": b"out\n", "rank1.stderr.log": b"err\n"}
+    assert run.logs(1) == "out\nerr\n"
+    assert_left(a, b)
 
 
-@pytest.fixture
-def at_the_keyboard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, threading.Thread]]:
-    """Answer every question, and return the questions with the threads that asked them."""
-    asked: list[tuple[str, threading.Thread]] = []
-
-    def answer(prompt: str) -> str:
-        asked.append((prompt, threading.current_thread()))
-        return "123456"
-
-    monkeypatch.setattr(getpass, "getpass", answer)
-    monkeypatch.setattr(sessions, "asker_of", lambda: NotebookAsker(can_ask=True))
-    return asked
+def test_each_run_has_a_job_name_of_its_own(kernel):
+    a, b = two()
+    first = kernel.over(a, b).launch()
+    c, d = two()
+    assert kernel.over(c, d).launch().job != first.job
 
 
-def test_a_result_after_a_lost_connection_asks_for_a_one_time_password(host, at_the_keyboard, capsys):
-    run = finished(state_of(result_bytes=len(host.data)), host)
-    assert run.results[0] == {"loss": 0.5}
-    assert host.codes == ["123456"]
-    assert at_the_keyboard == [("gpu-a: Verification code: ", threading.current_thread())]
+def test_a_run_that_fails_raises_an_error_that_carries_it(kernel):
+    a, b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", fails)
+    with pytest.raises(WorkerFailed) as caught:
+        kernel.over(a, b).launch()
+    assert "rank 1 (gpu-b, local_rank 0)" in caught.value.message
+    assert isinstance(caught.value.run, Run)
+    assert caught.value.run.state.phase == "failed"
 
 
-def test_a_log_after_a_lost_connection_asks_too(host, at_the_keyboard):
-    host.data = b"epoch 1\n"
-    assert finished(state_of(), host).logs(0, "stdout") == "epoch 1\n"
-    assert host.codes == ["123456"]
+def test_a_run_that_loses_a_host_raises_an_error_that_carries_it(kernel):
+    a, b = two(runs_on)
+
+    def agent_is_killed(state: RunState) -> None:
+        if has_ranks(state):
+            b.processes[0].put(p.AgentGone())
+
+    with pytest.raises(NodeLost, match="gpu-b") as caught:
+        kernel.over(a, b).launch(screen=FakeScreen(agent_is_killed))
+    assert caught.value.run.state.lost_nodes == {1}
 
 
-def test_an_interrupt_of_the_question_ends_the_look_at_a_result(host, at_the_keyboard, monkeypatch):
-    def interrupt(prompt: str) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(getpass, "getpass", interrupt)
-    run = finished(state_of(result_bytes=len(host.data)), host)
-    with pytest.raises(KeyboardInterrupt):
-        run.results[0]
-    assert host.processes == []
+def test_a_run_that_is_interrupted_raises_cancelled_that_carries_it(kernel):
+    a, b = two(runs_on)
+    with pytest.raises(Cancelled) as caught:
+        kernel.over(a, b).launch(screen=PressingScreen(has_ranks))
+    assert caught.value.message == "The run was interrupted; every rank on every host was stopped."
+    assert caught.value.run.state.stopping == "interrupted"
 
 
-def test_a_link_that_opens_after_an_interrupt_is_closed(host):
-    interrupted = threading.Event()
-
-    class Interrupted(NotebookAsker):
-        def serve_until_done(self, futures: Any) -> None:
-            raise KeyboardInterrupt
-
-    def connect(*_: object) -> Any:
-        assert interrupted.wait(WAIT_S)
-        return host
-
-    reaching = Reaching((), Access(), NotebookAsker(can_ask=False), Connections(connect), ("python3",), cast(Any, None),
-                        parse_hosts("gpu-a"))  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        reaching.link_after_run(0, Interrupted(can_ask=True))
-    interrupted.set()
-    wait_until(lambda: bool(host.processes), "the link")
-    assert host.processes[0].is_closed.wait(WAIT_S)
+def test_an_interrupt_behind_a_run_that_went_well_raises_cancelled_that_carries_its_results(kernel):
+    a, b = two()
+    with pytest.raises(Cancelled) as caught:
+        kernel.over(a, b).launch(screen=LatePressingScreen())
+    assert caught.value.message == "Interrupted when the run was over: every rank had ended well."
+    assert sorted(caught.value.run.results) == [0, 1]
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Have only counts of references free objects inside the block."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def test_a_host_that_can_not_be_reached_is_an_error_before_there_is_a_run(kernel):
+    a, b = two()
+    b.error = down("gpu-b")
+    with pytest.raises(Unreachable, match=r"^gpu-b: no answer\."):
+        kernel.over(a, b).launch()
+    assert started(a) == []
 
 
-def test_a_run_is_gone_with_its_last_name(host, at_the_keyboard, capsys):
-    with no_collection():
-        run = finished(state_of(result_bytes=len(host.data)), host)
-        assert run.results[0] == {"loss": 0.5}
-        run.logs(0, "stdout")
-        gone = weakref.ref(run)
-        del run
-        assert gone() is None
+# ---- attach
 
 
-def test_a_run_that_failed_is_gone_with_its_error(host):
-    def failed() -> weakref.ref[object]:
-        try:
-            finished(state_of(code=1), host)
-        except WorkerFailed as error:
-            return weakref.ref(cast(RunError, error).run)
-        raise AssertionError("it failed")
+def test_a_job_is_followed_to_its_end_and_its_run_returned(kernel):
+    a, b = two()
+    job = begun(a, b)
+    kernel.over(a, b)
+    run = kernel.session.attach(kernel.reach(), job, FakeScreen())
+    assert isinstance(run, Run)
+    assert (run.job, sorted(run.results)) == ("j", [0, 1])
+    assert_left(a, b)
 
-    with no_collection():
-        gone = failed()
-        assert gone() is None
+
+def test_a_job_that_has_failed_raises_its_error_again(kernel):
+    a, b = two(fails)
+    job = begun(a, b)
+    kernel.over(a, b)
+    with pytest.raises(WorkerFailed) as caught:
+        kernel.session.attach(kernel.reach(), job, FakeScreen())
+    assert caught.value.run.job == "j"
+
+
+# ---- jobs that are let go
+
+
+def detached(kernel: Kernel, a: FakeHost, b: FakeHost, screen: FakeScreen | None = None) -> Detached:
+    """Launch a job on two hosts that is let go as soon as it runs; the hosts list it from then on."""
+    a.begins = lambda start: [*runs_on(start), p.PeerState(node_rank=1, state="joined")]
+
+    def let_go(_: p.Message) -> tuple[()]:
+        a.agent_sends(p.Detached(why="asked"))
+        return ()
+
+    a.answers[p.DetachJob] = let_go
+    left = kernel.over(a, b).launch(JobSpec(detach=True), screen)
+    assert isinstance(left, Detached)
+    for node_rank, host in enumerate((a, b)):
+        host.listings = (listing(left.job, node_rank, (a, b), is_detached=True),)
+    return left
+
+
+def test_a_job_that_is_let_go_says_how_it_is_found_again(kernel):
+    a, b = two(runs_on)
+    screen = FakeScreen()
+    left = detached(kernel, a, b, screen)
+    assert left.hosts == ("gpu-a", "gpu-b")
+    (state,) = screen.finished
+    assert state.notices[-1] == str(left)
+    assert str(left) == (
+        f"job {left.job} runs on gpu-a, gpu-b without this notebook: "
+        f"%distributed attach {left.job} follows it, %distributed stop {left.job} ends it"
+    )
+    assert_left(a, b)
+
+
+def test_a_job_that_was_let_go_is_followed_again(kernel, monkeypatch):
+    a, b = two(runs_on)
+    left = detached(kernel, a, b)
+    for rank, host in enumerate((a, b)):
+        host.agent_sends(
+            p.Ended(rank=rank, restart=0, outcome="returned", result_bytes=0),
+            p.EngineEnded(code=0),
+            p.Final(reason="done"),
+        )
+    screen = FakeScreen()
+    monkeypatch.setattr(sessions, "screen_for", lambda: screen)
+    run = left.attach()
+    assert (run.job, run.results[1]) == (left.job, None)
+    assert screen.finished == [run.state]
+
+
+def test_a_job_that_was_let_go_is_stopped(kernel):
+    a, b = two(runs_on)
+    left = detached(kernel, a, b)
+    left.stop()
+    assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == [p.StopNode(grace_s=3.0)]
+    assert_left(a, b)
+
+
+def test_a_job_that_was_let_go_is_stopped_on_the_host_that_is_up(kernel):
+    a, b = two(runs_on)
+    left = detached(kernel, a, b)
+    b.error = down("gpu-b")
+    left.stop()
+    assert len(a.requests_of(p.StopNode)) == 1
+    assert b.requests_of(p.StopNode) == []
+
+
+def test_a_job_that_was_let_go_and_has_been_removed_is_not_found(kernel):
+    a, b = two(runs_on)
+    left = detached(kernel, a, b)
+    a.listings = b.listings = ()
+    with pytest.raises(SpecError, match=f"There is no job '{left.job}' on these hosts"):
+        left.stop()
+
+
+# ---- hosts that are kept warm
+
+
+def test_a_link_rests_between_runs_where_the_host_keeps_something_loaded(kernel):
+    a = FakeHost("gpu-a")
+    kernel.over(a).launch(access=Access())
+    (warming,) = a.requests_of(p.TemplateRequest)
+    (start,) = started(a)
+    assert warming.owner == kernel.session.kernel
+    assert start.warm == warming
+    assert [process.is_closed.is_set() for process in a.processes] == [False]
+    a.events.clear()
+    kernel.launch(access=Access())
+    assert len(a.processes) == 1, "the second run began over the link of the first"
+
+
+def test_nothing_is_loaded_before_it_is_known_what_is_to_run(kernel):
+    a = FakeHost("gpu-a")
+    kernel.over(a).session.jobs(kernel.reach(Access()))
+    assert a.requests == [p.ListJobs()]
+
+
+def test_down_ends_what_hosts_keep_loaded_and_closes_all_links(kernel):
+    a, b = two()
+    kernel.over(a, b).launch(access=Access())
+    assert kernel.session.down() == ()
+    for host in (a, b):
+        assert host.requests[-1] == p.EndTemplates(owner=kernel.session.kernel)
+    assert_left(a, b)
+
+
+def test_down_connects_to_a_host_whose_link_is_gone(kernel):
+    a = FakeHost("gpu-a", fails)
+    with pytest.raises(WorkerFailed):
+        kernel.over(a).launch(access=Access())
+    a.cut()
+    assert kernel.session.down() == ()
+    assert a.requests[-1] == p.EndTemplates(owner=kernel.session.kernel)
+    assert_left(a)
+
+
+def test_down_names_the_hosts_that_it_could_not_tell(kernel):
+    a, b = two()
+    kernel.over(a, b).launch(access=Access())
+    b.cut()
+    b.error = down("gpu-b")
+    assert kernel.session.down() == ("gpu-b",)
+    assert kernel.session.down() == (), "it is told once"
+
+
+# ---- small things
+
+
+@pytest.mark.parametrize(
+    ("host", "pythons", "python"),
+    [
+        (Host(name="gpu-a"), (), "python3"),
+        (LOCALHOST, (), sys.executable),
+        (Host(name="gpu-a"), (("gpu-a", "/opt/python"), ("", "/other")), "/opt/python"),
+        (LOCALHOST, (("", "/other"),), "/other"),
+    ],
+)
+def test_which_python_a_host_starts(host, pythons, python):
+    assert python_of(host, Access(pythons=pythons)) == python
+
+
+def test_no_host_means_this_machine(kernel):
+    here = FakeHost("localhost")
+    reaching = kernel.over(here).session.reach((), COLD, NotebookAsker(can_ask=False))
+    assert reaching.hosts == (LOCALHOST,)
+    reaching.wait()
+    reaching.cancel()
+    assert_left(here)
+
+
+def test_a_notebook_has_a_name_where_jupyter_tells_it(monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/train.ipynb")
+    assert owner() == f"{socket.gethostname()}:/home/me/train.ipynb"
+    monkeypatch.delenv("JPY_SESSION_NAME")
+    assert owner() == ""

@@ -1,0 +1,200 @@
+"""What is left of a run in a session: results that are fetched later, and nothing that keeps a run alive."""
+
+from __future__ import annotations
+
+import gc
+import getpass
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from distmagic.connection.connections import Connections
+from distmagic.connection.link import Link
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.connection.reach import Reaching
+from distmagic.errors import AuthenticationError, RunError, WorkerFailed
+from distmagic.remote.values import parcel
+from distmagic.remote.wire import protocol as p
+from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.spec import Access
+from distmagic.runner.launch import Followed
+from distmagic.runner.outcome import Run
+from distmagic.session import session as sessions
+from distmagic.session.session import Session
+from distmagic.state.events import Event, Gone
+from distmagic.state.fold import begin, fold
+from distmagic.state.model import RunState
+from distmagic.transports.prompts import Asker, ask
+from tests.builders.links import FakeProcess, lines, reply
+from tests.builders.plans import FACTS
+from tests.builders.runs import FakeScreen
+from tests.lab.waiting import wait_until
+
+WAIT_S = 10.0
+
+
+class OneTimePassword:
+    """A host whose log-in asks for a code, on a thread of its own as paramiko does, and which has one file."""
+
+    warnings = ()
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.codes: list[str] = []
+        self.processes: list[FakeProcess] = []
+
+    def connect(self, host: Host, access: Access, asker: Asker) -> Any:
+        """Log in; raises what the asker raises."""
+        errors: list[BaseException] = []
+
+        def log_in() -> None:
+            try:
+                self.codes.append(ask(asker, host.name, "Verification code:"))
+            except AuthenticationError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=log_in)
+        thread.start()
+        thread.join(WAIT_S)
+        if errors:
+            raise errors[0]
+        return self
+
+    def start(self, argv: tuple[str, ...]) -> FakeProcess:
+        """Start a process that sends the file."""
+        self.processes.append(FakeProcess(reply(), lines(FACTS), lines(p.Data(size_bytes=len(self.data))), self.data))
+        return self.processes[-1]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def state_of(*, code: int = 0, result_bytes: int | None = None) -> RunState:
+    """Return a run of one rank that is over."""
+    failure = p.Failure(type="ValueError", message="no", traceback="") if code else None
+    ended = p.Ended(
+        rank=0, restart=0, outcome="raised" if code else "returned", code=code, failure=failure, result_bytes=result_bytes
+    )  # fmt: skip
+    worker = p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)
+    ends = (worker, ended, p.EngineEnded(code=code), p.Final(reason="done"), Gone())
+    return fold(begin("j", ("gpu-a",)), [Event(node_rank=0, at_s=1.0, what=what) for what in ends])
+
+
+def finished(state: RunState, host: OneTimePassword) -> Run:
+    """Return what is left of a run whose connection was lost, when its cell is over."""
+    asker = NotebookAsker(can_ask=True)
+
+    def refuse(*_: object) -> Link:
+        raise AssertionError("no first link is wanted")
+
+    connections = Connections(host.connect)
+    reaching = Reaching(parse_hosts("gpu-a"), Access(), asker, connections, ("python3",), refuse)
+    asker.close()
+    followed = Followed(state=state, small_results={}, host_indices=(0,))
+    run = Session()._finish(followed, reaching, FakeScreen())
+    assert isinstance(run, Run)
+    return run
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> OneTimePassword:
+    parcel.dump({"loss": 0.5}, tmp_path / "value")
+    return OneTimePassword((tmp_path / "value").read_bytes())
+
+
+@pytest.fixture
+def at_the_keyboard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, threading.Thread]]:
+    """Answer every question, and return the questions with the threads that asked them."""
+    asked: list[tuple[str, threading.Thread]] = []
+
+    def answer(prompt: str) -> str:
+        asked.append((prompt, threading.current_thread()))
+        return "123456"
+
+    monkeypatch.setattr(getpass, "getpass", answer)
+    monkeypatch.setattr(sessions, "asker_of", lambda: NotebookAsker(can_ask=True))
+    return asked
+
+
+def test_a_result_after_a_lost_connection_asks_for_a_one_time_password(host, at_the_keyboard, capsys):
+    run = finished(state_of(result_bytes=len(host.data)), host)
+    assert run.results[0] == {"loss": 0.5}
+    assert host.codes == ["123456"]
+    assert at_the_keyboard == [("gpu-a: Verification code: ", threading.current_thread())]
+
+
+def test_a_log_after_a_lost_connection_asks_too(host, at_the_keyboard):
+    host.data = b"epoch 1\n"
+    assert finished(state_of(), host).logs(0, "stdout") == "epoch 1\n"
+    assert host.codes == ["123456"]
+
+
+def test_an_interrupt_of_the_question_ends_the_look_at_a_result(host, at_the_keyboard, monkeypatch):
+    def interrupt(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(getpass, "getpass", interrupt)
+    run = finished(state_of(result_bytes=len(host.data)), host)
+    with pytest.raises(KeyboardInterrupt):
+        run.results[0]
+    assert host.processes == []
+
+
+def test_a_link_that_opens_after_an_interrupt_is_closed(host):
+    interrupted = threading.Event()
+
+    class Interrupted(NotebookAsker):
+        def serve_until_done(self, futures: Any) -> None:
+            raise KeyboardInterrupt
+
+    def connect(*_: object) -> Any:
+        assert interrupted.wait(WAIT_S)
+        return host
+
+    reaching = Reaching((), Access(), NotebookAsker(can_ask=False), Connections(connect), ("python3",), cast(Any, None),
+                        parse_hosts("gpu-a"))  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        reaching.link_after_run(0, Interrupted(can_ask=True))
+    interrupted.set()
+    wait_until(lambda: bool(host.processes), "the link")
+    assert host.processes[0].is_closed.wait(WAIT_S)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Have only counts of references free objects inside the block."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def test_a_run_is_gone_with_its_last_name(host, at_the_keyboard, capsys):
+    with no_collection():
+        run = finished(state_of(result_bytes=len(host.data)), host)
+        assert run.results[0] == {"loss": 0.5}
+        run.logs(0, "stdout")
+        gone = weakref.ref(run)
+        del run
+        assert gone() is None
+
+
+def test_a_run_that_failed_is_gone_with_its_error(host):
+    def failed() -> weakref.ref[object]:
+        try:
+            finished(state_of(code=1), host)
+        except WorkerFailed as error:
+            return weakref.ref(cast(RunError, error).run)
+        raise AssertionError("it failed")
+
+    with no_collection():
+        gone = failed()
+        assert gone() is None

@@ -1,0 +1,283 @@
+"""What a session asks hosts apart from a run: each question over real links, to hosts that answer by script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distmagic.connection.reach import Reaching
+from distmagic.errors import Cancelled, ConnectionLost, PreflightError, SpecError, Unreachable
+from distmagic.planning.jobs import Job
+from distmagic.planning.plan import make_plan
+from distmagic.planning.start_messages import start_message
+from distmagic.remote.wire import protocol as p
+from distmagic.request.spec import JobSpec
+from distmagic.session.session import Session
+from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on
+from tests.builders.jobs import assert_left, begun, listing, payload_in, press, two
+from tests.builders.plans import A, B
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    session = Session()
+    yield session
+    session.close()
+
+
+# ---- jobs
+
+
+def test_jobs_of_all_hosts_are_put_together_the_oldest_first(session):
+    a, b = two()
+    a.listings = (listing("late", 0, [a], began_s=9.0), listing("j", 0, [a, b]))
+    b.listings = (listing("j", 1, [a, b], is_running=False, reason="done"),)
+    jobs = session.jobs(reach(a, b))
+    assert [(job.name, job.host_indices, job.running) for job in jobs] == [("j", (0, 1), (0,)), ("late", (0,), (0,))]
+    assert_left(a, b)
+
+
+def test_jobs_are_found_while_a_host_is_down(session):
+    a, b = two()
+    a.error = down("gpu-a")
+    b.listings = (listing("j", 1, [a, b]),)
+    reaching = reach(a, b)
+    (job,) = session.jobs(reaching)
+    assert (job.host_indices, job.missing) == ((-1, 1), ("gpu-a",))
+    assert reaching.absent == {0: "gpu-a: no answer."}
+
+
+def test_jobs_are_not_found_where_no_host_is_up(session):
+    a = FakeHost("gpu-a")
+    a.error = down("gpu-a")
+    with pytest.raises(Unreachable, match=r"^gpu-a: no answer\."):
+        session.jobs(reach(a))
+
+
+# ---- add
+
+
+class ElasticJob:
+    """Job "j", which runs on gpu-a and gpu-b and takes in the hosts that its lead is asked for."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.lead = FakeHost("gpu-a", runs_on)
+        spec = JobSpec(nnodes=(1, 4), max_restarts=1)
+        plan = make_plan(spec, (A, B), job="j", lease_s=60.0, owner="nb", local_cwd="/nb")
+        self.start = start_message(plan, plan.nodes[0], payload_in(tmp_path), "00ff", None)
+        self.hosts = list(self.start.hosts)
+        self.found: Job = begun(self.lead, terms=plan.terms)
+        self.lead.answers[p.GetStart] = lambda _: [p.LeadStart(start=self.start)]
+        self.lead.answers[p.AddNode] = self.count
+
+    def count(self, request: p.Message) -> list[p.Message | bytes]:
+        assert isinstance(request, p.AddNode)
+        self.hosts.append(request.host)
+        return [p.NodeAdded(request_id=request.request_id, hosts=tuple(self.hosts))]
+
+
+def newcomers() -> tuple[FakeHost, FakeHost]:
+    return FakeHost("gpu-c", runs_on), FakeHost("gpu-d", runs_on)
+
+
+def test_hosts_come_to_a_job_and_each_is_told_of(session, tmp_path):
+    job = ElasticJob(tmp_path)
+    c, d = newcomers()
+    told: dict[str, int] = {}
+    session.add(reach(job.lead, c, d), job.found, told.__setitem__)
+    assert told == {name: job.hosts.index(name) for name in ("gpu-c", "gpu-d")}
+    for host in (c, d):
+        (start,) = host.requests_of(p.StartNode)
+        assert (start.job, start.node_rank) == ("j", told[host.host.name])
+    assert_left(job.lead, c, d)
+
+
+def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(session, tmp_path):
+    job = ElasticJob(tmp_path)
+    c, _ = newcomers()
+    job.lead.answers[p.AddNode] = lambda _: [p.Refused(what="add_node", error="it is about to end")]
+    told: list[object] = []
+    with pytest.raises(SpecError, match=r"^gpu-c can't come to job j: it is about to end\.$"):
+        session.add(reach(job.lead, c), job.found, lambda *what: told.append(what))
+    assert told == []
+    assert c.requests_of(p.StartNode) == []
+    assert_left(job.lead, c)
+
+
+def test_one_host_that_does_not_start_does_not_keep_the_other_one_away(session, tmp_path):
+    job = ElasticJob(tmp_path)
+    c, d = newcomers()
+    c.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="no room")]
+    told: dict[str, int] = {}
+    with pytest.raises(PreflightError, match=r"^gpu-c: no room\."):
+        session.add(reach(job.lead, c, d), job.found, told.__setitem__)
+    assert list(told) == ["gpu-d"]
+    assert_left(job.lead, c, d)
+
+
+def test_an_interrupt_while_hosts_come_says_where_to_look(session, tmp_path):
+    job = ElasticJob(tmp_path)
+    c, _ = newcomers()
+    with pytest.raises(Cancelled) as caught:
+        session.add(reach(job.lead, c), job.found, lambda *_: press())
+    assert str(caught.value) == (
+        "Interrupted while hosts were coming to job j.\n%distributed jobs shows which of them have come."
+    )
+    assert_left(job.lead, c)
+
+
+# ---- stop
+
+
+def test_a_job_is_stopped_on_all_of_its_nodes_that_run(session):
+    a, b = two(runs_on)
+    job = begun(a, b)
+    session.stop(reach(a, b), job)
+    for node_rank, host in enumerate((a, b)):
+        assert host.requests == [p.FollowJob(job="j", node_rank=node_rank), p.StopNode(grace_s=3.0)]
+    assert_left(a, b)
+
+
+def test_a_node_that_has_ended_is_not_stopped(session):
+    a, b = two(runs_on)
+    b.listings = (listing("j", 1, [a, b], is_running=False),)
+    a.listings = (listing("j", 0, [a, b]),)
+    a.agent_sends(p.Notice(text="it runs"))
+    (job,) = session.jobs(reach(a, b))
+    session.stop(reach(a, b), job)
+    assert len(a.requests_of(p.StopNode)) == 1
+    assert b.requests_of(p.StopNode) == []
+
+
+def test_a_host_that_breaks_off_a_stop_is_an_error_and_the_links_are_closed(session):
+    a, b = two(runs_on)
+    job = begun(a, b)
+    b.answers[p.StopNode] = lambda _: HANG_UP
+    with pytest.raises(ConnectionLost, match=r"^gpu-b: the connection ended\."):
+        session.stop(reach(a, b), job)
+    assert_left(a, b)
+
+
+# ---- logs
+
+
+def test_the_log_of_a_rank_is_what_all_hosts_have_of_it(session):
+    a, b = two()
+    job = begun(a, b)
+    a.results |= {"rank1.stdout.log": b"first out\n", "rank1.stderr.log": b"first err\n"}
+    b.results |= {"rank1.stdout.log": b"then \xff here\n"}
+    assert session.logs(reach(a, b), job, 1) == "first out\nfirst err\nthen � here\n"
+    assert_left(a, b)
+
+
+def test_a_rank_that_ran_nowhere_has_no_log(session):
+    a, b = two()
+    job = begun(a, b)
+    assert session.logs(reach(a, b), job, 7) is None
+
+
+def test_a_rank_that_wrote_nothing_has_an_empty_log(session):
+    a, b = two()
+    job = begun(a, b)
+    a.results["rank0.stdout.log"] = b""
+    assert session.logs(reach(a, b), job, 0) == ""
+
+
+# ---- stacks
+
+
+def tell_stacks(host: FakeHost, rank: int, function: str) -> None:
+    """Have a host tell that a rank is in this function of the user."""
+
+    def answer(request: p.Message) -> list[p.Message | bytes]:
+        assert isinstance(request, p.DumpStacks)
+        frame = p.Frame(file="Cell In[3]", line=7, function=function, mine=True)
+        thread = p.Thread(frames=(frame,))
+        stacks = p.Stacks(request_id=request.request_id, rank=rank, local_rank=0, threads=(thread,))
+        return [stacks, p.StacksDone(request_id=request.request_id, ranks=1)]
+
+    host.answers[p.DumpStacks] = answer
+
+
+def test_all_ranks_are_asked_where_they_are_and_nothing_is_changed(session):
+    a, b = two(runs_on)
+    job = begun(a, b)
+    tell_stacks(a, 0, "train")
+    tell_stacks(b, 1, "load_batch")
+    explanation = session.stacks(reach(a, b), job)
+    assert explanation.unheard == ()
+    assert sorted(explanation.sentence.split("; ")) == [
+        "rank 0 (gpu-a, local_rank 0) is in train at Cell In[3], line 7",
+        "rank 1 (gpu-b, local_rank 0) is in load_batch at Cell In[3], line 7",
+    ]
+    for host in (a, b):
+        assert [type(request) for request in host.requests] == [p.FollowJob, p.DumpStacks]
+    assert_left(a, b)
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+def test_a_host_that_does_not_tell_is_named(session, is_down):
+    a, b = two(runs_on)
+    job = begun(a, b)
+    tell_stacks(a, 0, "train")
+    if is_down:
+        b.error = down("gpu-b")
+    else:
+        b.answers[p.DumpStacks] = lambda _: HANG_UP
+    explanation = session.stacks(reach(a, b), job)
+    assert explanation.unheard == ("gpu-b",)
+    assert "gpu-b did not tell where its ranks are" in explanation.sentence
+
+
+# ---- what hosts keep
+
+
+def reaching_with_one_down() -> tuple[Reaching, FakeHost]:
+    a, b = two()
+    b.error = down("gpu-b")
+    return reach(a, b), a
+
+
+def test_jobs_are_removed_by_name_from_all_hosts(session):
+    a, b = two()
+    a.listings = (listing("j", 0, [a, b]), listing("old", 0, [a]))
+    jobs = session.jobs(reach(a, b))
+    assert session.remove(reach(a, b), [*jobs, jobs[0]]) == 4 * 10, "bytes of two jobs on each of two hosts"
+    for host in (a, b):
+        assert host.requests_of(p.RemoveJob) == [p.RemoveJob(job="j"), p.RemoveJob(job="old")]
+    assert_left(a, b)
+
+
+def test_jobs_are_removed_from_the_hosts_that_are_up(session):
+    reaching, a = reaching_with_one_down()
+    job = begun(a)
+    assert session.remove(reaching, [job]) == 10
+    assert list(reaching.absent) == [1]
+
+
+def test_a_job_that_runs_is_not_removed(session):
+    a = FakeHost("gpu-a", runs_on)
+    job = begun(a)
+    a.answers[p.RemoveJob] = lambda _: [p.Refused(what="remove_job", error="job j runs")]
+    with pytest.raises(PreflightError, match=r"^gpu-a: job j runs\.$"):
+        session.remove(reach(a), [job])
+    assert_left(a)
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_what_hosts_keep_of_what_was_sent_is_counted_and_removed_only_if_wanted(session, removes):
+    reaching, a = reaching_with_one_down()
+    assert session.cached(reaching, removes=removes) == (20,)
+    assert a.requests == [p.PruneBlobs(removes=removes)]
+    assert_left(a)
+
+
+def test_what_hosts_keep_loaded_is_told_for_each_host_and_none_for_one_that_is_down(session):
+    reaching, a = reaching_with_one_down()
+    template = p.Template(pid=7, age_s=9.0, idle_s=1.0)
+    a.answers[p.ListTemplates] = lambda _: [p.Templates(templates=(template,))]
+    assert session.templates(reaching) == ((template,), None)
+    assert a.requests == [p.ListTemplates(owner=session.kernel)]
+    assert_left(a)

@@ -84,3 +84,21 @@ def test_an_interrupt_of_a_detached_job_only_ends_the_following():
     assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
     assert screen.finished == []
     assert_left(a, b)
+
+
+def test_what_a_lost_node_of_a_detached_job_left_is_not_swept_by_a_notebook_that_only_leaves():
+    a, b = two(runs_on)
+    terms = p.JobTerms(lease_s=60.0, max_restarts=3, min_nodes=1, max_nodes=2)
+    job = begun(a, b, terms=terms)
+    a.agent_sends(p.Detached(why="asked"))
+
+    def agent_is_killed(state: RunState) -> bool:
+        if has_ranks(state):
+            b.processes[0].put(p.AgentGone())
+        return bool(state.lost)
+
+    followed = attach(reach(a, b), job, PressingScreen(agent_is_killed))
+    assert [node for node, _ in followed.state.lost] == [1]
+    assert not followed.state.is_over
+    assert a.requests_of(p.StopNode) == []
+    assert b.requests_of(p.SweepJob) == []

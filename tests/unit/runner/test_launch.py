@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from distmagic.runner.run_loop import RunLoop
 from distmagic.state.events import Lost
 from distmagic.state.model import RunState
 from tests.builders.events import at, begun
-from tests.builders.hosts import HANG_UP, RESULT, FakeHost, down, fails, runs_on, runs_to_its_end
+from tests.builders.hosts import HANG_UP, RESULT, FakeConnection, FakeHost, down, fails, reach, runs_on, runs_to_its_end
 from tests.builders.jobs import assert_left, has_ranks, launched, listing, two
 from tests.builders.plans import A, B, reached
 from tests.builders.runs import FakeScreen
@@ -112,6 +113,28 @@ def test_a_host_that_can_not_be_reached_ends_it_before_anything_is_started(tmp_p
     assert a.requests == []
     assert [state.abandoned for state in screen.finished] == ["gpu-b: no answer."]
     assert_left(a)
+
+
+def test_a_bug_of_a_screen_while_hosts_are_reached_closes_the_links(tmp_path, monkeypatch):
+    a, b = two()
+    may_answer = threading.Event()
+    connect = b.connect
+
+    def connect_late() -> FakeConnection:
+        assert may_answer.wait(30)
+        return connect()
+
+    def break_down(_: RunState) -> None:
+        may_answer.set()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(b, "connect", connect_late)
+    reaching = reach(a, b)
+    reaching.futures[0].result(30)
+    with pytest.raises(RuntimeError, match="a bug"):
+        launched(tmp_path, reaching=reaching, screen=FakeScreen(break_down))
+    assert reaching.futures[1].result(30)
+    assert_left(a, b)
 
 
 def test_a_host_that_can_not_be_planned_for_ends_it_and_the_links_are_closed(tmp_path):

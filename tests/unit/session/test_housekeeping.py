@@ -106,6 +106,16 @@ def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(sessi
     assert_left(job.lead, c)
 
 
+def test_a_job_that_its_host_does_not_have_any_more_takes_in_nobody(session, tmp_path):
+    job = ElasticJob(tmp_path)
+    c, _ = newcomers()
+    job.lead.answers[p.FollowJob] = lambda _: [p.Refused(what="follow_job", error="there is no job j here")]
+    with pytest.raises(SpecError, match=r"^gpu-a does not tell how job j was started: there is no job j here\.$"):
+        session.add(reach(job.lead, c), job.found, lambda *_: None)
+    assert c.requests_of(p.StartNode) == []
+    assert_left(job.lead, c)
+
+
 def test_one_host_that_does_not_start_does_not_keep_the_other_one_away(session, tmp_path):
     job = ElasticJob(tmp_path)
     c, d = newcomers()

@@ -302,6 +302,7 @@ def test_down_ends_what_hosts_keep_loaded_and_closes_all_links(kernel):
     assert kernel.session.down() == ()
     for host in (a, b):
         assert host.requests[-1] == p.EndTemplates(owner=kernel.session.kernel)
+        assert len(host.processes) == 1, "it was told over the link that rested"
     assert_left(a, b)
 
 

@@ -44,13 +44,14 @@ def page(topic: str) -> str:
 
 
 def contents() -> str:
-    """Return the list of all pages, each with its title."""
+    """Return the list of all pages, each with the sentence that says what it answers."""
     known = topics()
     width = max(len(topic) for topic in known)
     lines = []
     for topic in known:
-        title = page(topic).partition("\n")[0].lstrip("# ")
-        lines.append(f"%distributed help {topic:<{width}}  {title}")
+        _title, _blank, *rest = page(topic).split("\n")
+        paragraph = "\n".join(rest).partition("\n\n")[0]
+        lines.append(f"%distributed help {topic:<{width}}  {' '.join(paragraph.split())}")
     return "\n".join(lines)
 
 

@@ -156,6 +156,14 @@ class Detached:
         self.job, self.hosts = job, hosts
         self.attach, self.stop = attach, stop
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("results", "logs", "metrics", "state"):
+            raise AttributeError(
+                f"job {self.job} was let go on alone, so there is no {name!r} here. Its run has that: "
+                f"run = job.attach(), or %distributed attach {self.job} run."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __repr__(self) -> str:
         text = (
             f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "

@@ -28,11 +28,19 @@ class SteadyScreen:
         self._is_broken = False  # the last state is worth another try
         self._try(self._inner.finish, state)
         if self._is_broken:
-            write(sys.stderr, f"{render.text(state)}\n")
+            _write_if_possible(f"{render.text(state)}\n")
 
     def _try(self, act: Callable[[RunState], None], state: RunState) -> None:
         try:
             act(state)
         except Exception as error:  # noqa: BLE001  # whatever it is, ranks are worth more than their picture
             self._is_broken = True
-            write(sys.stderr, f"distmagic can't show the run: {type(error).__name__}: {error}. It goes on.\n")
+            _write_if_possible(f"distmagic can't show the run: {type(error).__name__}: {error}. It goes on.\n")
+
+
+def _write_if_possible(text: str) -> None:
+    """Write to stderr; a kernel's stderr may be broken by the very thing that broke the screen."""
+    try:
+        write(sys.stderr, text)
+    except Exception:  # noqa: BLE001, S110 - there is nowhere left to say it, and the ranks are worth more
+        pass

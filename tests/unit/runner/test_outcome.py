@@ -215,3 +215,15 @@ def test_a_run_is_shown_again_in_any_cell_but_its_own(monkeypatch, capsys):
 def test_a_detached_job_of_hosts_that_tell_escape_sequences():
     left = Detached("x\x1b[2J", ("gpu-a\x1b]52;c;AAAA\x07",), attach=lambda: None, stop=lambda: None)
     assert repr(left).startswith("job x runs on gpu-a without this notebook: ")
+
+
+@pytest.mark.parametrize("name", ["results", "logs", "metrics", "state"])
+def test_a_job_that_was_let_go_says_how_its_run_is_had(name):
+    left = Detached("j-1", ("gpu-a",), attach=lambda: None, stop=lambda: None)
+    with pytest.raises(AttributeError) as caught:
+        getattr(left, name)
+    assert str(caught.value) == (
+        f"job j-1 was let go on alone, so there is no {name!r} here. Its run has that: "
+        "run = job.attach(), or %distributed attach j-1 run."
+    )
+    assert not hasattr(left, "nothing")

@@ -187,6 +187,23 @@ def test_a_broken_screen_does_not_end_the_run(capsys):
     assert "done 100%" in err
 
 
+def test_a_stderr_that_is_broken_too_does_not_end_the_run(monkeypatch):
+    """A kernel's stderr goes the same way as its display: one closed socket breaks both."""
+
+    class Closed:
+        encoding = "utf-8"
+
+        def write(self, text: str) -> None:
+            raise OSError("Socket operation on non-socket")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    inner = Broken()
+    shown = steady.SteadyScreen(inner)
+    shown.show(running())
+    shown.finish(done())
+    assert inner.shows == 2
+
+
 def test_an_interrupt_passes_through():
     class Interrupted(Broken):
         def show(self, state: RunState) -> None:

@@ -53,7 +53,7 @@ from distmagic.runner.actions import (
     Send,
     StartJoined,
 )
-from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Warned
+from distmagic.state.events import NEVER_BEGAN, Broken, Event, Gone, Lost, Mended, Warned
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
 REFUSED_PAUSE_S = 60.0  # between attempts to join, after one that was refused
@@ -159,8 +159,9 @@ class NodeTable:
                 links.append(row.link)
         if links:
             actions.append(Send(links=tuple(links), message=message))
-        waiting = [join.admitted for join in self._joins.values() if join.admitted is not None]
-        actions += [Close(link=admitted.link) for admitted in waiting]
+        # An agent that is being started already is followed, and stopped as soon as it runs.
+        waiting = [join.admitted for join in self._joins.values() if join.node_rank is None]
+        actions += [Close(link=admitted.link) for admitted in waiting if admitted is not None]
         self._joins.clear()
         return actions
 
@@ -249,7 +250,7 @@ class NodeTable:
         if row.host_index == UNKNOWN_HOST:
             return self._pass_over(node_rank, host)
         if self.is_stopping:
-            return self._lose(node_rank, "it never began", now_s)
+            return self._lose(node_rank, NEVER_BEGAN, now_s)
         join = self._joins.get(row.host_index)
         if join is not None and join.request_id == request_id:
             join.node_rank = node_rank
@@ -263,7 +264,7 @@ class NodeTable:
         """Do without a node that can't be followed from here."""
         self.rows[node_rank].state = "lost"
         if self._growth is None:  # the job is over, and no host knows of this node
-            return [Note(node_rank=node_rank, what=Lost(why="it never began"))]
+            return [Note(node_rank=node_rank, what=Lost(why=NEVER_BEGAN))]
         text = f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here."
         cure = "Name it with %distributed hosts and attach to see them."
         lost = Lost(why="it is not among the hosts of this notebook")
@@ -282,7 +283,7 @@ class NodeTable:
     def _admitted(self, _: int, what: Admitted, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
         if join is None or join.request_id != what.request_id:  # the run is being stopped meanwhile
-            return [Close(link=what.link), *self._lose_unstarted(what.start.node_rank, "it never began", now_s)]
+            return [Close(link=what.link), *self._lose_unstarted(what.start.node_rank, NEVER_BEGAN, now_s)]
         join.admitted = what
         return self._start_joined(join)
 
@@ -340,7 +341,7 @@ class NodeTable:
                 continue
             until_s = row.attempts.until_s
             if until_s is not None and now_s >= until_s and node_rank not in heard_elsewhere:
-                why = "it never began" if row.state == "meeting" else f"no connection for {self._lease_s:g} s"
+                why = NEVER_BEGAN if row.state == "meeting" else f"no connection for {self._lease_s:g} s"
                 actions += self._lose(node_rank, why, now_s)
             elif now_s >= row.attempts.next_at_s:
                 row.attempts = replace(row.attempts, next_at_s=None)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
 
+NEVER_BEGAN = "it never began"  # why a node is lost whose agent was not even started: nothing of it runs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:

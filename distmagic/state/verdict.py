@@ -12,6 +12,7 @@ from distmagic import sanitize
 from distmagic.errors import Cancelled, Hung, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
 from distmagic.remote.system import exit_codes
 from distmagic.state import failure_kind, network_errors
+from distmagic.state.events import NEVER_BEGAN
 from distmagic.state.hangs import explain_last, stacks_text
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.state.phases import is_explained, meaning_of
@@ -80,7 +81,8 @@ def _interrupted(state: RunState) -> Cancelled:
     if all(node.code == 0 and node.reason == "done" for node in state.essential):
         return Cancelled(INTERRUPTED_WHEN_OVER)
     hint = _joined(_where_they_were(state), _lost_hint(state))
-    where = "every rank that could be reached" if state.lost else "every rank on every host"
+    had_begun = any(why != NEVER_BEGAN for _, why in state.lost)
+    where = "every rank that could be reached" if had_begun else "every rank on every host"
     return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
 
 
@@ -234,7 +236,11 @@ def _parted(state: RunState) -> NodeLost:
 
 
 def _lost_hint(state: RunState) -> str:
-    left = [state.nodes[node] for node, _ in state.lost if state.nodes[node].phase != "clear"]
+    left = []
+    for node_rank, why in state.lost:
+        node = state.nodes[node_rank]
+        if why != NEVER_BEGAN and node.phase != "clear":
+            left.append(node)
     names = ", ".join(dict.fromkeys(node.host for node in left))
     if not names:
         return ""

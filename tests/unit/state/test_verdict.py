@@ -13,7 +13,7 @@ from distmagic.remote.agent import rank_process
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
 from distmagic.state.decide import OWN_WORD_S, unheard_by_gang
-from distmagic.state.events import Broken, Event, Gone, Lost, StopRequested, Swept
+from distmagic.state.events import NEVER_BEGAN, Broken, Event, Gone, Lost, StopRequested, Swept
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
@@ -332,3 +332,12 @@ def test_no_run_looks_well_by_mistake():
     )
     stopped = over(at(StopRequested(reason="lost")))
     assert said(stopped)[1] == "The run did not end well: it was stopped (lost)."
+
+
+def test_a_node_that_never_began_leaves_nothing_that_could_not_be_stopped():
+    stopped = [at(StopRequested(reason="interrupted")), *(at(p.Final(reason="interrupted"), node) for node in (0, 1))]
+    added = at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))
+    gone = [at(Gone(), 0), at(Gone(), 1)]
+    error = verdict(begun(*stopped, added, at(Lost(why=NEVER_BEGAN), 2), *gone))
+    assert error.message == "The run was interrupted; every rank on every host was stopped."
+    assert error.hint == ""

@@ -223,7 +223,7 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     asked = parse_hosts("dm1,dm2,dm3")
     reaching = reach(lab, asked, connect_timeout_s=2.0)
     (job,) = session().jobs(reaching)
-    assert (job.hosts, job.places, job.phase, job.terms.awaited) == (("dm2", "dm3"), (1, 2), "detached", ("dm1",))
+    assert (job.hosts, job.host_indices, job.phase, job.terms.awaited) == (("dm2", "dm3"), (1, 2), "detached", ("dm1",))
     assert list(reaching.absent) == [0]
 
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))  # another machine: it has nothing of the job

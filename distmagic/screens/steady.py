@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -39,8 +40,10 @@ class SteadyScreen:
 
 
 def _write_if_possible(text: str) -> None:
-    """Write to stderr; a kernel's stderr may be broken by the very thing that broke the screen."""
+    """Write to stderr, else to the process's own: a kernel's stderr breaks with the very socket that broke the screen."""
     try:
         write(sys.stderr, text)
-    except Exception:  # noqa: BLE001, S110 - there is nowhere left to say it, and the ranks are worth more
-        pass
+    except Exception:  # noqa: BLE001 - a kernel's stream raises errors of its messaging library
+        if sys.__stderr__ is not None:
+            with contextlib.suppress(OSError, ValueError):  # closed too: there is nowhere left to say it
+                write(sys.__stderr__, text)

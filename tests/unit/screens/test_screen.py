@@ -196,12 +196,20 @@ def test_a_stderr_that_is_broken_too_does_not_end_the_run(monkeypatch):
         def write(self, text: str) -> None:
             raise OSError("Socket operation on non-socket")
 
+    own = io.StringIO()
     monkeypatch.setattr(sys, "stderr", Closed())
+    monkeypatch.setattr(sys, "__stderr__", own)
     inner = Broken()
     shown = steady.SteadyScreen(inner)
     shown.show(running())
     shown.finish(done())
     assert inner.shows == 2
+    assert "can't show the run: RuntimeError: no picture" in own.getvalue()
+    assert "done 100%" in own.getvalue()
+    monkeypatch.setattr(sys, "__stderr__", Closed())
+    steady.SteadyScreen(inner).show(running())
+    monkeypatch.setattr(sys, "__stderr__", None)
+    steady.SteadyScreen(inner).show(running())
 
 
 def test_an_interrupt_passes_through():

@@ -30,7 +30,7 @@ class Limits:
     hang_timeout_s: float | None = None
 
 
-def reason_to_stop(state: RunState, timeout_s: float | None, *, detach: bool = False) -> StopReason | Literal[""]:  # noqa: PLR0911 - one for each reason
+def reason_to_stop(state: RunState, timeout_s: float | None, *, detach: bool = False) -> StopReason | Literal[""]:
     """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
     if state.stopping or state.is_over:
         return state.stopping

@@ -53,17 +53,22 @@ class Place:
 
     def environment(self, home: Path, client: tuple[str, int], server: tuple[str, int]) -> dict[str, str]:
         """Return the environment of a command, as sshd makes it, with the kernel's Python first in PATH."""
-        kept = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+        kept = {}
+        for name, value in os.environ.items():
+            if name in _PASSED_ON or name.startswith("LC_"):
+                kept[name] = value
         if site.ENABLE_USER_SITE:
             kept["PYTHONUSERBASE"] = site.getuserbase()  # the home is another one
+        client_address, client_port = client
+        server_address, server_port = server
         return kept | {
             "HOME": str(home),
             "USER": self.user,
             "LOGNAME": self.user,
             "SHELL": "/bin/sh",
             "PATH": f"{self.directory}/bin:{os.environ.get('PATH', os.defpath)}",
-            "SSH_CLIENT": f"{client[0]} {client[1]} {server[1]}",
-            "SSH_CONNECTION": f"{client[0]} {client[1]} {server[0]} {server[1]}",
+            "SSH_CLIENT": f"{client_address} {client_port} {server_port}",
+            "SSH_CONNECTION": f"{client_address} {client_port} {server_address} {server_port}",
         }
 
 

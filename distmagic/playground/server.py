@@ -181,19 +181,29 @@ async def _listen(place: Place, home: Path) -> int:
     """Start the server of one host and return its port."""
     key = asyncssh.generate_private_key("ssh-ed25519")
     acceptor = await asyncssh.listen(
-        "127.0.0.1", 0, server_factory=lambda: _Server(place, home), server_host_keys=[key], encoding=None,
-        line_editor=False, allow_pty=False, agent_forwarding=False, x11_forwarding=False,
-    )  # fmt: skip
+        "127.0.0.1",
+        0,
+        server_factory=lambda: _Server(place, home),
+        server_host_keys=[key],
+        encoding=None,
+        line_editor=False,
+        allow_pty=False,
+        agent_forwarding=False,
+        x11_forwarding=False,
+    )
     port: int = acceptor.get_port()
+    public_key = key.export_public_key().decode().strip()
     with (place.directory / "known_hosts").open("a") as file:
-        file.write(f"[127.0.0.1]:{port} {key.export_public_key().decode().strip()}\n")
+        file.write(f"[127.0.0.1]:{port} {public_key}\n")
     return port
 
 
 def _make_homes(order: Order) -> list[Path]:
-    homes = [order.directory / f"node{number}" for number in range(1, order.count + 1)]
-    for home in homes:
+    homes = []
+    for number in range(1, order.count + 1):
+        home = order.directory / f"node{number}"
         home.mkdir(mode=0o700)
+        homes.append(home)
     return homes
 
 
@@ -259,7 +269,12 @@ def end_all(place: Place) -> None:
 def main() -> None:
     """Read the order from stdin, be the playground, clean up."""
     line = json.loads(sys.stdin.buffer.readline())
-    order = Order(directory=Path(line["directory"]), count=line["count"], python=line["python"], parent=line["parent"])
+    order = Order(
+        directory=Path(line["directory"]),
+        count=line["count"],
+        python=line["python"],
+        parent=line["parent"],
+    )
     if sys.platform == "linux":
         processes.become_subreaper()
     try:

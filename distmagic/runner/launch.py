@@ -34,7 +34,8 @@ from distmagic.runner.delivery import Delivery
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
-from distmagic.runner.node_table import Growth, NodeTable
+from distmagic.runner.node_row import Growth
+from distmagic.runner.node_table import NodeTable
 from distmagic.runner.prepare import prepare
 from distmagic.runner.rollback import cancelled, roll_back
 from distmagic.runner.run_loop import RunLoop, clock_since

@@ -189,10 +189,21 @@ def test_a_rank_that_ended_well_without_progress_is_whole():
 
 def test_few_ranks_have_a_line_each_and_many_a_band():
     few, many = Page(render.curves(running())), Page(render.curves(SCENES["ranks_64"]()))
-    assert few.tags.count("path") == 8
+    assert few.tags.count("path") == 16
+    assert few.classes.count("dm-band") == 8  # of more values than a line has bins
     assert "rank 3" in few.text
     assert many.classes.count("dm-band") == 2
     assert "mean of 64 ranks" in many.text
+
+
+def test_a_spike_is_drawn():
+    points = [(float(step), 100.0 if step == 333 else 1.0) for step in range(1000)]
+    html = render.curves(run([worker(0)], series={0: {"loss": curve(points)}}))
+    assert "dm-band" in html
+    assert ",0L" in html  # the band reaches the top, which is 100
+    assert "<span>100 </span>" in html
+    assert "step 0 " in html
+    assert "step 999<" in html
 
 
 def test_nan_is_told_and_leaves_a_gap():

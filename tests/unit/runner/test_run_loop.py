@@ -62,6 +62,25 @@ def elastic(*events: Event) -> RunState:
     )
 
 
+def test_ranks_of_a_run_that_stands_still_are_asked_once_where_they_are():
+    moving = [at(report_at(rank, 12.0), rank // 2, at_s=12.0) for rank in range(4)]
+    again = [at(report_at(rank, 144.0), rank // 2, at_s=144.0) for rank in range(4)]
+    ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
+    run = ScriptedRun(START, [], moving, *[[]] * 20, again, *[[]] * 20, ends, step_s=6.0)
+    asked: list[tuple[float, int]] = []
+    run.run(screen=FakeScreen(lambda state: asked.append((state.at_s, run.asks))))
+    counts = sorted({count for _, count in asked})
+    assert counts == [0, 1, 2]
+    first_s = min(at_s for at_s, count in asked if count == 1)
+    assert 72.0 <= first_s <= 84.0
+    assert run.stops == []
+
+
+def report_at(rank: int, at_s: float) -> p.Progress:
+    """Return the report of a first step, or of the second one much later."""
+    return p.Progress(rank=rank, restart=0, at_s=at_s, step=at_s, total=1000.0)
+
+
 def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
     late = at(p.Endpoint(state="unreached", detail="10.0.0.1 port 29500 (no answer)"), 2)
     assert reason_to_stop(elastic(late, at(None, at_s=999.0)), None) == ""

@@ -106,8 +106,8 @@ def test_the_picture_agrees_with_all_that_was_reported(reported, limit, batch, b
     assert bool(found) == bool(finite)
     if found:
         huge = 1e300
-        assert min(one.low for one in found) == max(-huge, min(huge, min(finite)))
-        assert max(one.high for one in found) == max(-huge, min(huge, max(finite)))
+        assert min(one.low for one in found) == max(-huge, min(huge, *finite))
+        assert max(one.high for one in found) == min(huge, max(-huge, *finite))
         assert all(one.low <= one.high for one in found)
         assert 0 <= found[0].x <= found[-1].x <= len(reported) - 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -15,6 +16,7 @@ from distmagic import render
 from distmagic.remote.wire.protocol import Bar, Ended, Failure, Frame, Stacks, Thread
 from distmagic.render import quantities as q
 from distmagic.render import text_width
+from distmagic.render.output import output_lines
 from distmagic.render.overview import overview
 from distmagic.state.model import NodeState, OutputLine, RunState, StackDump
 from tests import REPOSITORY
@@ -252,6 +254,15 @@ def test_nan_is_told_and_leaves_a_gap():
 def test_any_values_can_be_drawn(values):
     state = run([worker(0)], series={0: {"x": curve([(float(i), value) for i, value in enumerate(values)])}})
     Page(render.html(state))
+
+
+def test_a_bar_of_tqdm_is_no_warning():
+    bar = "epoch 2: 100%|##########| 938/938 [00:12<00:00, 78.1it/s, loss=0.1]"
+    told = [
+        OutputLine(rank=0, label="rank 0 gpu-a", stream="stderr", text=text) for text in (bar, "Warning: 100% of x")
+    ]
+    html = output_lines(run([worker(0)], lines=tuple(told), lines_seen=2))
+    assert re.findall(r"dm-line (dm-\w+)", html) == ["dm-stdout", "dm-stderr"]
 
 
 def test_one_point_is_no_curve():

@@ -53,7 +53,12 @@ class IdleLinks:
             self._thread.start()
 
     def _keep_renewing(self) -> None:
-        while not self._wake.wait(self._pause_s()):
+        while True:
+            with self._lock:
+                leases_s = [link.kept.lease_s for link in self._links.values() if link.kept]
+            pause_s = min(leases_s, default=4.0) / 4
+            if self._wake.wait(pause_s):
+                return
             with self._lock:
                 links = list(self._links.items())
                 if not links:
@@ -74,10 +79,6 @@ class IdleLinks:
                 return
         link.close()
 
-    def _pause_s(self) -> float:
-        with self._lock:
-            return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
-
     def close(self) -> set[str]:
         """End what the hosts keep loaded, and the conversations; return the hosts that were told.
 
@@ -86,7 +87,8 @@ class IdleLinks:
         if os.getpid() != self._owner:
             return set()  # a forked child that runs its parent's atexit functions: the conversations are the parent's
         with self._lock:
-            links, self._links = list(self._links.values()), {}
+            links = list(self._links.values())
+            self._links = {}
             self._thread = None
             self._wake.set()
             self._wake = threading.Event()
@@ -94,8 +96,9 @@ class IdleLinks:
         # No threads: this is also called when Python ends, which refuses to start any. So all hosts are told to end
         # first, and only then it is waited for each of them; meanwhile the others end, too.
         for link in links:
+            owner = link.kept.owner if link.kept else ""
             with suppress(DistmagicError):  # out of reach: the lease ends it
-                link.send(protocol.EndTemplates(owner=link.kept.owner if link.kept else ""))
+                link.send(protocol.EndTemplates(owner=owner))
                 told.add(link.host.name)
         for link in links:
             link.end_requests()

@@ -82,8 +82,10 @@ def recall(link: Link, job: str) -> protocol.StartNode:
         raise SpecError(f"{link.host.name} does not tell how job {job} was started: {refused}.") from None
     if start.join_template is None or start.membership is None or start.job != job:
         raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
-    names, sizes = (start.call, start.code, *start.side_files), start.join_template.sizes
-    if len(names) != len(sizes) or not all(map(places.is_sha256, names)) or min(sizes) < 0:
+    names = (start.call, start.code, *start.side_files)
+    sizes = start.join_template.sizes
+    are_names = all(places.is_sha256(name) for name in names)
+    if len(names) != len(sizes) or not are_names or min(sizes) < 0:
         raise ProtocolError(f"{link.host.name} told of a payload that can't be.")
     return start
 
@@ -129,6 +131,13 @@ def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanati
         except DistmagicError:
             return None  # its connection broke, or it gave no answer in time
 
-    found = dict(zip(job.running, in_parallel(ask, job.running), strict=True))
-    answers = [(job.hosts[node], one) for node, told in found.items() for one in told or ()]
-    return explain(answers, (*(job.hosts[node] for node, told in found.items() if told is None), *job.missing))
+    answers = []
+    unheard = []
+    for node, found in zip(job.running, in_parallel(ask, job.running), strict=True):
+        host = job.hosts[node]
+        if found is None:
+            unheard.append(host)
+            continue
+        for one in found:
+            answers.append((host, one))
+    return explain(answers, (*unheard, *job.missing))

@@ -30,12 +30,12 @@ class IdleLinks:
         self._owner = os.getpid()
 
     def take(self, key: Hashable) -> Link | None:
-        """Return the conversation that rests under this key, which nobody else gets then; None if there is none."""
+        """Return the idle link with this key, and give up on it here; None if there is none."""
         with self._lock:
             return self._links.pop(key, None)
 
     def give(self, key: Hashable, link: Link) -> None:
-        """Let a conversation rest, of which nothing more is to come; one too many, or whose host keeps nothing, is ended."""
+        """Keep a link that is not used any more. A second one for the key, and one whose host keeps nothing, is ended."""
         with self._lock:
             is_kept = link.kept is not None and key not in self._links
             if is_kept:
@@ -68,7 +68,7 @@ class IdleLinks:
                 self._renew(key, link)
 
     def _renew(self, key: Hashable, link: Link) -> None:
-        with self._lock:  # whoever takes it for a run may send a file over it, and nothing must come between
+        with self._lock:  # a run that takes it may send a file over it, and nothing must come between
             if self._links.get(key) is not link:
                 return
             try:
@@ -80,7 +80,7 @@ class IdleLinks:
         link.close()
 
     def close(self) -> set[str]:
-        """End what the hosts keep loaded, and the conversations; return the hosts that were told.
+        """End what the hosts keep loaded, and all idle links; return the names of the hosts that were reached.
 
         It takes at most `_FINISH_S` for all of them together.
         """

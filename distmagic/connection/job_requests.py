@@ -74,8 +74,8 @@ def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protoc
     return found
 
 
-def recall(link: Link, job: str) -> protocol.StartNode:
-    """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
+def get_start(link: Link, job: str) -> protocol.StartNode:
+    """Return the message that started the first node of an elastic job; the link is to its host. Raises as `add_node`."""
     try:
         start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
     except _Refused as refused:
@@ -90,7 +90,7 @@ def recall(link: Link, job: str) -> protocol.StartNode:
     return start
 
 
-def enlist(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
+def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
     """Have the first host of an elastic job count a host as one more node; return the hosts of all its nodes.
 
     Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
@@ -132,12 +132,12 @@ def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanati
             return None  # its connection broke, or it gave no answer in time
 
     answers = []
-    unheard = []
+    unanswered = []
     for node, found in zip(job.running, in_parallel(ask, job.running), strict=True):
         host = job.hosts[node]
         if found is None:
-            unheard.append(host)
+            unanswered.append(host)
             continue
         for one in found:
             answers.append((host, one))
-    return explain(answers, (*unheard, *job.missing))
+    return explain(answers, (*unanswered, *job.missing))

@@ -144,11 +144,11 @@ class Link:
     # ---- before the start
 
     def route_to(self, peer: str) -> protocol.Route:
-        """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
+        """Return the address, and its interface, from which this host dials `peer`; "": its address towards this notebook."""
         return self.query(protocol.GetRoute(peer=peer), protocol.Route)
 
     def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
-        """Bring the host what it lacks; return the bytes sent. `tell` hears each time: sent so far, to be sent in all."""
+        """Bring the host what it lacks; return the bytes sent. `tell` is called with (bytes sent so far, bytes in all)."""
         self.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
         wanted = self._expect(protocol.MissingBlobs).sha256
         sending = [local for local in blobs if local.blob.sha256 in wanted]
@@ -278,7 +278,7 @@ class Link:
         return self.query(protocol.RemoveJob(job=job), protocol.Removed).size_bytes
 
     def clear(self, *, removes: bool) -> int:
-        """Return the bytes that the host keeps of what was sent and nobody uses; with `removes` they are gone."""
+        """Return how many bytes of unused blobs the host keeps; with `removes` it has removed them."""
         return self.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
 
     def stop(self, job: str, node_rank: int) -> None:

@@ -44,7 +44,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What all hosts have in common: the directory of the playground, its user, and who may log in."""
+    """What all hosts have in common: the playground's directory, its user, the key that may log in, running commands."""
 
     directory: Path
     user: str

@@ -11,7 +11,7 @@ Events go in, actions come out; nothing here blocks, connects or asks a clock.
     gone, lost           never. In an elastic job the host of a node that was lost is tried as a new node
 
 Promised: each event of a node is put on the queue once, in order, over however many links. Not promised: that a node
-that is lost here does not run; whoever can still reach it ends it.
+that is lost here does not run; its peers, or its lease, end it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class NodeTable:
         return actions
 
     def stop(self, node_ranks: Iterable[int], message: protocol.StopNode) -> list[Action]:
-        """End nodes. One whose link is broken is told as soon as there is a new one; no host joins from now on."""
+        """End nodes. The message waits where a link is broken, until there is a new one; no host joins from now on."""
         self.is_stopping = True
         actions: list[Action] = []
         links: list[Link] = []
@@ -249,7 +249,7 @@ class NodeTable:
         return self._start_joined(join)
 
     def _start_joined(self, join: HostJoin) -> list[Action]:
-        """Start the new node as soon as this notebook has heard of it what all followers hear."""
+        """Start the new node as soon as the lead's event has come, which all notebooks that follow the job get."""
         if join.admitted is None or join.node_rank is None:
             return []
         admitted = join.admitted
@@ -298,17 +298,17 @@ class NodeTable:
 
     # ---- what is due
 
-    def due(self, now_s: float, heard_elsewhere: Collection[int] = ()) -> list[Action]:
+    def due(self, now_s: float, alive_elsewhere: Collection[int] = ()) -> list[Action]:
         """Return the attempts whose time has come, and give up those whose time is over.
 
-        Nodes that are `heard_elsewhere` run, whatever this notebook can reach: they are not given up.
+        Nodes that are `alive_elsewhere` run, whatever this notebook can reach: they are not given up.
         """
         actions: list[Action] = []
         for node_rank, row in enumerate(self.rows):
             if row.attempts is None or row.attempts.next_at_s is None:
                 continue
             until_s = row.attempts.until_s
-            if until_s is not None and now_s >= until_s and node_rank not in heard_elsewhere:
+            if until_s is not None and now_s >= until_s and node_rank not in alive_elsewhere:
                 why = NEVER_BEGAN if row.state == "meeting" else f"no connection for {self._lease_s:g} s"
                 actions += self._lose(node_rank, why, now_s)
             elif now_s >= row.attempts.next_at_s:

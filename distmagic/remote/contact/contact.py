@@ -294,7 +294,7 @@ class Contact:
         self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
-        """Send how many bytes are kept of blobs that nobody uses, and remove these if the request says so."""
+        """Send how many bytes of unused blobs are kept, and remove these if the request asks for it."""
         found = expiry.unused(Path(sys.path[0]).name)
         if request.removes:
             expiry.remove(path for path, _ in found)
@@ -334,7 +334,7 @@ class Contact:
 
 
 def _sweep_dead() -> None:
-    """End what agents left that were killed together with their notebook: nobody else came to do it."""
+    """End what is left of agents that were killed together with their notebook: no other contact came to do it."""
     for job, folders in places.dead_runs().items():
         if any(processes.has_role(process, "agent") for process in processes.marked(job)):
             continue  # the agent lives: a cleaner of /tmp has removed its socket

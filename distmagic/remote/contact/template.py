@@ -90,7 +90,7 @@ class Template:
                 forked = protocol.AgentForked(pid=self._fork(request, fds))
                 conn.sendall(protocol.encode(forked))
         except (OSError, ValueError):
-            return  # it has hung up, or is nobody who knows us
+            return  # it has hung up, or does not speak our protocol
         finally:
             if os.getpid() == self._pid:  # a child goes on with them
                 for fd in fds:

@@ -146,7 +146,7 @@ def _is_there(folder: Path) -> bool:
     if not places.listens(folder / places.TEMPLATE):
         return False
     process = _process(folder)
-    if process is not None and process.state == "T":  # somebody has stopped it: nobody is to wait for it
+    if process is not None and process.state == "T":  # it was stopped (SIGSTOP): no job is to wait for it
         _end(folder / places.TEMPLATE)
         return False
     return True

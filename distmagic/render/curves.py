@@ -92,7 +92,8 @@ def _curve(state: RunState, name: str) -> _Curve:
     limit = _POINTS
     if len(tables) > MAX_LINES:
         limit = max(10, min(_BINS, _BAND_POINTS // len(tables)))
-    by_step = all(line[-1].step is not None and line[0].step is not None for line in tables.values())
+    ends = [line[index] for line in tables.values() for index in (0, -1)]
+    by_step = all(point.step is not None for point in ends)
     lines = {rank: _thin(line, limit, by_step=by_step) for rank, line in tables.items()}
     points, holes = [], []
     for line in lines.values():

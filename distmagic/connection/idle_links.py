@@ -47,7 +47,8 @@ class IdleLinks:
     def _renew_from_now_on(self) -> None:
         if self._thread is None:
             atexit.unregister(self.close)
-            atexit.register(self.close)  # only now: before paramiko's own, which closes all connections
+            # Only now: before paramiko's own, which closes all connections.
+            atexit.register(self.close)
             self._wake.clear()
             self._thread = threading.Thread(target=self._keep_renewing, name="distmagic-warm", daemon=True)
             self._thread.start()
@@ -68,7 +69,8 @@ class IdleLinks:
                 self._renew(key, link)
 
     def _renew(self, key: Hashable, link: Link) -> None:
-        with self._lock:  # a run that takes it may send a file over it, and nothing must come between
+        # A run that takes it may send a file over it, and nothing must come between.
+        with self._lock:
             if self._links.get(key) is not link:
                 return
             try:
@@ -85,7 +87,8 @@ class IdleLinks:
         It takes at most `_FINISH_S` for all of them together.
         """
         if os.getpid() != self._owner:
-            return set()  # a forked child that runs its parent's atexit functions: the conversations are the parent's
+            # A forked child that runs its parent's atexit functions: the conversations are the parent's.
+            return set()
         with self._lock:
             links = list(self._links.values())
             self._links = {}

@@ -115,7 +115,8 @@ def _thin(series: Series, limit: int, *, by_step: bool) -> list[XY]:
             x = step
         if not math.isfinite(x):
             continue
-        if -_HUGE <= x <= _HUGE and -_HUGE <= value <= _HUGE:  # nearly always, and there are very many
+        # Asked first, because it is so nearly always, and there are very many points.
+        if -_HUGE <= x <= _HUGE and -_HUGE <= value <= _HUGE:
             thin.append((x, value))
         else:
             thin.append((_bound(x), _bound(value)))

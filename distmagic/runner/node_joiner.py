@@ -23,7 +23,8 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob, StartNode
 
-_MOST_BYTES = 2 << 30  # of a payload from elsewhere: as much as the blobs of this machine may take up
+# Of a payload from elsewhere: as much as the blobs of this machine may take up.
+_MOST_BYTES = 2 << 30
 
 
 class NodeJoiner:

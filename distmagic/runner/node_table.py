@@ -66,7 +66,8 @@ class NodeTable:
         self, host_indices: Iterable[int], lease_s: float, new_id: Callable[[], str], growth: Growth | None = None
     ) -> None:
         self.rows = [NodeRow(host_index=index) for index in host_indices]
-        self.small_results: dict[tuple[int, int], bytes] = {}  # by node and rank: a host speaks for its own ranks only
+        # By node and rank: a host speaks for its own ranks only.
+        self.small_results: dict[tuple[int, int], bytes] = {}
         self.is_stopping = False
         self._lease_s = lease_s
         self._new_id = new_id
@@ -165,7 +166,8 @@ class NodeTable:
         was_broken = row.state == "reconnecting"
         actions: list[Action] = []
         if row.stop is not None:
-            actions.append(Send(links=(what.link,), message=row.stop))  # it may have been lost with the connection
+            # It may have been lost with the connection.
+            actions.append(Send(links=(what.link,), message=row.stop))
         if was_broken:
             actions.append(Note(node_rank=node_rank, what=Mended()))
         return actions + self._listen(node_rank, what.link)
@@ -290,7 +292,8 @@ class NodeTable:
         why = _words(what.error).rstrip(".")
         warning = Warned(text=f"{why}. The run goes on without this host.")
         actions.append(Note(node_rank=0, what=warning))
-        if isinstance(what.error, DistmagicError):  # it may pass: a machine that boots lets nobody in at first
+        # It may pass: a machine that boots refuses every log-in at first.
+        if isinstance(what.error, DistmagicError):
             join.attempts = replace(join.attempts, next_at_s=now_s + REFUSED_PAUSE_S, pause_s=REFUSED_PAUSE_S)
         else:
             del self._joins[what.host_index]

@@ -103,7 +103,8 @@ def _notice(draft: RunStateBuilder, node: int, what: protocol.Notice) -> None:
 def _skipped(draft: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
     for worker in list(draft.workers.values()):
         if worker.node_rank == node:
-            draft.close_lines(worker.rank, node)  # the next text is not the rest of the line before the gap
+            # The next text is not the rest of the line before the gap.
+            draft.close_lines(worker.rank, node)
     draft.close_lines(-1, node)
     _notice(draft, node, protocol.Notice(text=SKIPPED))
 

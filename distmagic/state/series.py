@@ -28,7 +28,8 @@ class Series(Sequence[Point]):
     __slots__ = ("_size", "_table")
 
     def __init__(self, table: array[float] | None = None) -> None:
-        self._table = array("d") if table is None else table  # at_s, step, value; at_s, step, value; ...
+        # at_s, step, value; at_s, step, value; ...
+        self._table = array("d") if table is None else table
         self._size = len(self._table) // 3
 
     def extended(self, numbers: Sequence[float], *, limit: int) -> Series:

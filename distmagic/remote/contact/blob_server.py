@@ -31,13 +31,15 @@ ALONE_S = 30.0  # a server to which nobody comes gives up
 STALL_S = 5.0  # a server that says nothing at all for so long is given up
 _SLOW_S = 30.0  # for a taker to take something
 _ALIVE_S = 1.0  # between two signs of life
-_MOST_HANDSHAKES = 32  # connections without a certificate so far; one more, and the oldest is closed
+# Connections without a certificate so far; one more, and the oldest is closed.
+_MOST_HANDSHAKES = 32
 _BACKLOG = 128
 _TICK_S = 0.1
 FRAME_BYTES = 1 << 18
 _HEAD = struct.Struct(">I")
 
-Wait = Callable[[socket.socket, int, float], None]  # (socket, events as of select.poll, seconds); raises TimeoutError
+# (socket, events as of select.poll, seconds); raises TimeoutError.
+Wait = Callable[[socket.socket, int, float], None]
 
 
 class Growing:
@@ -96,7 +98,8 @@ def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=secret.certificate)
-    with tempfile.TemporaryFile() as file:  # without a name: nobody else can open it, and it can't be left behind
+    # Without a name: nobody else can open it, and it can't be left behind.
+    with tempfile.TemporaryFile() as file:
         file.write((secret.certificate + secret.key).encode())
         file.flush()
         made.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
@@ -148,7 +151,8 @@ class BlobServer:
                 with taker, self._raw or contextlib.nullcontext():
                     self._send_all(taker)
         except (OSError, EOFError):
-            return  # the taker is gone, or there is nothing to serve any more: it turns to the notebook
+            # The taker is gone, or there is nothing to serve any more: it turns to the notebook.
+            return
         finally:
             self._files.close()
 
@@ -174,7 +178,8 @@ class BlobServer:
                 data = self._files.read(number, offset, _ALIVE_S)
                 taker.sendall(_HEAD.pack(len(data)) + data)
                 offset += len(data)
-        taker.recv(1)  # it hangs up when it has all: closing sooner could throw away what is on its way
+        # It hangs up when it has all: closing sooner could throw away what is on its way.
+        taker.recv(1)
 
 
 class _Handshakes:

@@ -113,7 +113,8 @@ def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
 
     def urgency_of(index: int) -> tuple[int, bool, float]:
         row = rows[index]
-        phase = PHASES.index(row.phase) if row.phase in PHASES else -1  # a host without ranks comes first
+        # A host without ranks has another phase, and comes first.
+        phase = PHASES.index(row.phase) if row.phase in PHASES else -1
         return phase, not (row.slow or row.still), row.fraction or 0.0
 
     most_urgent_first = sorted(range(len(rows)), key=urgency_of)

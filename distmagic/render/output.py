@@ -1,4 +1,4 @@
-"""The last lines that ranks wrote, as HTML: labelled in the rank's colour, stderr told apart, bounded."""
+"""The last lines that ranks wrote, as HTML: labelled in the rank's colour, stderr in its own, bounded."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class RunLoop:
         actions: list[Action] = []
         for event in self.step():
             actions += self._table.receive(event)
-        actions += self._table.due(self._clock(), decide.heard_elsewhere(self.state))
+        actions += self._table.due(self._clock(), decide.alive_elsewhere(self.state))
         self._perform(actions)
         self._decide(limits, detach=detach)
         self.show()
@@ -203,7 +203,7 @@ class RunLoop:
     def _decide(self, limits: Limits, *, detach: bool) -> None:
         """Do what the state asks for. The order counts: lost nodes are known before it is decided whether to stop."""
         self.lose(decide.overdue(self.state), f"it could not be reached for {decide.NODE_LOST_S:g} s")
-        self.lose(decide.unheard_by_gang(self.state), UNHEARD)
+        self.lose(decide.missed_by_peers(self.state), UNHEARD)
         late = [node for node in decide.too_late(self.state) if node not in self._stopped_late]
         if late:
             self._stopped_late.update(late)

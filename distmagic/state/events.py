@@ -57,7 +57,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """A node has the payload, and its agent was told to start."""
+    """A node has the payload, and the message that starts its agent was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """All nodes are being told to stop the job."""
+    """The message that stops the job is being sent to all nodes."""
 
     reason: StopReason
 

@@ -56,7 +56,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """One rank, as its node last told of it.
+    """One rank, as the latest events of its node describe it.
 
     round         the round of the rendezvous in which the rank was started
     restart       how often torchrun had started the rank before
@@ -149,7 +149,7 @@ class RunState:
     stopping            the reason of the stop, "" before one
     culprit             the node because of which the nodes stop, where they found out among themselves
     abandoned           why the run ended before it had begun on all hosts, "" if it did not
-    started_at_s        when the first node was told to start, None before
+    started_at_s        when the first node's agent was started, None before
     lost                (node_rank, why) of nodes that are lost
     unreached           endpoint and reason, by node that can't dial the endpoint
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before

@@ -22,7 +22,7 @@ _passphrases: dict[str, str] = {}
 
 
 class Asker(Protocol):
-    """Somebody who can answer. Called from any thread, never from two at once."""
+    """A way to ask the user. Called from any thread, never from two at once."""
 
     def ask(self, prompt: str, *, secret: bool) -> str:
         """Return the answer, blocking until it is there; `secret`: don't show what is typed.
@@ -32,7 +32,7 @@ class Asker(Protocol):
 
 
 class NoAsker:
-    """A headless run: nobody can answer."""
+    """Of a headless run: there is no user to ask."""
 
     def ask(self, prompt: str, *, secret: bool) -> str:  # noqa: ARG002 - the signature of all askers
         """Raise `AuthenticationError` that says what was asked and by which host."""

@@ -34,7 +34,7 @@ def unknown_name(where: str) -> Trouble:
 
 
 def refused(where: str) -> Trouble:
-    """Something answered that nobody listens on the port."""
+    """The port is closed: the machine itself answered so."""
     hint = "Check the port, and that sshd runs there: systemctl status ssh"
     return Trouble(Unreachable, f"{where} refused the connection: nothing listens on that port.", hint)
 

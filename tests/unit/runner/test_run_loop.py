@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
-from distmagic.state.decide import Limits, can_detach, heard_elsewhere, reason_to_stop, too_late
+from distmagic.state.decide import Limits, alive_elsewhere, can_detach, reason_to_stop, too_late
 from distmagic.state.events import Broken, Event, Gone, Lost, Planned, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
@@ -221,9 +221,9 @@ def test_a_job_is_not_left_before_all_its_ranks_have_begun():
 def test_which_nodes_run_although_this_notebook_can_not_reach_them():
     cut, joined = at(Broken(why="cut"), 1), at(p.PeerState(node_rank=1, state="joined"))
     detached = at(p.Detached(why="asked"))
-    assert heard_elsewhere(begun(cut)) == frozenset(), "nobody else has told of it"
-    assert heard_elsewhere(begun(joined, cut)) == {1}
-    assert heard_elsewhere(begun(detached, cut)) == {0, 1}, "the job needs no notebook"
-    assert heard_elsewhere(begun(joined, detached, cut, at(Broken(why="cut"), 0))) == frozenset(), "none is followed"
-    assert heard_elsewhere(begun(joined, cut, at(StopRequested(reason="failed")))) == frozenset()
-    assert heard_elsewhere(begun(joined, cut, at(Gone(), 0))) == frozenset(), "the others are over"
+    assert alive_elsewhere(begun(cut)) == frozenset(), "nobody else has told of it"
+    assert alive_elsewhere(begun(joined, cut)) == {1}
+    assert alive_elsewhere(begun(detached, cut)) == {0, 1}, "the job needs no notebook"
+    assert alive_elsewhere(begun(joined, detached, cut, at(Broken(why="cut"), 0))) == frozenset(), "none is followed"
+    assert alive_elsewhere(begun(joined, cut, at(StopRequested(reason="failed")))) == frozenset()
+    assert alive_elsewhere(begun(joined, cut, at(Gone(), 0))) == frozenset(), "the others are over"

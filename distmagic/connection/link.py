@@ -102,19 +102,19 @@ class Link:
             raise self._no_python(python) from None  # it ended even before we could say anything
         reply = self._boot_reply(python)
         name = self.host.name
-        preflight.check_system(name, str(reply.get("system")))
-        preflight.check_python(name, limits.version(reply), sys.version_info[:3], str(reply.get("executable")))
-        if reply.get("error"):
+        preflight.check_system(name, reply.system)
+        preflight.check_python(name, reply.python, sys.version_info[:3], str(reply.executable))
+        if reply.error:
             raise PreflightError(
-                name, f"can't write to {reply.get('home')}: {reply['error']}.",
+                name, f"can't write to {reply.home}: {reply.error}.",
                 "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
             )  # fmt: skip
-        if reply.get("have"):
+        if reply.have:
             self._write(b"0\n")
         else:
             self._write(f"{bundle.blob.size_bytes}\n".encode() + bundle.path.read_bytes())
 
-    def _boot_reply(self, python: str) -> dict[str, object]:
+    def _boot_reply(self, python: str) -> limits.FirstReply:
         """Return the first line that is ours; log-in shells may have printed anything before it."""
         noise = 0
         while noise < _NOISE_BYTES:
@@ -328,11 +328,9 @@ class Link:
     def _next(self) -> tuple[int, protocol.Message | None]:
         line = self._line()
         try:
-            n, message = protocol.decode(line)
+            return limits.DECODER.decode(line)
         except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
-        is_long = message is not None and len(line) > limits.SHORT_LINE_BYTES
-        return n, limits.limited(message) if is_long else message
 
     def _expect(self, kind: type[M], *more: type[object]) -> M:
         return self._expect_numbered(kind, *more)[1]

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic import render, sanitize
-from distmagic.connection import limits
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, ProtocolError, WorkerFailed
 from distmagic.notebook import job_commands as job_lists
@@ -287,29 +286,6 @@ def test_open_lines_are_bounded(monkeypatch):
 
 def test_a_world_beyond_all_bounds_is_not_believed():
     assert begun(worker(5, world=ranks_fold.KEPT_RANKS + 1)) == begun()
-
-
-def test_long_messages_are_cut_and_others_left_alone():
-    short = p.Notice(text="x" * 2000)
-    assert limits.limited(short) is short
-    long_row = p.MetricRow(at_s=1.0, metrics={f"{i}{'n' * 300}": 1.0 for i in range(2000)})
-    cut = limits.limited(
-        p.Progress(rank=0, restart=0, at_s=1.0, device="d" * 9999, rows=(long_row,) * 2000, bars=(p.Bar(id=1, desc="b" * 9999),))
-    )  # fmt: skip
-    assert (len(cut.device), len(cut.rows), len(cut.bars[0].desc)) == (2000, 1000, 2000)
-    assert {len(name) for name in cut.rows[0].metrics} == {200}
-    failure = p.Failure(type="T" * 9999, message="m" * 99_999, traceback="t" * 999_999)
-    kept = limits.limited(p.Ended(rank=0, restart=0, outcome="raised", failure=failure)).failure
-    assert (len(kept.type), len(kept.message), len(kept.traceback)) == (2000, 40_000, 150_000)
-    assert len(limits.limited(p.Output(rank=0, stream="stdout", offset=0, text="x" * MB)).text) == 1 << 18
-
-
-def test_a_real_message_is_never_cut():
-    """The worst that our own half sends."""
-    text = p.Output(rank=0, stream="stdout", offset=0, text="x" * (128 << 10))
-    failure = p.Failure(type="E", message="m" * 30_000, traceback="t" * 120_000)
-    for message in (text, p.Ended(rank=0, restart=0, outcome="raised", failure=failure)):
-        assert limits.limited(message) is message
 
 
 def test_later_failures_keep_the_end_of_their_tracebacks():

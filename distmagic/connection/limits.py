@@ -195,8 +195,8 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.Final: {"reason": TEXT, "survivors": items(200, line(300))},
     # answers
     protocol.Facts: {
-        "executable": PATH, "torch": WORD, "gpus": whole(0, 1024), "cpus": whole(0, KEPT_RANKS), "address": WORD, "interface": WORD,
-        "free_port": PORT, "free_bytes": SIZE, "state_dir": PATH, "logout": TEXT, "write_error": TEXT,
+        "executable": PATH, "torch": WORD, "gpus": whole(0, 1024), "cpus": whole(0, KEPT_RANKS), "address": WORD,
+        "interface": WORD, "free_port": PORT, "free_bytes": SIZE, "state_dir": PATH, "logout": TEXT, "write_error": TEXT,
         "running": items(MOST_JOBS),
     },
     protocol.Route: {"address": WORD, "interface": WORD},

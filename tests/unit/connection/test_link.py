@@ -396,6 +396,24 @@ def test_a_sweep():
     assert process.requests == [p.SweepJob(job="j")]
 
 
+def test_of_a_list_of_jobs_without_end_the_first_are_kept(monkeypatch):
+    """A host has 30 s to fill the memory with its list; 10,000 jobs of 10,000 hosts each are far too many."""
+    one = p.JobListing(
+        protocol=2, job="j", node_rank=0, hosts=("gpu-a",) * 100, began_s=1.0, terms=p.JobTerms(lease_s=60.0)
+    )
+    line = lines(p.Jobs(jobs=(one,) * 3))
+    monkeypatch.setattr(links, "_LISTING_BYTES", 2 * len(line))
+    link, _ = talking(line * 50, lines(p.Jobs()))
+    assert link.jobs() == (one,) * 6
+
+
+def test_of_stacks_without_end_the_first_are_kept(monkeypatch):
+    one = p.Stacks(request_id="a", rank=0, local_rank=0, silence="x" * 1000)
+    monkeypatch.setattr(job_requests, "_STACK_BYTES", 3 * len(lines(one)))
+    link, _ = talking(lines(one) * 50, lines(p.StacksDone(request_id="a", ranks=50)))
+    assert job_requests.stacks(link, "j", 0, "a") == [one] * 3
+
+
 def test_a_roll_call_takes_only_its_own_answers():
     mine = p.Stacks(request_id="a", rank=0, local_rank=0, silence="x")
     others = p.Stacks(request_id="b", rank=1, local_rank=1)

@@ -11,7 +11,7 @@ import pytest
 
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
-from distmagic.transports import prompts, troubles
+from distmagic.transports import prompts, ssh_words, troubles
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
 from distmagic.transports.ssh import known_hosts

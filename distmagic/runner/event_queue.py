@@ -64,7 +64,8 @@ class EventQueue:
 
     def tell(self, what: Any, node_rank: int = 0) -> None:
         """Queue what an act ended with, or what happened on the notebook's side. Never blocks."""
-        self._events.put((Event(node_rank=node_rank, at_s=self._clock(), what=what), 0))
+        event = Event(node_rank=node_rank, at_s=self._clock(), what=what)
+        self._events.put((event, 0))
 
     def wake(self) -> None:
         """Let `batch` return now."""
@@ -74,7 +75,8 @@ class EventQueue:
         """Return the events that have come, after at most `timeout_s`; [] for none."""
         found: list[tuple[Event, int]] = []
         try:
-            found.append(self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait())
+            first = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            found.append(first)
             time.sleep(_GATHER_S * len(self._rooms))
             while len(found) < 100_000:
                 found.append(self._events.get_nowait())

@@ -17,7 +17,8 @@ from distmagic.state.hangs import Explanation, explain
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = 1 << 20, 64 << 20  # results of one rank, and of one node, that come at once
-_MAX_RANKS = 4096  # of one node
+_MAX_RANKS = 4096  # of one node, whose stacks are taken
+_STACK_BYTES = 4 << 20  # of one node; those of a rank are 20 KB at most, and mostly 5
 
 
 def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
@@ -57,16 +58,20 @@ def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
 def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protocol.Stacks]:
     """Return where each rank of a running job is on this node; `request_id` is of no other request.
 
-    Raises `ConnectionLost` and `Unreachable` when there is no answer.
+    Of very many ranks only the first ones. Raises `ConnectionLost` and `Unreachable` when there is no answer.
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
     found: list[protocol.Stacks] = []
+    size_bytes = 0
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break  # it has just ended
             if isinstance(message, protocol.Stacks) and message.request_id == request_id:
+                size_bytes += link.line_bytes
+                if size_bytes > _STACK_BYTES:
+                    break
                 found.append(message)
             is_last = isinstance(message, protocol.StacksDone) and message.request_id == request_id
             if is_last or len(found) == _MAX_RANKS:

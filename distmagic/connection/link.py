@@ -29,6 +29,7 @@ STOP_GRACE_S = 3.0
 STOP_TIMEOUT_S = 60.0
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
+_LISTING_BYTES = 16 << 20  # of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 _STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
 
@@ -40,6 +41,7 @@ class Link:
 
     `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what this
     run starts from, None for exec; `kept` what the host keeps loaded: such a conversation rests between runs.
+    `line_bytes` is the length of the line that was read last, which the last of `events` came in.
     """
 
     def __init__(self, host: Host, process: Process, transport: Transport | None = None) -> None:
@@ -51,6 +53,7 @@ class Link:
         self._closed = False
         self._hello: tuple[int, protocol.Hello] | None = None
         self._last = 0
+        self.line_bytes = 0
         self.agent_error = ""
         self.facts: protocol.Facts
         self.warm: protocol.TemplateRequest | None = None
@@ -106,21 +109,21 @@ class Link:
             raise self._no_python(python) from None  # it ended even before we could say anything
         reply = self._boot_reply(python)
         name = self.host.name
-        preflight.check_system(name, str(reply.get("system")))
-        preflight.check_python(name, limits.version(reply), sys.version_info[:3], str(reply.get("executable")))
-        if reply.get("error"):
+        preflight.check_system(name, reply.system)
+        preflight.check_python(name, reply.python, sys.version_info[:3], str(reply.executable))
+        if reply.error:
             raise PreflightError(
                 name,
-                f"can't write to {reply.get('home')}: {reply['error']}.",
+                f"can't write to {reply.home}: {reply.error}.",
                 "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
             )
-        if reply.get("have"):
+        if reply.have:
             self._write(b"0\n")
         else:
             size = f"{bundle.blob.size_bytes}\n"
             self._write(size.encode() + bundle.path.read_bytes())
 
-    def _boot_reply(self, python: str) -> dict[str, object]:
+    def _boot_reply(self, python: str) -> limits.FirstReply:
         """Return the first line that is ours; log-in shells may have printed anything before it."""
         noise = 0
         while noise < _NOISE_BYTES:
@@ -265,12 +268,15 @@ class Link:
             write(data)
 
     def jobs(self, job: str = "") -> tuple[protocol.JobListing, ...]:
-        """Return what the host has of jobs, or of one `job`; the oldest first, and at most `limits.MOST_JOBS`."""
+        """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
         found: list[protocol.JobListing] = []
+        size_bytes = 0
         with self._bounded(BOOT_TIMEOUT_S):
             self.send(protocol.ListJobs(job=job))
             while some := self._expect(protocol.Jobs).jobs:
-                found += some[: limits.MOST_JOBS - len(found)]
+                size_bytes += self.line_bytes
+                if size_bytes <= _LISTING_BYTES:
+                    found += some[: limits.MOST_JOBS - len(found)]
         return tuple(found)
 
     def remove(self, job: str) -> int:
@@ -341,12 +347,11 @@ class Link:
 
     def _next(self) -> tuple[int, protocol.Message | None]:
         line = self._line()
+        self.line_bytes = len(line)
         try:
-            n, message = protocol.decode(line)
+            return limits.DECODER.decode(line)
         except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
-        is_long = message is not None and len(line) > limits.SHORT_LINE_BYTES
-        return n, limits.limited(message) if is_long else message
 
     def _expect(self, kind: type[M], *more: type[object]) -> M:
         return self._expect_numbered(kind, *more)[1]

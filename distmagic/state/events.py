@@ -131,8 +131,10 @@ class Event:
     """One event: `what` happened on node `node_rank`.
 
     `at_s` is the time at which the notebook got it, in seconds since the run began. `what` None: only time has passed.
+    `size_bytes` is the length of the line in which a host sent it.
     """
 
     node_rank: int
     at_s: float
     what: protocol.Message | Launched | None
+    size_bytes: int = 0

@@ -30,7 +30,9 @@ _LATER_CHARS = 2000  # of each other text of its end
 _LATER_CHARS_OF_ALL = 8_000_000  # of each text, of all ranks together: with very many ranks each keeps less
 _BAR_CHARS = 200  # of each text of a bar
 _HELD_REPORTS = 1000  # events of one node that wait for the lead, where they are reports and output, and
+_HELD_REPORTS_BYTES = 256 << 10  # the lines in which they came
 _HELD_EVENTS = 4000  # all of them
+_HELD_BYTES = 512 << 10
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
@@ -66,8 +68,10 @@ def must_wait(draft: RunStateBuilder, event: Event) -> bool:
 def hold(draft: RunStateBuilder, event: Event) -> None:
     """Keep an event until the lead is as far. Of very many, reports and output are left out, then everything."""
     held = draft.held.get(event.node_rank, ())
-    is_large = isinstance(event.what, protocol.Progress | protocol.Output)
-    if len(held) < (_HELD_REPORTS if is_large else _HELD_EVENTS):
+    most, most_bytes = _HELD_EVENTS, _HELD_BYTES
+    if isinstance(event.what, protocol.Progress | protocol.Output):
+        most, most_bytes = _HELD_REPORTS, _HELD_REPORTS_BYTES
+    if len(held) < most and event.size_bytes + sum(one.size_bytes for one in held) <= most_bytes:
         draft.held[event.node_rank] = (*held, event)
 
 

@@ -210,7 +210,7 @@ class SshSession:
             channel = self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
         except paramiko.ChannelException as error:
             hint = "Its sshd may limit sessions (MaxSessions); raise the limit, or close other connections."
-            raise PreflightError(name, f"no further process can be started there: {error.text}.", hint) from error
+            raise PreflightError(name, f"no further process can be started there: {error.text[:500]}.", hint) from error
         except _BROKEN as error:
             raise ConnectionLost(f"{name}: the connection to {self.where} is lost.") from error
         try:

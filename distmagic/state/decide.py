@@ -101,10 +101,11 @@ def alive_elsewhere(state: RunState) -> frozenset[int]:
 
 
 def can_detach(state: RunState) -> bool:
-    """Whether every node runs, and the nodes hear each other: so that none is left alone without a notebook."""
+    """Whether every rank has begun, and the nodes hear each other: so that none is left alone without a notebook."""
     lost = state.lost_nodes
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
+    has_begun = has_begun and len(state.workers) >= state.world_size
     return has_begun and all(node.gang == "joined" for node in there if node.node_rank != 0)
 
 

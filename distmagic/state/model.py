@@ -64,6 +64,7 @@ class WorkerState:
     bars          open progress bars, outermost first
     metrics       the latest value of each metric
     at_s          seconds since the rank started, at its last report
+    advanced_at_s when its step or a bar moved last, by the notebook's clock; its start before that
     rate          steps a second (of `report`, else of the outermost bar); None where unknown
     ended         how the rank ended, as itself or its agent saw it
     exit          how its process ended, as torchrun saw it
@@ -83,6 +84,7 @@ class WorkerState:
     bars: tuple[protocol.Bar, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     at_s: float = 0.0
+    advanced_at_s: float = 0.0
     rate: float | None = None
     ended: protocol.Ended | None = None
     exit: protocol.Exit | None = None

@@ -69,18 +69,24 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA the list ends at the first invalid entry, "-1" for example.
+    As in CUDA the list ends at the first invalid entry, "-1" for example; one that names a device twice leaves none; and a
+    process sees at most one instance of a GPU that MIG has divided.
     """
     if mask is None:
         return found
-    count = 0
+    names: list[str] = []
     for part in mask.split(","):
         word = part.strip()
         is_index = re.fullmatch(r"-?\d+", word)  # else the beginning of a device's UUID
         if not word or (is_index and not 0 <= int(word) < found):
             break
-        count += 1
-    return count
+        name = str(int(word)) if is_index else word
+        if name in names:
+            return 0
+        names.append(name)
+        if name.startswith("MIG-"):
+            break
+    return len(names)
 
 
 def _count_nvidia() -> int:

@@ -286,9 +286,9 @@ class Link:
             while True:
                 yield self._next()[1]
 
-    def sweep(self, job: str) -> protocol.Final:
-        """End what a dead agent of this job left running there; return what could not be ended."""
-        return self.query(protocol.SweepJob(job=job), protocol.Final)
+    def sweep(self, job: str, node_rank: int | None = None) -> protocol.Final:
+        """End what is left there of this node, and what dead agents of this job left; return what could not be ended."""
+        return self.query(protocol.SweepJob(job=job, node_rank=node_rank), protocol.Final)
 
     def close(self) -> None:
         """Hang up. The agent, if there is one, goes on under its lease."""

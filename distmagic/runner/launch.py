@@ -315,7 +315,7 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
         row = table.rows[node_rank]
         try:
             with closing(reaching.link(row.host_index, broken=row.link)) as link:
-                survivors = link.sweep(job).survivors
+                survivors = link.sweep(job, node_rank).survivors
                 link.finish()
         except DistmagicError:
             return  # out of reach: its own lease ends it, and the verdict says so

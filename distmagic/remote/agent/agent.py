@@ -87,6 +87,8 @@ class Agent:
                 hostname=socket.gethostname(), pid=os.getpid(),
             )
         )  # fmt: skip
+        with contextlib.suppress(OSError):  # without it this agent can't be spared where another node here is swept
+            processes.note(os.getpid(), self.run_dir / places.PID)
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
         self.engine_pid, *pipes = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
@@ -181,7 +183,7 @@ class Agent:
         Without its sockets an agent can't be reached, and a contact takes its job for dead.
         """
         payload = [places.blob(name) for name in (self.start.call, self.start.code, *self.start.side_files)]
-        sockets = [self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"]
+        sockets = [self.run_dir, self.run_dir / places.READERS, self.run_dir / "ranks", self.run_dir / places.PID]
         places.touch([self.folder / FILE, sys.path[0], *payload, *sockets])
 
     def _stop_if_due(self, now: float) -> None:

@@ -159,15 +159,15 @@ class Contact:
         run_dir = places.make_run_dir(request.job, request.node_rank)
         try:
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(run_dir / "readers"))
-            (run_dir / "readers").chmod(0o600)
+            listener.bind(str(run_dir / places.READERS))
+            (run_dir / places.READERS).chmod(0o600)
             listener.listen(16)
             wait = self._spawn(replace(request, cwd=cwd), listener, folder, prefix)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
-        self._relay(run_dir / "readers", protocol.FollowJob(job=request.job, node_rank=request.node_rank))
+        self._relay(run_dir / places.READERS, protocol.FollowJob(job=request.job, node_rank=request.node_rank))
         wait()
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
@@ -189,7 +189,7 @@ class Contact:
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
-            has_spoken = self._relay(run_dir / "readers", request)
+            has_spoken = self._relay(run_dir / places.READERS, request)
         except BlockingIOError:
             text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
             raise TimeoutError(text) from None
@@ -314,10 +314,17 @@ class Contact:
     # ---- processes that a dead agent left
 
     def _sweep_job(self, request: protocol.SweepJob) -> None:
-        """End what a dead agent left running."""
-        left = processes.sweep(request.job)
-        for path in places.run_dirs(request.job):
-            shutil.rmtree(path, ignore_errors=True)
+        """End what is left of a node of a job, and what dead agents left of its other nodes.
+
+        An agent of another node goes on: one host may be several nodes of a job, under several names.
+        """
+        own = places.run_dir(request.job, request.node_rank) if request.node_rank is not None else None
+        agents = {path: processes.noted(path / places.PID) for path in places.run_dirs(request.job)}
+        spared = {path: agent for path, agent in agents.items() if agent is not None and path != own}
+        left = processes.sweep(request.job, spared=tuple(spared.values()))
+        for path in agents:
+            if path not in spared:
+                shutil.rmtree(path, ignore_errors=True)
         names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
         self.say(protocol.Final(reason="swept", survivors=names))
 
@@ -330,7 +337,7 @@ def _sweep_dead() -> None:
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in places.dead_templates():
+    for folder in (*places.dead_templates(), *places.forgotten()):
         shutil.rmtree(folder, ignore_errors=True)
 
 

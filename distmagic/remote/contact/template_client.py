@@ -32,7 +32,6 @@ SETTINGS = "DISTMAGIC_TEMPLATE"
 _MOST = 2  # templates of one notebook; another variable in each run must not fill the host's memory
 _SOON_S = 2.0
 _AT_ONCE_S = 0.1
-_PID = "pid"
 _WRITTEN_BY_PIP = (".dist-info", ".egg-info", ".pth", ".egg-link")
 
 AT_RUN_TIME = {
@@ -109,21 +108,11 @@ def _is_there(folder: Path) -> bool:
         return False
     if not places.listens(folder / places.TEMPLATE):
         return False
-    process = _process(folder)
+    process = processes.noted(folder / places.PID)
     if process is not None and process.state == "T":  # somebody has stopped it: nobody is to wait for it
         _end(folder / places.TEMPLATE)
         return False
     return True
-
-
-def _process(folder: Path) -> processes.ProcessInfo | None:
-    """Return the template that a folder belongs to; None if it is gone, or only about to begin."""
-    try:
-        pid, started = map(int, (folder / _PID).read_text().split())
-    except (OSError, ValueError):
-        return None
-    process = processes.read(pid)
-    return process if process is not None and process.started == started else None
 
 
 def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask: int, prefix: tuple[str, ...]) -> Path:
@@ -145,8 +134,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    process = processes.read(child.pid)
-    (folder / _PID).write_text(f"{child.pid} {process.started if process else 0}")
+    processes.note(child.pid, folder / places.PID)
     child.returncode = 0  # it is ended by its number and start time, whoever started it
     return path
 
@@ -250,7 +238,7 @@ def _end(path: Path) -> None:
     """Kill a template, which may be busy importing and has nothing to put in order; return when it is gone."""
     with contextlib.suppress(OSError):
         places.check_run_dir(path.parent)
-        process = _process(path.parent)
+        process = processes.noted(path.parent / places.PID)
         if process is not None:
             processes.send(process, signal.SIGKILL)
             processes.wait_gone(process, _SOON_S)

@@ -134,7 +134,7 @@ def is_running(job: str, node_rank: int) -> bool:
         places.check_run_dir(run_dir)
     except OSError:
         return False
-    return places.listens(run_dir / "readers")
+    return places.listens(run_dir / places.READERS)
 
 
 def _reason(folder: Path) -> str:

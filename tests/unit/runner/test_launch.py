@@ -222,7 +222,7 @@ def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path
     followed = launched(tmp_path, a, b, spec=ELASTIC)
     assert followed.state.lost == ((1, "gpu-b: the connection ended."),)
     assert followed.state.workers[0].phase == "done"
-    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j")]
+    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
 
 
 def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
@@ -236,7 +236,7 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
     followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
     assert followed.state.lost == ((1, "its agent broke down: Killed"),)
     assert [request.reason for request in a.requests_of(p.StopNode)] == ["lost"]
-    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j")]
+    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
     assert followed.state.nodes[1].survivors == ("python (pid 7, D)",)
     assert_left(a, b)
 

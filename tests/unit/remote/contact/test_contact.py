@@ -192,6 +192,30 @@ def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(link: Link, ro
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
+@pytest.mark.parametrize(("node_rank", "left"), [(0, [1]), (1, [0]), (None, [0, 1])])
+def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
+    link: Link, marks: dict[str, str], node_rank: int | None, left: list[int]
+) -> None:
+    """One host under two names in a list of hosts is two nodes."""
+    job = f"1121-000000-{secrets.token_hex(4)}"
+    env = {**os.environ, **marks, processes.MARK: job}
+    waits = [sys.executable, "-c", "print(flush=True); input()"]
+    with ExitStack() as stack:
+        agents = [
+            stack.enter_context(subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env))
+            for _ in range(3)  # the last one has no directory: what a dead agent has left
+        ]
+        for agent in agents:
+            assert agent.stdout is not None
+            agent.stdout.readline()
+        for rank, agent in enumerate(agents[:2]):
+            processes.note(agent.pid, places.make_run_dir(job, rank) / places.PID)
+            stack.callback(shutil.rmtree, places.run_dir(job, rank), ignore_errors=True)
+        assert link.sweep(job, node_rank) == p.Final(reason="swept")
+        assert [rank for rank, agent in enumerate(agents) if agent.poll() is None] == left
+        assert [rank for rank in (0, 1) if places.run_dir(job, rank).exists()] == left
+
+
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
     hosts = tuple(f"node{n:04d}.cluster.example.org" for n in range(500))
     for n in range(100):

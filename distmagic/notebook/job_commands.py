@@ -208,8 +208,8 @@ def _jobs(line: CommandLine) -> tuple[Job, ...]:
 
 
 def _owner() -> str:
-    """Return the name under which hosts know this notebook as the owner of jobs, "" if Jupyter does not tell."""
-    from distmagic.session.session import owner
+    """Return the name under which hosts know this notebook as the owner of jobs."""
+    from distmagic.session.owner import owner
 
     return owner()
 

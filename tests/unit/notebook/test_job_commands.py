@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 
 import pytest
@@ -11,10 +10,11 @@ from distmagic.errors import SpecError
 from distmagic.notebook.job_commands import table
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import JobTerms
+from distmagic.session.owner import owner
 from tests.unit.notebook.fakes import Lab
 
 ESCAPE = "\x1b]52;c;AAAA\x07"  # has a terminal write to the clipboard
-MINE = f"{socket.gethostname()}:/me.ipynb"
+MINE = owner()  # of this process
 
 TERMS = JobTerms(lease_s=60.0, owner=MINE, min_nodes=2)
 ENDED = Job(
@@ -26,8 +26,7 @@ RUNNING = replace(ENDED, name="busy", running=(0, 1), reason="", terms=replace(T
 
 
 @pytest.fixture
-def jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setenv("JPY_SESSION_NAME", "/me.ipynb")
+def jobs(lab: Lab) -> Lab:
     lab.session.found = (ENDED, THEIRS, RUNNING)
     lab.value("%distributed hosts gpu-a gpu-b")
     lab.session.log.clear()

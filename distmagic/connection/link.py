@@ -140,6 +140,13 @@ class Link:
         """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
         return self.query(protocol.GetRoute(peer=peer), protocol.Route)
 
+    def free_port(self, address: str) -> int:
+        """Return a port of this host's own `address` that is free now. Raises `PreflightError` where it has no such address."""
+        port = self.query(protocol.GetFreePort(address=address), protocol.FreePort).port
+        if not 1 <= port <= 65535:
+            raise ProtocolError(f"{self.host.name} told of port {port}, which can't be.")
+        return port
+
     def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
         """Bring the host what it lacks; return the bytes sent. `tell` hears each time: sent so far, to be sent in all."""
         self.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))

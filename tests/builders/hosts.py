@@ -57,6 +57,7 @@ class FakeHost:
         self.facts = replace(FACTS, torch=facts.torch_version())
         self.begins = begins
         self.answers: dict[type, Answer] = {}
+        self.free_port = self.facts.free_port
         self.error: Exception | None = None
         self.requests: list[p.Message] = []
         self.events: list[p.Message] = []
@@ -134,6 +135,7 @@ class FakeHost:
         return {
             p.GetFacts: [self.facts],
             p.GetRoute: [p.Route(address=self.facts.address, interface=self.facts.interface)],
+            p.GetFreePort: [p.FreePort(port=self.free_port)],
             p.OfferBlobs: [p.MissingBlobs()],
             p.CheckBlobs: [p.MissingBlobs()],
             p.SweepJob: [p.Final(reason="swept")],

@@ -28,6 +28,7 @@ from distmagic.remote.wire.lines import Lines
 _CHUNK = 1 << 20
 _AGENT_LOG = "agent.log"
 _GONE_S = 10.0  # its socket is closed already
+_TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
 
 
 class Contact:
@@ -43,6 +44,7 @@ class Contact:
         self._handlers: dict[type, Callable[[Any], None]] = {
             protocol.GetFacts: self._send_facts_again,
             protocol.GetRoute: self._send_route,
+            protocol.GetFreePort: self._send_free_port,
             protocol.CheckBlobs: self._receiver.check,
             protocol.OfferBlobs: self._receiver.offer,
             protocol.ServeBlobs: self._receiver.serve,
@@ -95,6 +97,9 @@ class Contact:
 
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
+            # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
+            while not select.select([0], [], [], _TOUCH_S)[0]:
+                places.touch(self._receiver.awaited)
             data = os.read(0, 65536)
             if not data:
                 return None
@@ -139,10 +144,15 @@ class Contact:
         address, interface = facts.route(request.peer)
         self.say(protocol.Route(address=address, interface=interface))
 
+    def _send_free_port(self, request: protocol.GetFreePort) -> None:
+        """Send a port that is free now."""
+        self.say(protocol.FreePort(port=facts.free_port(request.address)))
+
     # ---- jobs
 
     def _start_node(self, request: protocol.StartNode) -> None:
         """Start an agent, and carry bytes until it is gone."""
+        self._receiver.awaited = ()  # from now on the agent keeps them
         folder = places.job_dir(request.job, request.node_rank)
         cwd = os.path.expanduser(request.cwd)
         if not os.path.isdir(cwd):

@@ -46,6 +46,14 @@ class Route:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreePort:
+    """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
+
+    port: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingBlobs:
     """The blobs of an offer that this host does not have."""
 

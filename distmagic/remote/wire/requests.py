@@ -18,6 +18,14 @@ class GetRoute:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetFreePort:
+    """Ask for a port of the host's own `address` that is free now; `FreePort` follows, or `Refused`."""
+
+    address: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBlobs:
     """Ask which of these blobs the host wants to be sent."""
 

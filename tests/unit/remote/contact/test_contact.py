@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import grp
+import hashlib
 import json
 import os
 import pwd
@@ -32,7 +33,9 @@ from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
+from tests import REPOSITORY
 from tests.builders.messages import START
+from tests.lab import wait_until
 
 HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
 FINAL = p.Final(reason="done")
@@ -267,6 +270,48 @@ def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
     link.fetch(p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2), lambda data: None, limit_bytes=5)
     link.route_to("")
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.result", "rank0.result.fetched"]
+
+
+TOUCHES_OFTEN = """
+from distmagic.remote.contact import contact
+contact._TOUCH_S = 0.02
+contact.Contact(0o22).run()
+"""
+
+
+def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
+    tmp_path: Path, marks: dict[str, str]
+) -> None:
+    """Between its arrival here and the start minutes may go by, while others receive it."""
+    data = b"the payload"
+    blob = p.Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    file = tmp_path / "blobs" / blob.sha256
+    file.parent.mkdir()
+    file.write_bytes(data)
+    file.chmod(0o600)
+    env = {**os.environ, **marks, "DISTMAGIC_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, "-c", TOUCHES_OFTEN]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as contact:
+        assert contact.stdin is not None
+        assert contact.stdout is not None
+        assert isinstance(p.decode(contact.stdout.readline())[1], p.Facts)
+        contact.stdin.write(p.encode(p.CheckBlobs(blobs=(blob,))))
+        contact.stdin.flush()
+        assert p.decode(contact.stdout.readline())[1] == p.MissingBlobs()
+        os.utime(file, (1, 1))
+        wait_until(lambda: file.stat().st_mtime > 1, "the file to be touched", 20.0)
+        contact.stdin.close()
+        assert contact.wait(20) == 0
+
+
+def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> None:
+    port = link.free_port("127.0.0.1")
+    with socket.socket() as there, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        there.bind(("127.0.0.1", port))
+        other.bind(("127.0.0.1", port))
+        assert link.free_port("127.0.0.1") != port
+    with pytest.raises(PreflightError):
+        link.free_port("192.0.2.1")
 
 
 # ---- the first program

@@ -158,6 +158,8 @@ MESSAGES = (
     (0, p.GetStart()),
     (0, p.LeadStart(start=START)),
     (0, p.GetBlob(sha256=SHA)),
+    (0, p.GetFreePort(address="10.0.0.2")),
+    (0, p.FreePort(port=40001)),
 )
 
 

@@ -176,8 +176,9 @@ def test_what_the_readme_says_of_the_bench_stands_on_its_page():
     assert set(said) <= measured
 
 
-def test_cells_of_the_quickstart_are_clean_and_parse():
-    notebook = json.loads((REPOSITORY / "notebooks" / "00_quickstart.ipynb").read_text())
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_cells_of_a_notebook_are_clean_and_parse(path):
+    notebook = json.loads(path.read_text())
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []

@@ -15,7 +15,7 @@ from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
-from distmagic.transports.asker import Asker
+from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
 
 

@@ -153,7 +153,7 @@ class Session(Housekeeping):
         left = Detached(
             state.job, tuple(host.name for host in hosts),
             attach=lambda: self.attach(*again(whereabouts), screen_for()),
-            stop=lambda: self.stop(*again(known_whereabouts)),
+            stop=lambda: self.stop(*again(known_whereabouts)).raise_unknown(),
         )  # fmt: skip
         screen.finish(replace(state, notices=(*state.notices, str(left))))
         return left

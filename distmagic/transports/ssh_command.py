@@ -21,7 +21,7 @@ from distmagic.errors import ConnectionLost, SpecError
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words
-from distmagic.transports.asker import Asker
+from distmagic.transports.asking import Asker
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess
 

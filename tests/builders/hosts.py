@@ -16,7 +16,7 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
-from distmagic.transports.asker import Asker
+from distmagic.transports.asking import Asker
 from tests.builders.links import lines, reply
 from tests.builders.plans import FACTS
 

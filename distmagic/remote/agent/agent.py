@@ -195,7 +195,11 @@ class Agent:
         # connections break, and the user must learn the first failure. Polled in every turn, also while this node
         # stops, because that is how peers learn of it.
         if self.channel is not None:
-            cause = self.channel.poll(now, self.cause, is_clear=self.final_at is not None)
+            cause = self.channel.poll(
+                now, self.cause, is_clear=self.final_at is not None, is_detached=self.lease.is_detached
+            )
+            if self.channel.is_detached:
+                self._detach()
             leaves_as_expected = self.final_at is not None and cause is not None and cause.reason == "lost"
             if cause is not None and not leaves_as_expected:
                 self.stop(now, _GRACE_S, cause)
@@ -225,10 +229,15 @@ class Agent:
         elif self.lease.has_run_out(now):
             self._detach("disconnected")
 
-    def _detach(self, why: str) -> None:
+    def _detach(self, why: str = "") -> None:
+        """Let the job live without a notebook, and have this host list it so.
+
+        `why` is journaled; there is none where the lead has decided it, whose journal says it already.
+        """
         if self.lease.detach():
             listing.mark_detached(self.folder)
-            self.journal.add(protocol.Detached(why=why))
+            if why:
+                self.journal.add(protocol.Detached(why=why))
 
     def _reap(self, now: float) -> None:
         """Collect ended children. Where torchrun is among them, journal its end and begin that of all processes."""

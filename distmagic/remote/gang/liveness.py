@@ -41,10 +41,11 @@ class OwnState:
     reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
     formations: int = 0
+    is_detached: bool = False
 
 
 class Peer:
-    """One other node. `phase`, `reason`, `culprit` and `formations` are those of its latest datagram."""
+    """One other node. `phase`, `reason`, `culprit`, `formations` and `is_detached` are those of its latest datagram."""
 
     def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
         self.node_rank, self.address = node_rank, address
@@ -53,7 +54,7 @@ class Peer:
         self.alive_at: float | None = None  # when we sent the latest datagram that it has echoed: it lived then
         self.last_counter = 0  # of its latest datagram; 0 if none has arrived
         self.sent_counter = 0  # of our latest datagram to it
-        self.phase, self.culprit, self.formations = "up", NOBODY, 0
+        self.phase, self.culprit, self.formations, self.is_detached = "up", NOBODY, 0, False
         self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
@@ -71,7 +72,8 @@ class Peer:
         if one.counter <= self.last_counter or one.echo > self.sent_counter:
             return False
         self.last_counter, self.address, self.arrived_at = one.counter, address, now
-        self.phase, self.reason, self.culprit, self.formations = one.phase, one.reason, one.culprit, one.formations
+        self.phase, self.reason, self.culprit = one.phase, one.reason, one.culprit
+        self.formations, self.is_detached = one.formations, one.is_detached
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, sent_at in self._sent:
             if counter == one.echo:
@@ -117,6 +119,11 @@ class Gang:
     def formations(self) -> int:
         """How often the lead has asked the nodes to form anew, as far as this node knows."""
         return self.own.formations if self.node_rank == 0 else self.peers[0].formations
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the job needs no notebook any more, as far as this node knows from the lead."""
+        return self.own.is_detached if self.node_rank == 0 else self.peers[0].is_detached
 
     @property
     def may_leave(self) -> bool:
@@ -178,6 +185,7 @@ class Gang:
         one = Datagram(
             node_rank=self.node_rank, to=peer.node_rank, counter=counter, echo=peer.last_counter, phase=self.own.phase,
             reason=self.own.reason, culprit=self.own.culprit, formations=self.own.formations,
+            is_detached=self.own.is_detached,
         )  # fmt: skip
         self.outbox.append((peer.address, seal(self.secret, one)))
 

@@ -23,7 +23,9 @@ def prepare(
     local_torch = facts.torch_version()
     warnings = [text for link in links for text in link.warnings]
     warnings += [text for link in links for text in preflight.check(link.host.name, link.facts, local_torch)]
-    preflight.check_among(names, tuple(link.facts for link in links))
+    facts_of_all = tuple(link.facts for link in links)
+    preflight.check_among(names, facts_of_all)
+    warnings += preflight.shared_machines(names, facts_of_all)
     routes = _routes(links)
     reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
     plan = planning.make_plan(

@@ -25,7 +25,7 @@ def gather() -> protocol.Facts:
     return protocol.Facts(
         executable=sys.executable, torch=torch_version(), gpus=count_gpus(), cpus=_cpus(), address=address,
         interface=interface, free_port=free_port(address), free_bytes=shutil.disk_usage(places.home()).free,
-        state_dir=str(places.home()), logout=logout.warning(),
+        state_dir=str(places.home()), host_id=places.host_id(), logout=logout.warning(),
     )  # fmt: skip
 
 

@@ -83,6 +83,7 @@ MESSAGES = (
             address="10.0.0.2",
             interface="eth0",
             free_port=40001,
+            host_id="0badcafe",
             free_bytes=1 << 40,
             state_dir="/home/me/.distmagic",
             logout="systemd ends a run here",

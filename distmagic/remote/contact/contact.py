@@ -171,13 +171,15 @@ class Contact:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(run_dir / places.READERS))
             (run_dir / places.READERS).chmod(0o600)
-            listener.listen(16)
+            listener.listen(places.BACKLOG)
+            # Before there is an agent: its first connection is this one, however many others come while it starts.
+            conn = _connect(run_dir / places.READERS)
             wait = self._spawn(replace(request, cwd=cwd), listener, folder, prefix)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
-        self._relay(run_dir / places.READERS, protocol.FollowJob(job=request.job, node_rank=request.node_rank))
+        self._relay(conn, protocol.FollowJob(job=request.job, node_rank=request.node_rank))
         wait()
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
@@ -199,7 +201,7 @@ class Contact:
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
-            has_spoken = self._relay(run_dir / places.READERS, request)
+            has_spoken = self._relay(_connect(run_dir / places.READERS), request)
         except BlockingIOError:
             text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
             raise TimeoutError(text) from None
@@ -214,7 +216,7 @@ class Contact:
         for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
             self._write(line)
 
-    def _relay(self, path: Path, attach: protocol.FollowJob) -> bool:
+    def _relay(self, conn: socket.socket, attach: protocol.FollowJob) -> bool:
         """Carry bytes both ways until the agent closes; return whether it sent anything.
 
         An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
@@ -223,12 +225,9 @@ class Contact:
         has_spoken = False
         last = None if attach.live else attach.after  # the number of the last event that was sent on
         torn = b""  # the beginning of a line: only whole lines are sent on
-        with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
-            conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
-            conn.connect(str(path))
-            conn.setblocking(True)
-            socket_peer.check(conn)
-            conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
+        with conn, selectors.DefaultSelector() as selector:
+            with contextlib.suppress(ConnectionError):  # an agent that has ended already is noticed below
+                conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
             selector.register(0, selectors.EVENT_READ, "notebook")
             selector.register(conn, selectors.EVENT_READ, "agent")
             while True:
@@ -337,6 +336,20 @@ class Contact:
                 shutil.rmtree(path, ignore_errors=True)
         names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
         self.say(protocol.Final(reason="swept", survivors=names))
+
+
+def _connect(path: Path) -> socket.socket:
+    """Return a connection to an agent. Raises OSError, `BlockingIOError` where too many others wait for one already."""
+    conn = socket.socket(socket.AF_UNIX)
+    try:
+        conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
+        conn.connect(str(path))
+        conn.setblocking(True)
+        socket_peer.check(conn)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
 
 
 def _sweep_dead() -> None:

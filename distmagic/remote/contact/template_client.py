@@ -126,7 +126,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
         with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("wb") as log:
             listener.bind(str(path))
             path.chmod(0o600)
-            listener.listen(16)
+            listener.listen(places.BACKLOG)
             child = subprocess.Popen(
                 [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE_PLACEHOLDER], stdin=listener.fileno(), stdout=log, stderr=log,
                 env={**env, **settings}, start_new_session=True, umask=umask,

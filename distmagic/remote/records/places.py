@@ -143,6 +143,8 @@ def make_run_dir(job: str, node_rank: int) -> Path:
 
 TEMPLATE = "template"  # the socket in a template's directory
 READERS = "readers"  # the socket in a run directory to which contacts connect
+# How many connections may wait at either socket while its process loads torch. Each look whether it listens is one too.
+BACKLOG = 1024
 PID = "pid"  # in both: number and start time of the process that the directory belongs to
 
 

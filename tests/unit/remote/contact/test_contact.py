@@ -304,6 +304,45 @@ def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
         assert contact.wait(20) == 0
 
 
+FLOODED = """
+import errno, os, socket
+from distmagic.remote.contact import contact
+from distmagic.remote.records import places
+from distmagic.remote.wire import protocol as p
+
+def start_agent(request, listener, *_):
+    looks = []  # of other notebooks, while this agent is still loading torch
+    while not looks or looks[-1].connect_ex(listener.getsockname()) != errno.EAGAIN:
+        looks.append(socket.socket(socket.AF_UNIX))
+        looks[-1].setblocking(False)
+    conn, _ = listener.accept()
+    conn.sendall(p.encode(p.Hello(protocol=p.PROTOCOL, job=request.job, node_rank=0, hostname="a", pid=7), 1))
+    os.remove(listener.getsockname())
+    conn.close()
+    return lambda: None
+
+places.BACKLOG = 4
+contact._exec = start_agent
+contact.Contact(0o22).run()
+"""
+
+
+def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
+    tmp_path: Path, marks: dict[str, str]
+) -> None:
+    job = f"1121-000000-{secrets.token_hex(4)}"
+    env = {**os.environ, **marks, "DISTMAGIC_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, "-c", FLOODED]
+    (tmp_path / "jobs").mkdir()
+    try:
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as contact:
+            said, _ = contact.communicate(p.encode(replace(START, job=job, node_rank=0)), timeout=30)
+    finally:
+        shutil.rmtree(places.run_dir(job, 0), ignore_errors=True)
+    messages = [p.decode(line)[1] for line in said.splitlines()]
+    assert [type(message) for message in messages[:2]] == [p.Facts, p.Hello]  # and not that it was refused
+
+
 def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> None:
     port = link.free_port("127.0.0.1")
     with socket.socket() as there, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:

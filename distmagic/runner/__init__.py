@@ -19,7 +19,6 @@ Read launch.py first, then run_loop.py, node_table.py, actions.py and executor.p
     delivery.py      brings the payload to all hosts, large files from host to host; certificate.py is for that
     rollback.py      stops what had started when another host could not start
     node_joiner.py   brings a host into an elastic job that runs
-    lease_keeper.py  renews the lease of a job, from the start of its first node on
 
 Beside them:
 

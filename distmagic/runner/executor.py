@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from distmagic.connection import job_requests
+from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import PARALLEL
 from distmagic.connection.reach import Reaching
@@ -34,7 +35,6 @@ from distmagic.runner.actions import (
     StartJoined,
 )
 from distmagic.runner.event_queue import EventQueue
-from distmagic.runner.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.runner.node_joiner import NodeJoiner
 
 

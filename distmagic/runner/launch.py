@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
 from distmagic.connection.reach import Reaching
@@ -33,7 +34,6 @@ from distmagic.runner import interrupts
 from distmagic.runner.delivery import Delivery
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
-from distmagic.runner.lease_keeper import LeaseKeeper
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable

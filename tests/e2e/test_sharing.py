@@ -102,15 +102,15 @@ def templates(host: LabHost) -> list[HostProcess]:
     return [one for one in host.processes() if one.cmdline[-1:] == ("template",)]
 
 
-def who() -> list[int]:
-    """Return the pids of this rank, its parent, and so on."""
+def who() -> tuple[int, list[int]]:
+    """Return on which network this rank is, and the pids of this rank, its parent, and so on."""
     import os
 
     pids = [os.getpid()]
     while pids[-1] > 1:
         with open(f"/proc/{pids[-1]}/stat") as file:
             pids.append(int(file.read().rpartition(")")[2].split()[1]))
-    return pids
+    return os.stat("/proc/self/ns/net").st_ino, pids
 
 
 def totals(run: Run) -> list[float]:
@@ -136,7 +136,7 @@ def test_two_kernels_run_on_the_same_hosts_at_once_and_neither_ends_what_is_the_
 
         assert other.value("session().down()") == []
         assert {template.pid for template in templates(lab.hosts[0])} == own
-        pids = run(lab, HOSTS, who).results[0]
+        _, pids = run(lab, HOSTS, who).results[0]
         assert own <= set(pids), "still warm"
 
 
@@ -290,8 +290,10 @@ def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared: Lab) -> None:
         found = run(shared, "dm1:2,dm2:2", who).results
         own = [templates(host) for host in shared.hosts]
         assert [len(one) for one in own] == [1, 1]
-        places = [own[0][0].pid in found[rank] for rank in (0, 1)] + [own[1][0].pid in found[rank] for rank in (2, 3)]
-        assert places == [True] * 4
+        networks = [network for network, _ in found.values()]
+        assert networks[0] == networks[1] != networks[2] == networks[3], "each rank is on its own host"
+        for rank, (_, pids) in found.items():
+            assert own[rank // 2][0].pid in pids, "and comes from that host's template"
     kept = session().templates(reach(shared, parse_hosts("dm1,dm2")))
     assert [[one.pid for one in of_host or ()] for of_host in kept] == [[one[0].pid] for one in own]
 

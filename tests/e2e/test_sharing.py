@@ -105,12 +105,13 @@ def templates(host: LabHost) -> list[HostProcess]:
 def who() -> tuple[int, list[int]]:
     """Return on which network this rank is, and the pids of this rank, its parent, and so on."""
     import os
+    from pathlib import Path
 
     pids = [os.getpid()]
     while pids[-1] > 1:
         with open(f"/proc/{pids[-1]}/stat") as file:
             pids.append(int(file.read().rpartition(")")[2].split()[1]))
-    return os.stat("/proc/self/ns/net").st_ino, pids
+    return Path("/proc/self/ns/net").stat().st_ino, pids
 
 
 def totals(run: Run) -> list[float]:

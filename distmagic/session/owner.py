@@ -18,12 +18,16 @@ import socket
 import sys
 from pathlib import Path
 
+from distmagic import sanitize
+
+_MOST_CHARS = 1000
 _KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of a kernel's connection file
 
 
 def owner() -> str:
     """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
-    return f"{_person()}:{_notebook() or _script(os.getpid())}"
+    name = f"{_person()}:{_notebook() or _script(os.getpid())}"
+    return sanitize.line(name)[:_MOST_CHARS]  # as a host may list it: else it would not be known again
 
 
 def _person() -> str:

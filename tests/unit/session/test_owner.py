@@ -12,6 +12,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from distmagic.connection import limits
+from distmagic.remote.wire import codec
+from distmagic.remote.wire import protocol as p
 from distmagic.session import owner as owners
 from distmagic.session.owner import owner
 from tests import REPOSITORY
@@ -59,6 +62,14 @@ def test_a_kernel_without_a_notebook_s_name_is_the_same_after_a_restart(kernel):
 def test_a_notebook_that_is_executed_from_within_another_one_is_not_that_one(kernel):
     """It inherits the variables of the outer one's kernel; nbclient and papermill choose another connection file."""
     assert kernel("/tmp/tmpq8x2.json", "/home/me/outer.ipynb") == f"{ME}:notebook (kernel tmpq8x2)"
+
+
+@pytest.mark.parametrize("path", ["/home/me/\x1b[2J\u202etrain.ipynb", "/deep" * 400 + "/train.ipynb"])
+def test_a_name_is_one_that_comes_back_from_hosts_as_it_is(kernel, path):
+    name = kernel(SERVERS_FILE, path)
+    terms = p.JobTerms(lease_s=60.0, owner=name)
+    found = limits.DECODER.from_plain(p.JobTerms, codec.plain(terms))
+    assert found.owner == name
 
 
 def test_a_user_without_a_name(kernel, monkeypatch):

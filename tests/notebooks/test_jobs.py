@@ -58,7 +58,7 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
 
 RUN = "%%distributed --hosts dm1:1\ndef seven():\n    return 7\nseven()"
 WAIT = """\
-%%distributed --hosts dm1:1,dm2:1
+%%distributed --hosts dm1:1,dm2:1 --lease 300 --cold
 import time
 def wait():
     print("here")
@@ -128,7 +128,7 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
         assert f"Job {job}, which this notebook began, still runs on dm1, dm2." in said
         assert (
             f"%distributed attach {job} follows it, %distributed stop {job} ends it. "
-            "Without either it ends by itself within 60 s."
+            "Without either it ends by itself within 300 s."
         ) in said
         assert f"{job} was stopped on dm1, dm2" in again.run(f"%distributed stop {job}")
         assert again.run(RUN)

@@ -105,7 +105,8 @@ def live_notebook(
         nbformat.v4.new_notebook(), timeout=90, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
     if connection_file is not None:
-        client.create_kernel_manager().connection_file = str(connection_file)
+        client.km = client.create_kernel_manager()
+        client.km.connection_file = str(connection_file)
     with client.setup_kernel(env=environment(env)):
         notebook = LiveNotebook(client)
         assert notebook.run("%load_ext distmagic") == ""

@@ -30,9 +30,10 @@ def gather() -> protocol.Facts:
         cpus=_cpus(),
         address=address,
         interface=interface,
-        free_port=_free_port(address),
+        free_port=free_port(address),
         free_bytes=shutil.disk_usage(home).free,
         state_dir=str(home),
+        host_id=places.host_id(),
         logout=logout.warning(),
     )
 
@@ -140,8 +141,11 @@ def _address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _free_port(address: str) -> int:
-    """Return a port that is free for TCP (torch's store) and for UDP (the gang channel)."""
+def free_port(address: str) -> int:
+    """Return a port of `address` that is free for TCP (torch's store) and for UDP (the gang channel).
+
+    Raises OSError where the address is not this host's own.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for _ in range(_TRIES):
         with socket.socket(family) as probe, socket.socket(family, socket.SOCK_DGRAM) as other:

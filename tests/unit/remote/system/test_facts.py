@@ -188,6 +188,6 @@ def test_the_address_that_ssh_came_to(monkeypatch, connection, address):
 
 def test_a_free_port_is_free():
     with socket.socket() as probe:
-        port = facts._free_port("127.0.0.1")
+        port = facts.free_port("127.0.0.1")
         probe.bind(("127.0.0.1", port))
         assert probe.getsockname() == ("127.0.0.1", port)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL
+from distmagic.connection.parallel import in_parallel
 from distmagic.connection.reach import Reaching
 from distmagic.errors import DistmagicError
 from distmagic.remote.wire import protocol
@@ -49,7 +48,6 @@ class Executor:
     ) -> None:
         self._job, self._queue, self._reaching, self._joiner = job, queue, reaching, joiner
         self._is_over = threading.Event()
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
         self._links: tuple[Link, ...] = ()  # replaced as a whole by the main thread, read by the lease thread
         self._lease_s = lease_s
         self._lease_thread: threading.Thread | None = None
@@ -58,12 +56,11 @@ class Executor:
         """Begin an action, and return at once. The main thread calls this."""
         if isinstance(action, Send):
             for link in action.links:
-                self._pool.submit(_send_quietly, link, action.message)
+                _begin(_send_quietly, link, action.message)
         elif isinstance(action, Close):
-            self._pool.submit(action.link.close)
+            _begin(action.link.close)
         else:
-            act = self._ACTS[type(action)]
-            threading.Thread(target=act, args=(self, action), name="distmagic-run", daemon=True).start()
+            _begin(self._ACTS[type(action)], self, action)
 
     def keep_lease_over(self, links: tuple[Link, ...]) -> None:
         """Renew the job's lease over these links from now on, four times a lease.
@@ -78,7 +75,7 @@ class Executor:
     def _renew_leases(self) -> None:
         while not self._is_over.wait(self._lease_s / 4):
             for link in self._links:
-                self._pool.submit(_send_quietly, link, protocol.RenewLease())
+                _begin(_send_quietly, link, protocol.RenewLease())
 
     # ---- acts, each on a thread of its own
 
@@ -172,9 +169,7 @@ class Executor:
         """Hang up on these links, which the run still holds. Agents that still run end with their lease."""
         self._is_over.set()
         self._queue.close()
-        for link in links:
-            link.close()
-        self._pool.shutdown(wait=False)
+        in_parallel(Link.close, links)
 
     _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
         Listen: _listen,
@@ -184,6 +179,11 @@ class Executor:
         Join: _join,
         StartJoined: _start_joined,
     }
+
+
+def _begin(act: Callable[..., object], *arguments: object) -> None:
+    """Let a thread of its own do one act. A host that takes no more bytes holds up what is sent to it alone."""
+    threading.Thread(target=act, args=arguments, name="distmagic-run", daemon=True).start()
 
 
 def _send_quietly(link: Link, message: protocol.Message) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
+from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.payload import blobs
@@ -128,15 +128,20 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
 
 def _following(links: Mapping[int, Link], job: str) -> dict[int, Link]:
     """Ask each host for the events of its node; return the links that still work. The others are tried again."""
-    found = {}
-    for node_rank, link in links.items():
+
+    def follow(node_rank: int) -> bool:
+        link = links[node_rank]
         try:
             link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
         except ConnectionLost:
             link.close()
-        else:
-            found[node_rank] = link
-    return found
+            return False
+        return True
+
+    are_followed = in_parallel(follow, list(links))
+    return {
+        node_rank: links[node_rank] for node_rank, is_followed in zip(links, are_followed, strict=True) if is_followed
+    }
 
 
 def _followed(loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts) -> Followed:
@@ -206,7 +211,7 @@ def _plan(
     loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str
 ) -> Plan:  # fmt: skip
     """Return the plan, and note its warnings. Where there is none, the links are closed."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
+    pool = threads_for(1, "prepare")
     try:
         check_orphans(found_jobs([link.facts.running for link in links]), owner)
         awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
@@ -250,7 +255,7 @@ class _Start:
         requests = []
         for node, link in zip(self.plan.nodes, self.links, strict=True):
             requests.append(start_message(self.plan, node, self.payload, secret, link.warm))
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-start")
+        pool = threads_for(len(self.links), "start")
         started: list[Future[None]] = []
         try:
             self.loop.result(pool.submit(self._deliver))
@@ -321,7 +326,7 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
             return  # out of reach: its own lease ends it, and the verdict says so
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 
-    pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-sweep")
+    pool = threads_for(len(lost), "sweep")
     try:
         loop.wait_for([pool.submit(sweep, node_rank) for node_rank in lost])
     except KeyboardInterrupt:

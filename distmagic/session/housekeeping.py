@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from functools import partial
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
+from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled
 from distmagic.planning.jobs import Job, found_jobs
@@ -47,7 +47,7 @@ class Housekeeping:
             link.finish()
             return start.node_rank
 
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-add")
+        pool = threads_for(len(others), "add")
         names = {pool.submit(join, link): link.host.name for link in others}
         try:
             for one in as_completed(names):

@@ -14,7 +14,7 @@ from pathlib import Path
 import distmagic
 from distmagic.connection.link import Link
 from distmagic.request.spec import Access
-from distmagic.runner.launch import Launch
+from distmagic.runner import launch
 from tests.bench import links
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
@@ -119,21 +119,21 @@ class _Watch:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[_Watch]:
-    watch, launch, start = _Watch(), Launch.start, Link.start
+    watch, run, start = _Watch(), launch._Start.run, Link.start
 
-    def note_launch(self: Launch, *args: object) -> None:
+    def note_run(self: launch._Start) -> object:
         watch.began = time.monotonic()
-        launch(self, *args)  # type: ignore[arg-type]
+        return run(self)
 
     def note_start(self: Link, *args: object) -> None:
         watch.began_starting = watch.began_starting or time.monotonic()
         start(self, *args)  # type: ignore[arg-type]
 
-    Launch.start, Link.start = note_launch, note_start  # type: ignore[method-assign,assignment]
+    launch._Start.run, Link.start = note_run, note_start  # type: ignore[method-assign,assignment]
     try:
         yield watch
     finally:
-        Launch.start, Link.start = launch, start  # type: ignore[method-assign]
+        launch._Start.run, Link.start = run, start  # type: ignore[method-assign]
 
 
 def _scp(lab: Lab, folder: Path, data: bytes) -> Sent:

@@ -20,16 +20,27 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
     No interrupt ends this, but its limits do.
     """
     with interrupts.sent_to(_hold):
-        tried = [(link, future) for link, future in zip(links, started, strict=False) if not future.cancel()]
+        tried = []
+        for link, future in zip(links, started, strict=False):
+            if not future.cancel():
+                tried.append((link, future))
         wait([future for _, future in tried], _PATIENCE_S)
-        running = [link for link, future in tried if future.done() and future.exception() is None]
+        running = []
+        for link, future in tried:
+            if future.done() and future.exception() is None:
+                running.append(link)
         stopping = threads_for(len(running), "rollback")  # those of the starts may hang yet
         stops = [stopping.submit(_stop_and_wait, link) for link in running]
         stopping.shutdown(wait=False)
         wait(stops, _PATIENCE_S)
-    unsure = [link for link, future in tried if not future.done() or _may_run(future.exception())]
-    unsure += [link for link, stop in zip(running, stops, strict=True) if not _is_confirmed(stop)]
-    return [link.host.name for link in unsure]
+    unsure = []
+    for link, future in tried:
+        if not future.done() or _may_run(future.exception()):
+            unsure.append(link.host.name)
+    for link, stop in zip(running, stops, strict=True):
+        if not _is_confirmed(stop):
+            unsure.append(link.host.name)
+    return unsure
 
 
 def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
@@ -53,7 +64,7 @@ def _stop_and_wait(link: Link) -> bool:
             if isinstance(what, protocol.Final):  # the agent itself may have to wait for the other nodes yet
                 return not what.survivors
     except DistmagicError:
-        pass  # what was wrong first is told; this node's lease ends what is left
+        pass  # the first error is the one to raise; this node's lease ends what is left
     return False
 
 

@@ -7,7 +7,8 @@ from typing import TextIO
 from distmagic import render
 from distmagic.state.model import OutputLine, RunState
 
-_ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})  # for streams that know no more
+# For streams that know no more.
+_ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})
 
 
 def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:
@@ -23,7 +24,9 @@ def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:
 
 def without_colours(line: OutputLine | str) -> str:
     """Return a line with its rank before it, and nothing in it that a terminal obeys."""
-    return line if isinstance(line, str) else f"{render.label(line)} {render.plain(line.text)}"
+    if isinstance(line, str):
+        return line
+    return f"{render.label(line)} {render.plain(line.text)}"
 
 
 def write(stream: TextIO, text: str) -> None:

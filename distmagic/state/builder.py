@@ -19,10 +19,13 @@ KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
 KEPT_DUMPS = 4  # requests for stacks, and the answers
+_OPEN_CHARS_OF_ALL = 4_000_000  # of unfinished lines of all ranks together: of very many each keeps less, but at least
+_FEWEST_OPEN_CHARS = 200
 _FRAMES_OF_ALL = 100_000  # frames of one request for stacks, of all ranks together; of each rank at least and at most:
 _FEWEST_FRAMES = 10
 _MOST_FRAMES = 220  # more than an agent of ours sends
-_FRAME_CHARS = 200  # of a file's name, a function's and a line of source, as agents cut them
+_STACK_CHARS_OF_ALL = 4_000_000  # of the texts in them; of each rank at least:
+_FEWEST_STACK_CHARS = 1000
 STREAMS = ("stdout", "stderr")
 
 
@@ -64,18 +67,27 @@ class RunStateBuilder:
         self.base = state
         self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
         for name in _FIELDS:
-            setattr(self, name, _mutable(getattr(state, name)))
+            value = getattr(state, name)
+            if isinstance(value, tuple):
+                value = list(value)
+            elif isinstance(value, Mapping):
+                value = dict(value)
+            setattr(self, name, value)
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
         del self.lines[:-KEPT_LINES]
-        fields: dict[str, Any] = {name: _immutable(getattr(self, name)) for name in _FIELDS}
+        fields: dict[str, Any] = {}
+        for name in _FIELDS:
+            value = getattr(self, name)
+            fields[name] = tuple(value) if isinstance(value, list) else value
         return replace(self.base, **fields)
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
         """Bring a node to a phase, unless it is in a later one."""
         old = self.nodes[node]
-        self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
+        later = max(old.phase, phase, key=NODE_PHASES.index)
+        self.nodes[node] = replace(old, phase=later, **more)
 
     def note_advance(self) -> None:
         """Note that a rank has advanced; ranks that end because they are stopped don't count."""
@@ -121,10 +133,14 @@ class RunStateBuilder:
 
     def lose(self, node: int, why: str) -> None:
         """Count a node as lost, with its ranks."""
-        if self.nodes[node].phase == "gone" or any(node == other for other, _ in self.lost):
+        if self.nodes[node].phase == "gone" or self.has_lost(node):
             return
         self.lost.append((node, why))
         self.end_all_on(node, "lost")
+
+    def has_lost(self, node: int) -> bool:
+        """Whether a node counts as lost."""
+        return any(node == other for other, _ in self.lost)
 
     def end_all_on(self, node: int, phase: RankPhase) -> None:
         """Bring those ranks of a node that still run to this phase."""
@@ -139,15 +155,16 @@ class RunStateBuilder:
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
         """Keep the whole lines of a text, as a terminal would show them; an unfinished line waits in `open_lines`."""
         key = (rank, node_rank, stream)
-        *whole, rest = (self.open_lines.pop(key, "") + text.replace("\r\n", "\n")).split("\n")
+        text = self.open_lines.pop(key, "") + text.replace("\r\n", "\n")
+        *whole, rest = text.split("\n")
         self.lines_seen += len(whole[:-KEPT_LINES])
         for line in whole[-KEPT_LINES:]:
             self.add_line(rank, node_rank, stream, line)
         if rest:
-            end = (
-                "\r" if rest.endswith("\r") else ""
-            )  # the next text overwrites the line, unless it begins with a newline
-            self.open_lines[key] = _last_drawn(rest) + end
+            # After a \r the next text overwrites the line, unless it begins with a newline.
+            end = "\r" if rest.endswith("\r") else ""
+            most = max(_FEWEST_OPEN_CHARS, _OPEN_CHARS_OF_ALL // (1 + len(self.open_lines)))
+            self.open_lines[key] = _last_drawn(rest)[:most] + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]
 
@@ -180,25 +197,21 @@ _FIELDS = tuple(RunStateBuilder.__annotations__)
 
 def _bounded_threads(threads: tuple[Thread, ...], world_size: int) -> tuple[Thread, ...]:
     """Return stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each."""
-    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // max(1, world_size)))
+    ranks = max(1, world_size)
+    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // ranks))
+    chars = max(_FEWEST_STACK_CHARS, _STACK_CHARS_OF_ALL // ranks)
     kept = []
     for thread in threads:
-        frames = thread.frames[-room:] if room else ()
-        room -= len(frames)
+        frames: list[Frame] = []
+        for frame in reversed(thread.frames):  # the innermost first
+            chars -= len(frame.file) + len(frame.function) + len(frame.text)
+            if room <= 0 or chars < 0:
+                break
+            room -= 1
+            frames.append(frame)
         if frames:
-            kept.append(Thread(frames=tuple(_bounded_frame(frame) for frame in frames)))
+            kept.append(Thread(frames=tuple(reversed(frames))))
     return tuple(kept)
-
-
-def _bounded_frame(frame: Frame) -> Frame:
-    if max(len(frame.file), len(frame.function), len(frame.text)) <= _FRAME_CHARS:
-        return frame
-    return replace(
-        frame,
-        file=frame.file[-_FRAME_CHARS:],
-        function=frame.function[:_FRAME_CHARS],
-        text=frame.text[:_FRAME_CHARS],
-    )
 
 
 def _mutable(value: object) -> object:

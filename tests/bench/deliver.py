@@ -14,7 +14,7 @@ from pathlib import Path
 import distmagic
 from distmagic.connection.link import Link
 from distmagic.request.spec import Access
-from distmagic.runner import launch
+from distmagic.runner.delivery import Delivery
 from tests.bench import links
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
@@ -119,21 +119,21 @@ class _Watch:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[_Watch]:
-    watch, run, start = _Watch(), launch._Start.run, Link.start
+    watch, deliver, start = _Watch(), Delivery.run, Link.start
 
-    def note_run(self: launch._Start) -> object:
+    def note_delivery(self: Delivery) -> None:
         watch.began = time.monotonic()
-        return run(self)
+        deliver(self)
 
     def note_start(self: Link, *args: object) -> None:
         watch.began_starting = watch.began_starting or time.monotonic()
         start(self, *args)  # type: ignore[arg-type]
 
-    launch._Start.run, Link.start = note_run, note_start  # type: ignore[method-assign,assignment]
+    Delivery.run, Link.start = note_delivery, note_start  # type: ignore[method-assign,assignment]
     try:
         yield watch
     finally:
-        launch._Start.run, Link.start = run, start  # type: ignore[method-assign]
+        Delivery.run, Link.start = deliver, start  # type: ignore[method-assign]
 
 
 def _scp(lab: Lab, folder: Path, data: bytes) -> Sent:

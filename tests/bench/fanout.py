@@ -18,23 +18,19 @@ from distmagic.connection.parallel import in_parallel, threads_for
 from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
-from distmagic.remote.wire.protocol import Route, StopNode
+from distmagic.planning.start_messages import start_message
+from distmagic.remote.wire.protocol import Final, Route, StopNode
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
-from distmagic.runner import launch
-from distmagic.runner.event_queue import EventQueue
-from distmagic.runner.interrupts import Interrupts
-from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
-from distmagic.state.fold import begin
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
-from tests.bench.screens import Silent
 from tests.lab import HostSetup, Lab
 
 TITLE = "Connecting and starting over SSH"
-_CLIENTS = 16  # of OpenSSH at a time: more are no faster here
+_CLIENTS = 16  # of OpenSSH at a time: more are no faster
 _COUNTS = (1, 16, 64, 128)
 _ABOUT = (
     "all addresses are one machine's with one SSH server, and share its cores with the notebook: "
@@ -128,30 +124,34 @@ def _start(crowd: Crowd, count: int) -> Took:
     with contextlib.closing(asker_of(None)) as asker, contextlib.closing(session):
         payload = pack_call(int, limit_bytes=1 << 20, labels={})
         clock = _Clock()
-        links = session.reach(hosts, crowd.access, asker).wait()
+        reaching = session.reach(hosts, crowd.access, asker)
+        links = reaching.wait()
         reached = [
             plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
         made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/")
-        launch._Start(loop=_loop(job, crowd.names[:count]), plan=made, payload=payload, links=links).run()
+        Delivery(links, crowd.addresses[:count], payload.blobs, _ignore, _ignore).run()
+        secret = secrets.token_hex(32)
+        requests = [
+            start_message(made, node, payload, secret, link.warm) for node, link in zip(made.nodes, links, strict=True)
+        ]
+        in_parallel(Link.start, links, requests)
         took = clock.took()
         in_parallel(_stop, links)
     return took
 
 
-def _loop(job: str, names: tuple[str, ...]) -> RunLoop:
-    """Return the loop that waits while the nodes start."""
-    clock = clock_since(time.monotonic())
-    return RunLoop(begin(job, names), EventQueue(clock), Silent(), lambda _: None, Interrupts(), clock, lambda: "id")
+def _ignore(*_: object) -> None:
+    """Take no notice of how far a delivery is."""
 
 
 def _stop(link: Link) -> None:
-    """End an agent, and wait until it is gone."""
-    link.send(StopNode(grace_s=0.0, reason="abandoned"))
-    for _ in link.events():
-        continue
-    link.finish()
+    """End the agent, and wait until it has said its last word."""
+    link.send(StopNode(grace_s=0.0, reason="measured"))
+    ends = [what for _, what in link.events() if isinstance(what, Final)]
+    assert ends, f"{link.host.name}'s agent ended without a word"
+    link.close()
 
 
 def _answer(crowd: Crowd, count: int) -> Took:

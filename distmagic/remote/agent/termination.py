@@ -7,7 +7,8 @@ import signal
 
 from distmagic.remote.system import processes
 
-_UNKILLABLE_S = 10.0  # a process that lives this long after SIGKILL is in a system call of the kernel
+# A process that lives this long after SIGKILL is in a system call of the kernel.
+_UNKILLABLE_S = 10.0
 
 
 class Termination:
@@ -47,5 +48,6 @@ class Termination:
                 self._sigterm_sent.add(identity)
                 processes.send(process, signal.SIGTERM)
         if tree and now > self._kill_at + _UNKILLABLE_S:
-            self.survivors = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in tree)
+            words = [f"{process.name} (pid {process.pid}, state {process.state})" for process in tree]
+            self.survivors = tuple(words)
             self.is_done = True

@@ -24,10 +24,17 @@ def start_engine(torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: 
         pid = forking.fork(partial(_be_engine, argv, cwd, env, out_writing, err_writing, umask))
     else:
         child = subprocess.Popen(
-            [sys.executable, "-u", sys.path[0], "engine", *argv], stdin=subprocess.DEVNULL, stdout=out_writing,
-            stderr=err_writing, cwd=cwd, env=env, start_new_session=True, umask=umask,
-        )  # fmt: skip
-        child.returncode = 0  # the agent reaps all its children itself; with this Popen does not try
+            [sys.executable, "-u", sys.path[0], "engine", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=out_writing,
+            stderr=err_writing,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+            umask=umask,
+        )
+        # The agent reaps all its children itself; with a code set, Popen does not try.
+        child.returncode = 0
         pid = child.pid
     os.close(out_writing)
     os.close(err_writing)

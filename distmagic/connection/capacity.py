@@ -29,7 +29,7 @@ class Usage:
     memory_mb: float
 
 
-BY_PARAMIKO = Usage(files=2, tasks=6, memory_mb=0.5)
+BY_PARAMIKO = Usage(files=2, tasks=6, memory_mb=0.3)
 BY_SSH_PROGRAM = Usage(files=11, tasks=10, memory_mb=5)  # one program keeps the connection, one is the conversation
 
 

@@ -86,7 +86,7 @@ def test_a_run_from_connecting_to_its_results(fleet):
     for host in fleet.hosts:
         host.begins = runs_to_its_end
     fleet.hold("connect", "boot", p.OfferBlobs, p.StartNode, p.GetFile)
-    fleet.hold(p.GetRoute, hosts=fleet.hosts[1:])  # these dial the first one, which is asked before
+    fleet.hold(p.GetRoute, hosts=fleet.hosts[1:])  # these dial the first one
     assert fleet.launch().state.phase == "done"
     assert fleet.unmet == []
 

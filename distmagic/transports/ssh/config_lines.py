@@ -153,12 +153,19 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
     found = False
     for pattern in patterns:
         negated = pattern.startswith("!")
-        literal = pattern[negated:].lower().replace("[", "[[]")  # ssh_config knows * and ? only
-        if fnmatch.fnmatchcase(text.lower(), literal):
+        if fits(pattern[negated:], text.lower()):
             if negated:
                 return False
             found = True
     return found
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether a name, in lower case, fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
+    literal = pattern.lower()
+    if "*" not in literal and "?" not in literal:
+        return literal == name  # as most of them: a file may name hundreds of hosts, and is looked at for each of them
+    return fnmatch.fnmatchcase(name, literal.replace("[", "[[]"))
 
 
 def _match(line: ConfigLine, scope: Scope) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fnmatch
 import functools
 import hashlib
 import hmac
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.transports import troubles
+from distmagic.transports.ssh.config_lines import fits
 
 _MARKERS = ("@revoked", "@cert-authority")
 
@@ -46,12 +46,7 @@ class KnownKey:
 
 def _matches(pattern: str, name: str) -> bool:
     if not pattern.startswith("|1|"):
-        literal = pattern.lower()
-        if "*" not in literal and "?" not in literal:
-            return literal == name
-        return fnmatch.fnmatchcase(
-            name, literal.replace("[", "[[]")
-        )  # known_hosts knows * and ?, and writes [host]:port
+        return fits(pattern, name)  # which may be `[host]:port`
     # A hashed name: |1|SALT|HMAC-SHA1 of the name, both in base64.
     try:
         _, _, salt, digest = pattern.split("|")

@@ -34,7 +34,6 @@ class Stage(runner.Watch):
         self._lab, self._pair = lab, pair
         self._pending = [one for one in pair.strikes if one.row.way.steps]
         self._misdeeds = [one for one in pair.strikes if one.row.way.misdeed is not None]
-        self._hosts_at_first = len(pair.hosts) - pair.grows
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -65,13 +64,13 @@ class Stage(runner.Watch):
             self._must_grow = False
             faults.host_of(self._lab, self._pair.names[-1]).start()
         for strike in self._misdeeds:
-            if has_come(strike.moment, state, 0):
+            if has_come(strike.moment, state):
                 self._misdeeds.remove(strike)
                 self._note_hit(strike)
                 break
         for strike in tuple(self._pending):
             moment = strike.moment
-            is_due = has_come(moment, state, self._hosts_at_first)
+            is_due = has_come(moment, state)
             if moment.phase == "noticed":
                 is_due = bool(self.hits) and is_noticed(state)
             if is_due:

@@ -217,8 +217,10 @@ def _row(rng: random.Random, kind: Kind) -> Fault:
     """Return a row: first what is struck is drawn, so that what has many rows is not struck more often."""
     groups: dict[str, list[Fault]] = {}
     for row in ROWS.values():
-        # A limit of time is kept by the notebook that started the job, so a detached one would stand still for ever.
-        if kind != "followed" or "timeout_s" not in row.way.options:
+        # A limit of time is kept by the notebook that started the job: a detached one would stand still for ever. And
+        # hosts that don't hear each other can't be detached.
+        is_for_all = "timeout_s" not in row.way.options and row.moment != "from the beginning"
+        if kind != "followed" or is_for_all:
             groups.setdefault(row.process.split()[0], []).append(row)
     return rng.choice(groups[rng.choice(sorted(groups))])
 
@@ -254,7 +256,7 @@ def _moment(
 # ---- moments that the state of the run shows
 
 
-def has_come(moment: Moment, state: RunState, hosts_at_first: int) -> bool:
+def has_come(moment: Moment, state: RunState) -> bool:
     """Whether the state shows that a moment has come; the others are noticed where they happen: see pair_stage.py."""
     if moment.phase == "meeting":
         return faults.hosts_answer(state, 0.0)
@@ -262,7 +264,8 @@ def has_come(moment: Moment, state: RunState, hosts_at_first: int) -> bool:
         worker = state.workers.get(moment.rank)
         return worker is not None and (worker.step or 0) >= moment.step
     if moment.phase == "growing":
-        return len(state.nodes) > hosts_at_first
+        has_begun = any(worker.step for worker in state.workers.values())
+        return has_begun and len(state.nodes) == 3  # it began with two
     if moment.phase == "ending":
         return any(worker.ended is not None for worker in state.workers.values())
     return False

@@ -42,8 +42,9 @@ class Stage(runner.Watch):
         self.hits = [one for one in pair.strikes if one.moment.phase == "beginning"]
 
     def __enter__(self) -> Stage:  # noqa: PYI034 - typing.Self is of Python 3.11
-        for name, wrapped in (("pour", self._pour), ("start", self._start), ("fetch", self._fetch)):
-            self._patches.enter_context(mock.patch.object(Link, name, wrapped(getattr(Link, name))))
+        wrappers = {"pour": self._pour, "answer": self._answer, "start": self._start, "fetch": self._fetch}
+        for name, wrap in wrappers.items():
+            self._patches.enter_context(mock.patch.object(Link, name, wrap(getattr(Link, name))))
         for strike in self._pending:
             if strike.moment.phase == "connecting":
                 self._begin(self._wait_at_gate, strike.moment.host)
@@ -95,11 +96,23 @@ class Stage(runner.Watch):
             done = offset
             for size in pour(link, local, offset):
                 done += size
-                if 2 * done >= local.blob.size_bytes:
-                    self._reach("delivering", link.host.name)
+                self._has_got(link, done)
                 yield size
 
         return poured
+
+    def _answer(self, answer: Callable[..., object]) -> Callable[..., object]:
+        def answered(link: Link, *kinds: type) -> object:
+            found = answer(link, *kinds)
+            if isinstance(found, protocol.ReceivedBytes):  # from another host
+                self._has_got(link, found.size_bytes)
+            return found
+
+        return answered
+
+    def _has_got(self, link: Link, size_bytes: int) -> None:
+        if 2 * size_bytes >= self._pair.payload_bytes:
+            self._reach("delivering", link.host.name)
 
     def _start(self, start: Callable[..., None]) -> Callable[..., None]:
         def started(link: Link, request: protocol.StartNode) -> None:

@@ -4,8 +4,8 @@
     Pair, lab     --pair_play.play-->  Played: what the notebook was told, what was hit      (side effects)
     Played, lab   --promises.check-->  nothing, or an AssertionError                         (looks, changes nothing)
 
-`pair_stage.py` brings strikes about. A moment is an event of the run ("rank 1 has reported step 7", "half of the payload
-has gone out to dm2"), never a time, so that a seed gives the same pair on a slow machine too. The table says what a user
+`pair_stage.py` brings strikes about. A moment is an event of the run ("rank 1 has reported step 7", "dm2 has got half
+of the payload"), never a time, so that a seed gives the same pair on a slow machine too. The table says what a user
 is told of one fault; nobody wrote down what is told of two. So a pair is held to the promises alone, whatever the two do
 to each other: promises.py has them.
 
@@ -94,7 +94,7 @@ class Moment:
         words = {
             "beginning": "before the run",
             "connecting": f"when {self.host} has let the notebook in",
-            "delivering": f"when half of the payload has gone out to {self.host}",
+            "delivering": f"when {self.host} has got half of the payload",
             "starting": f"when {self.host} is about to be told to start",
             "meeting": "when all agents run",
             "running": f"when rank {self.rank} has reported step {self.step}",
@@ -217,10 +217,8 @@ def _row(rng: random.Random, kind: Kind) -> Fault:
     """Return a row: first what is struck is drawn, so that what has many rows is not struck more often."""
     groups: dict[str, list[Fault]] = {}
     for row in ROWS.values():
-        # A limit of time is kept by the notebook that started the job: a detached one would stand still for ever. And
-        # hosts that don't hear each other can't be detached.
-        is_for_all = "timeout_s" not in row.way.options and row.moment != "from the beginning"
-        if kind != "followed" or is_for_all:
+        # A job whose hosts never hear each other can't be detached, so nobody follows it.
+        if kind != "followed" or row.moment != "from the beginning":
             groups.setdefault(row.process.split()[0], []).append(row)
     return rng.choice(groups[rng.choice(sorted(groups))])
 

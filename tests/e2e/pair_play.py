@@ -31,7 +31,7 @@ CONNECT_S = 3.0
 
 def train(
     steps: int, token: str, step_s: float, result_bytes: int, *, together: bool,
-    misdeeds: tuple[tuple[int, int, Callable[[], object]], ...] = (), payload: bytes = b"",
+    misdeeds: tuple[tuple[int, int, Callable[[], object]], ...], payload: bytes,
 ) -> dict[str, Any]:  # fmt: skip
     """Count up to `steps`; `together` with the other ranks, from the last snapshot on.
 

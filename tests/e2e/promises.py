@@ -194,8 +194,8 @@ def check_next_run(pair: Pair, lab: Lab) -> None:
     token = f"{pair.seed}-next"
     access = runner.access(lab, warm_idle_s=900.0 if pair.is_warm else 0.0)
     run = distmagic.run(
-        as_value(train), 2, token, 0.01, 10, kwargs={"together": False}, hosts=pair.hosts_line, access=access,
-        screen=runner.Watch(),
+        as_value(train), 2, token, 0.01, 10, kwargs={"together": False, "misdeeds": (), "payload": b""},
+        hosts=pair.hosts_line, access=access, screen=runner.Watch(),
     )  # fmt: skip
     assert run.state.phase == "done"
     assert [run.results[rank]["token"] for rank in run.results] == [token] * pair.ranks

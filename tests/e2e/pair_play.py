@@ -27,6 +27,7 @@ from tests.lab import Lab
 
 LEASE_S = 15.0
 CONNECT_S = 3.0
+HANG_S = 30.0  # of an elastic job: longer than it takes to form anew
 
 
 def train(
@@ -157,7 +158,8 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bo
             misdeeds.append((moment.rank, moment.step, as_value(strike.row.way.misdeed)))
     options: dict[str, Any] = {"lease_s": LEASE_S, "connect_timeout_s": CONNECT_S, "node_lost_after_s": 20.0}
     if pair.kind == "elastic":
-        options |= {"nnodes": (1, 3), "max_restarts": 4, "node_lost_after_s": 4.0}
+        # Members that hear the lead and not each other wait for ever, but for this limit.
+        options |= {"nnodes": (1, 3), "max_restarts": 4, "node_lost_after_s": 4.0, "hang_timeout_s": HANG_S}
     return distmagic.run(
         as_value(train),
         pair.steps,

@@ -18,7 +18,7 @@ from tests.lab import Lab
 
 SEED = int(os.environ.get("DISTMAGIC_CHAOS_SEED", "1"))
 ROUNDS = int(os.environ.get("DISTMAGIC_CHAOS_ROUNDS", "20"))
-IS_CHAOS = "DISTMAGIC_CHAOS_ROUNDS" in os.environ
+IS_WATCHED = "DISTMAGIC_CHAOS_ROUNDS" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 
 
 @pytest.mark.needs("lab")
@@ -42,7 +42,7 @@ def test_whatever_two_faults_do_the_promises_hold(
         raise
     finally:
         line = f"{pair}: {outcome}: {promised} ({time.monotonic() - began_s:.0f} s; make chaos SEED={seed} ROUNDS=1)"
-        with capsys.disabled() if IS_CHAOS else nullcontext():  # else it is shown where the test fails
+        with capsys.disabled() if IS_WATCHED else nullcontext():  # else it is shown where the test fails
             print(f"\n{line}")
 
 

@@ -184,7 +184,7 @@ def draw(seed: int) -> Pair:
     kind = rng.choice((*KINDS, "plain", "followed"))  # twice: these take the least time
     hosts = _hosts(rng, kind)
     rows = [_row(rng, kind), _row(rng, kind)]
-    needs_time = kind != "elastic" and any(row.way.numbers > FEW_STEPS for row in rows)
+    needs_time = kind == "elastic" or any(row.way.numbers > FEW_STEPS for row in rows)
     steps = MANY_STEPS if needs_time else FEW_STEPS
     ranks = sum(slots for _, slots in hosts)
     first = _moment(rng, rows[0], kind, hosts, ranks, steps, None)

@@ -102,7 +102,7 @@ def play(pair: Pair, lab: Lab) -> Played:
     for strike in pair.strikes:
         strike.row.way.before(lab)
     if pair.grows:
-        faults.host_of(lab, pair.names[-1]).kill()
+        faults.host_of(lab, pair.job.names[-1]).kill()
     token = f"{pair.seed}-struck"
     stage, run, error, results = Stage(lab, pair), None, None, {}
     try:
@@ -121,10 +121,10 @@ def play(pair: Pair, lab: Lab) -> Played:
 @contextmanager
 def _started(pair: Pair, lab: Lab, token: str) -> Iterator[Callable[[Stage], Run]]:
     """Yield what brings the job to its end, shown on a stage. A job that is followed runs by then."""
-    if pair.kind != "followed":
+    if pair.job.kind != "followed":
         yield lambda stage: launch(pair, lab, token, stage)
         return
-    if not pair.killed:
+    if not pair.job.is_killed:
         launch(pair, lab, token, runner.Watch(), detach=True)
         session().close()
         yield lambda stage: _follow(pair, lab, stage)
@@ -157,22 +157,22 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bo
             moment = strike.moment
             misdeeds.append((moment.rank, moment.step, as_value(strike.row.way.misdeed)))
     options: dict[str, Any] = {"lease_s": LEASE_S, "connect_timeout_s": CONNECT_S, "node_lost_after_s": 20.0}
-    if pair.kind == "elastic":
+    if pair.job.kind == "elastic":
         # Members that hear the lead and not each other wait for ever, but for this limit.
         options |= {"nnodes": (1, 3), "max_restarts": 4, "node_lost_after_s": 4.0, "hang_timeout_s": HANG_S}
     return distmagic.run(
         as_value(train),
-        pair.steps,
+        pair.job.steps,
         token,
         STEP_S,
         pair.result_bytes,
         kwargs={
-            "together": pair.kind in ("together", "elastic"),
+            "together": pair.job.kind in ("together", "elastic"),
             "misdeeds": tuple(misdeeds),
-            "payload": random.Random(pair.seed).randbytes(pair.payload_bytes),
+            "payload": random.Random(pair.seed).randbytes(pair.job.payload_bytes),
         },
-        hosts=pair.hosts_line,
-        access=runner.access(lab, warm_idle_s=900.0 if pair.is_warm else 0.0),
+        hosts=pair.job.hosts_line,
+        access=runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0),
         screen=screen,
         detach=detach,
         **(options | pair.options),
@@ -181,7 +181,7 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bo
 
 def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run:
     """Find the job and follow it to its end, as another kernel does."""
-    hosts = parse_hosts(pair.hosts_line)
+    hosts = parse_hosts(pair.job.hosts_line)
     (job,) = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
     reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
     found = session().attach(reaching, job, stage)

@@ -63,7 +63,7 @@ class Stage(runner.Watch):
         super().show(state)
         if self._must_grow and any((worker.step or 0) >= 3 for worker in state.workers.values()):
             self._must_grow = False
-            faults.host_of(self._lab, self._pair.names[-1]).start()
+            faults.host_of(self._lab, self._pair.job.names[-1]).start()
         for strike in self._misdeeds:
             if has_come(strike.moment, state):
                 self._misdeeds.remove(strike)
@@ -111,7 +111,7 @@ class Stage(runner.Watch):
         return answered
 
     def _has_got(self, link: Link, size_bytes: int) -> None:
-        if 2 * size_bytes >= self._pair.payload_bytes:
+        if 2 * size_bytes >= self._pair.job.payload_bytes:
             self._reach("delivering", link.host.name)
 
     def _start(self, start: Callable[..., None]) -> Callable[..., None]:

@@ -69,8 +69,9 @@ _THERE: dict[str, tuple[Phase, ...]] = {
 }
 
 STEP_S = 0.05
-SMALL, LARGE = 10_000, 12 << 20  # bytes of a payload: large ones go from host to host
 FEW_STEPS, MANY_STEPS = 60, 110
+SMALL_PAYLOAD, LARGE_PAYLOAD = 10_000, 12 << 20  # bytes; a large one goes from host to host
+SMALL_RESULT, LARGE_RESULT = 1000, 3 << 20  # bytes; a small one comes with the end of the run
 
 
 def _takes_part(fault: Fault) -> bool:
@@ -83,7 +84,7 @@ ROWS: dict[str, Fault] = {fault.name: fault for fault in (*TABLE, *BESIDE_OTHERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When something strikes. `host`, `rank` and `step` are of the phases whose words name them."""
+    """When something strikes. `host`, `rank` and `step` count in the phases whose words name them."""
 
     phase: Phase
     host: str = ""
@@ -124,23 +125,20 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """One round: a job, and what strikes it.
+class Job:
+    """What is struck.
 
-    `hosts` are as after --hosts: their order says who leads. `is_warm`: the hosts keep torch loaded. `killed`: a job that
-    is followed was left by a kernel that was killed, and not detached. `payload_bytes` and `result_bytes` are what
-    travels there, and what comes back of each rank.
+    `hosts` are as after --hosts, with their ranks: the order says who leads. `is_warm`: the hosts keep torch loaded.
+    `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached. `steps` is
+    how far its ranks count.
     """
 
-    seed: int
     kind: Kind
     hosts: tuple[tuple[str, int], ...]
-    is_warm: bool
-    killed: bool
-    payload_bytes: int
-    result_bytes: int
     steps: int
-    strikes: tuple[Strike, Strike]
+    payload_bytes: int
+    is_warm: bool
+    is_killed: bool
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,22 +155,46 @@ class Pair:
         """How many there are when all hosts have come."""
         return sum(slots for _, slots in self.hosts)
 
+    def __str__(self) -> str:
+        words = [self.kind]
+        if self.kind == "followed":
+            words.append("(its kernel was killed)" if self.is_killed else "(detached)")
+        words += ["on", self.hosts_line, "warm" if self.is_warm else "cold"]
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One round: a job, and what strikes it."""
+
+    seed: int
+    job: Job
+    strikes: tuple[Strike, Strike]
+
+    @property
+    def phases(self) -> set[Phase]:
+        """When something strikes."""
+        return {strike.moment.phase for strike in self.strikes}
+
     @property
     def grows(self) -> bool:
         """Whether its last host is switched on only when the others work."""
-        return any(strike.moment.phase == "growing" for strike in self.strikes)
+        return "growing" in self.phases
+
+    @property
+    def result_bytes(self) -> int:
+        """What comes back of each rank: so much that it has to be fetched, where a strike waits for that."""
+        return LARGE_RESULT if "fetching" in self.phases else SMALL_RESULT
 
     @property
     def options(self) -> dict[str, object]:
-        """The options that the rows want, those of the second one first."""
+        """The options that the two rows want; where they differ, those of the second one."""
         first, second = (strike.row.way.options for strike in self.strikes)
         return {**first, **second}
 
     def __str__(self) -> str:
         first, second = self.strikes
-        left = f" ({'killed' if self.killed else 'detached'})" if self.kind == "followed" else ""
-        warm = ", warm" if self.is_warm else ""
-        return f"{self.kind}{left} on {self.hosts_line}{warm}: {first} + {second}"
+        return f"{self.job}: {first} + {second}"
 
 
 # ---- drawing
@@ -182,34 +204,25 @@ def draw(seed: int) -> Pair:
     """Return the pair of a seed, always the same one."""
     rng = random.Random(seed)
     kind = rng.choice((*KINDS, "plain", "followed"))  # twice: these take the least time
-    hosts = _hosts(rng, kind)
-    rows = [_row(rng, kind), _row(rng, kind)]
+    rows = (_row(rng, kind), _row(rng, kind))
     needs_time = kind == "elastic" or any(row.way.numbers > FEW_STEPS for row in rows)
-    steps = MANY_STEPS if needs_time else FEW_STEPS
-    ranks = sum(slots for _, slots in hosts)
-    first = _moment(rng, rows[0], kind, hosts, ranks, steps, None)
-    second = _moment(rng, rows[1], kind, hosts, ranks, steps, first)
-    strikes = (Strike(fault=rows[0].name, moment=first), Strike(fault=rows[1].name, moment=second))
-    is_fetched = any(strike.moment.phase == "fetching" for strike in strikes)
-    return Pair(
-        seed=seed,
+    job = Job(
         kind=kind,
-        hosts=hosts,
+        hosts=_hosts(rng, kind),
+        steps=MANY_STEPS if needs_time else FEW_STEPS,
+        payload_bytes=rng.choice((SMALL_PAYLOAD, SMALL_PAYLOAD, LARGE_PAYLOAD)),
         is_warm=rng.random() < 0.4,
-        killed=rng.random() < 0.5,
-        payload_bytes=rng.choice((SMALL, SMALL, LARGE)),
-        result_bytes=3 << 20 if is_fetched else 1000,
-        steps=steps,
-        strikes=strikes,
+        is_killed=rng.random() < 0.5,
     )
-
-
-def _hosts(rng: random.Random, kind: Kind) -> tuple[tuple[str, int], ...]:
-    """Return hosts and their ranks. The table strikes dm1 and dm2: either may lead."""
-    names = ["dm1", "dm2", "dm3"] if kind == "elastic" else ["dm1", "dm2"]
-    rng.shuffle(names)
-    slots = [1, 1, 1] if kind == "elastic" else rng.choice(([1, 1], [1, 2]))
-    return tuple(zip(names, slots, strict=False))
+    first = _moment(rng, rows[0], job, PHASES[kind])
+    second = None
+    if first.phase != "beginning" and rows[1].way.steps:
+        relative: Phase | None = rng.choice((None, None, "with the other", "noticed"))
+        second = Moment(phase=relative) if relative is not None else None
+    if second is None:
+        second = _moment(rng, rows[1], job, _from(first, PHASES[kind]))
+    strikes = (Strike(fault=rows[0].name, moment=first), Strike(fault=rows[1].name, moment=second))
+    return Pair(seed=seed, job=job, strikes=strikes)
 
 
 def _row(rng: random.Random, kind: Kind) -> Fault:
@@ -222,32 +235,32 @@ def _row(rng: random.Random, kind: Kind) -> Fault:
     return rng.choice(groups[rng.choice(sorted(groups))])
 
 
-def _moment(
-    rng: random.Random, row: Fault, kind: Kind, hosts: tuple[tuple[str, int], ...], ranks: int, steps: int,
-    other: Moment | None,
-) -> Moment:  # fmt: skip
-    """Return when a row strikes. `other` is when the first one does, which the second one never comes before."""
-    host, rank, step = rng.choice(hosts)[0], rng.randrange(ranks), rng.randint(2, steps - 10)
+def _hosts(rng: random.Random, kind: Kind) -> tuple[tuple[str, int], ...]:
+    """Return hosts and their ranks. The table strikes dm1 and dm2: either may lead."""
+    if kind == "elastic":
+        names = ["dm1", "dm2", "dm3"]
+        rng.shuffle(names)
+        return tuple((name, 1) for name in names)
+    names = ["dm1", "dm2"]
+    rng.shuffle(names)
+    return (names[0], 1), (names[1], rng.choice((1, 2)))
+
+
+def _from(other: Moment, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Return the phases that don't come before another moment."""
+    return phases[phases.index(other.phase) :] if other.phase in phases else phases
+
+
+def _moment(rng: random.Random, row: Fault, job: Job, phases: tuple[Phase, ...]) -> Moment:
+    """Return when a row strikes: in one of these phases, if what it strikes is there then."""
+    host, rank, step = rng.choice(job.names), rng.randrange(job.ranks), rng.randint(2, job.steps - 10)
     if not row.way.steps and row.way.misdeed is None:
         return Moment(phase="beginning")
-    there = _THERE.get(row.process.split()[0], PHASES[kind])
-    phases = [phase for phase in PHASES[kind] if phase in there]
-    if other is not None and other.phase != "beginning":
-        if row.way.misdeed is None:
-            relative: Phase | None = rng.choice((None, None, "with the other", "noticed"))
-            if relative is not None:
-                return Moment(phase=relative)
-        order = PHASES[kind]
-        later = [phase for phase in phases if order.index(phase) >= order.index(other.phase)]
-        phases = later or phases[-1:]
-    phase = rng.choice(phases)
+    there = _THERE.get(row.process.split()[0], phases)
+    phase = rng.choice([phase for phase in phases if phase in there] or there[-1:])
     if row.way.misdeed is not None:
-        return Moment(phase="running", rank=rank, step=steps if phase == "ending" else step)
-    if phase in ("connecting", "delivering", "starting"):
-        return Moment(phase=phase, host=host)
-    if phase == "running":
-        return Moment(phase=phase, rank=rank, step=step)
-    return Moment(phase=phase, rank=rank) if phase == "fetching" else Moment(phase=phase)
+        return Moment(phase="running", rank=rank, step=job.steps if phase == "ending" else step)
+    return Moment(phase=phase, host=host, rank=rank, step=step)
 
 
 # ---- moments that the state of the run shows

@@ -37,7 +37,7 @@ def check(played: Played, lab: Lab, temporary: Path) -> None:
     """Assert all promises of a pair that was played; the lab is whole afterwards. `temporary` is TMPDIR of the notebook."""
     check_outcome(played)
     repair(lab)
-    if not played.pair.is_warm:
+    if not played.pair.job.is_warm:
         check_clean(played, lab)
     switch_on(lab)
     check_late_results(played)
@@ -77,13 +77,13 @@ def check_outcome(played: Played) -> None:
 def is_survived(played: Played) -> bool:
     """Whether both faults are of those that a run survives, and struck when it was running."""
     pair = played.pair
-    if pair.kind == "together":
+    if pair.job.kind == "together":
         return False  # ranks that talk to each other may fail of what others don't notice
     for strike in pair.strikes:
         is_struck = strike in played.hits or strike.row.way.misdeed is not None
         has_begun = strike.moment.phase in ("beginning", "running", "growing", "noticed", "with the other")
         is_harmless = strike.row.outcome.partition(";")[0] == "done"
-        if pair.kind == "elastic":
+        if pair.job.kind == "elastic":
             is_harmless = _is_survived_without_host(strike, pair)
         if is_struck and not (has_begun and is_harmless):
             return False
@@ -94,13 +94,13 @@ def _is_survived_without_host(strike: Strike, pair: Pair) -> bool:
     """Whether an elastic job goes on, at worst without the host that is struck; its lead is dm3, which no row strikes."""
     lost = ("torchrun", "agent", "contact", "sshd's", "link", "host")
     is_machine = strike.row.process.split()[0] in lost
-    return pair.names[0] == "dm3" and is_machine and strike.row.way.misdeed is None
+    return pair.job.names[0] == "dm3" and is_machine and strike.row.way.misdeed is None
 
 
 def _ranks_at_end(played: Played) -> int:
     """Return how many ranks there must be: of an elastic job, as many as its hosts say that there were at last."""
-    if played.pair.kind != "elastic":
-        return played.pair.ranks
+    if played.pair.job.kind != "elastic":
+        return played.pair.job.ranks
     assert played.run is not None
     return played.run.state.world_size
 
@@ -149,7 +149,7 @@ def check_clean(played: Played, lab: Lab) -> None:
 
 def check_shown(played: Played, lab: Lab) -> None:
     """Assert that what was shown of each rank is what it wrote, once and in order."""
-    if played.run is None or played.pair.kind == "elastic":
+    if played.run is None or played.pair.job.kind == "elastic":
         return  # in an elastic job a rank is several processes, on several hosts
     told = Told(outcome=played.outcome, **faults.seen(played.run.state))
     if _has_whole_logs(played):
@@ -185,10 +185,10 @@ def check_results(played: Played, *, expected: set[int]) -> None:
 
 def _check_result(played: Played, rank: int, result: dict[str, object]) -> None:
     assert result["token"] == played.token, "a result of another run"
-    assert (result["rank"], result["step"]) == (rank, played.pair.steps)
+    assert (result["rank"], result["step"]) == (rank, played.pair.job.steps)
     assert result["data"] == bytes(played.pair.result_bytes)
-    if played.pair.kind in ("together", "elastic"):
-        assert result["total"] == played.pair.steps, "each step is made once"
+    if played.pair.job.kind in ("together", "elastic"):
+        assert result["total"] == played.pair.job.steps, "each step is made once"
 
 
 def check_late_results(played: Played) -> None:
@@ -205,13 +205,13 @@ def check_late_results(played: Played) -> None:
 def check_next_run(pair: Pair, lab: Lab) -> None:
     """Assert that the next run of the same session is done, on the same hosts."""
     token = f"{pair.seed}-next"
-    access = runner.access(lab, warm_idle_s=900.0 if pair.is_warm else 0.0)
+    access = runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0)
     run = distmagic.run(
         as_value(train), 2, token, 0.01, 10, kwargs={"together": False, "misdeeds": (), "payload": b""},
-        hosts=pair.hosts_line, access=access, screen=runner.Watch(),
+        hosts=pair.job.hosts_line, access=access, screen=runner.Watch(),
     )  # fmt: skip
     assert run.state.phase == "done"
-    assert [run.results[rank]["token"] for rank in run.results] == [token] * pair.ranks
+    assert [run.results[rank]["token"] for rank in run.results] == [token] * pair.job.ranks
     assert run.state.notices == (), "of a run that nothing disturbs"
     for host in lab.hosts:
         assert half_files(host) == [], f"half of what was sent to {host.name}"

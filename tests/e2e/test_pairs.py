@@ -61,5 +61,5 @@ def test_every_row_and_every_phase_takes_part() -> None:
     strikes = [strike for pair in pairs for strike in pair.strikes]
     assert {strike.fault for strike in strikes} == set(ROWS)
     for kind, phases in PHASES.items():
-        drawn = {strike.moment.phase for pair in pairs for strike in pair.strikes if pair.kind == kind}
+        drawn = {strike.moment.phase for pair in pairs for strike in pair.strikes if pair.job.kind == kind}
         assert drawn >= {*phases, "with the other", "noticed"}, kind

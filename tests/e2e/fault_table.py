@@ -266,12 +266,21 @@ TABLE = (
                before=lambda lab: lab.hosts[1].limit_home(32 << 20), play=plays.disk_full)),
 )  # fmt: skip
 
+
+def stopped_for_1_s(process: str) -> Way:
+    """Write shorter what stops a process of ours on dm2 for a while."""
+    return then((training, kill(process, "dm2", signal.SIGSTOP)), (after(1.0), kill(process, "dm2", signal.SIGCONT)))
+
+
 # These are tests of their own elsewhere, and strike in pairs only. Where the outcome is "done", a run survives one alone.
 BESIDE_OTHERS = (
     Fault("notebook", "training", "interrupt", "Cancelled",
           then((training, plays.interrupt))),
     Fault("notebook", "training", "interrupt, and a second one 1 s later", "Cancelled",
           then((training, plays.interrupt), (after(1.0), plays.interrupt))),
+    Fault("torchrun of a member", "training", "SIGSTOP, SIGCONT 1 s later", "done", stopped_for_1_s("torchrun")),
+    Fault("contact", "training", "SIGSTOP, SIGCONT 1 s later", "done", stopped_for_1_s("contact")),
+    Fault("sshd's session", "training", "SIGSTOP, SIGCONT 1 s later", "done", stopped_for_1_s("session")),
     Fault("sshd", "training", "lets nobody in for 3 s", "done",
           then((training, on("dm2", lambda host: host.set_sshd("DenyUsers root"))),
                (after(3.0), on("dm2", lambda host: host.set_sshd(""))), numbers=80)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from distmagic.remote.wire.protocol import Ended
+from distmagic.remote.wire.protocol import Ended, Exit
 
 _ECHOES = (
     "closed by peer",
@@ -33,3 +33,10 @@ def is_echo(end: Ended) -> bool:
 def is_by_sigterm(end: Ended) -> bool:
     """Whether SIGTERM ended the rank: torchrun and the agent ask so."""
     return end.outcome == "signalled" and end.code == -signal.SIGTERM
+
+
+def has_failed_afterwards(end: Ended | None, exit_: Exit | None) -> bool:
+    """Whether a rank's process failed by itself after the rank had ended well."""
+    if end is None or exit_ is None or not is_good(end):
+        return False
+    return exit_.code not in (0, -signal.SIGTERM)

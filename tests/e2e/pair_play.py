@@ -17,7 +17,7 @@ from distmagic.api import session
 from distmagic.errors import RunError
 from distmagic.planning.jobs import whereabouts
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Run
+from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.e2e import faults, runner
 from tests.e2e.pair_stage import Stage
@@ -185,5 +185,7 @@ def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run:
     (job,) = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
     reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
     found = session().attach(reaching, job, stage)
-    assert isinstance(found, Run)
+    while isinstance(found, Detached):  # an interrupt ended the following, and not the job
+        reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
+        found = session().attach(reaching, job, stage)
     return found

@@ -62,6 +62,7 @@ PHASES: dict[Kind, tuple[Phase, ...]] = {
 # Where what is struck is not there in each phase: by the first word of the row.
 _THERE: dict[str, tuple[Phase, ...]] = {
     "rank": ("running", "ending"),
+    "mount": ("connecting", "delivering", "starting"),  # busy afterwards: files on it are open
     "torchrun": ("meeting", "running", "growing", "ending"),
     "agent": ("meeting", "running", "growing", "ending"),
     "contact": ("delivering", "starting", "meeting", "running", "growing", "ending", "fetching"),

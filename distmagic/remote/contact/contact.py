@@ -167,8 +167,13 @@ class Contact:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
-        self._relay(run_dir / "readers", protocol.FollowJob(job=request.job, node_rank=request.node_rank))
+        has_spoken = False
+        with contextlib.suppress(ConnectionError):  # it has ended before anybody could hear it; its log says why
+            follow = protocol.FollowJob(job=request.job, node_rank=request.node_rank)
+            has_spoken = self._relay(run_dir / "readers", follow)
         wait()
+        if not has_spoken and not processes.marked(request.job):
+            shutil.rmtree(run_dir, ignore_errors=True)  # an agent that has not begun removes nothing itself
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
     def _spawn(

@@ -14,7 +14,7 @@ from distmagic.connection.link import Link
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.state.model import RunState
-from tests.e2e import faults, runner
+from tests.e2e import fault_plays, faults, runner
 from tests.e2e.faults import Act, When
 from tests.e2e.pairs import Pair, Phase, Strike, has_come, is_noticed
 from tests.lab import Lab
@@ -174,12 +174,13 @@ class Stage(runner.Watch):
         return True
 
     def _go_on(self, steps: Sequence[tuple[When, Act]]) -> None:
-        """Do what follows upon a strike, each step in its time; when the run is over, at once."""
+        """Do what follows upon a strike, each step in its time. When the run is over, what it broke is mended at once."""
         for when, act in steps:
             began_s = time.monotonic()
             while not (self.last and when(self.last, time.monotonic() - began_s)) and not self._over.wait(0.02):
                 continue
-            self._has_done(act)
+            if act is not fault_plays.interrupt or not self._over.is_set():  # that one mends nothing
+                self._has_done(act)
 
     def _begin(self, do: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=do, args=args, name="pair-stage")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import distmagic
 from distmagic.api import session
-from distmagic.errors import DistmagicError, Hung, NoResult, TimedOut
+from distmagic.errors import Cancelled, DistmagicError, Hung, NoResult, TimedOut
 from distmagic.remote.records import journal
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import faults, runner
@@ -60,6 +60,8 @@ def check_outcome(played: Played) -> None:
     struck = {strike.row.process for strike in played.hits}
     if isinstance(played.error, KeyboardInterrupt):
         assert "notebook" in struck, "nobody has interrupted it"
+        is_outside = bool(played.pair.phases & {"connecting", "fetching"})  # before there is a run, or after it
+        assert is_outside or isinstance(played.error, Cancelled), "a run that is interrupted says how it stands"
         return
     assert is_true(played), "nobody has asked a rank to end"
     assert isinstance(played.error, DistmagicError), "an exception that is none of ours"

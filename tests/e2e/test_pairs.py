@@ -8,12 +8,18 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from distmagic.state.events import Broken
+from tests.builders.events import at, begun, progress
 from tests.e2e import pair_play, promises
-from tests.e2e.pairs import PHASES, ROWS, draw
+from tests.e2e.faults import Fault, Way
+from tests.e2e.pair_stage import Stage
+from tests.e2e.pairs import PHASES, ROWS, Moment, Strike, draw
 from tests.lab import Lab
 
 SEED = int(os.environ.get("DISTMAGIC_CHAOS_SEED", "1"))
@@ -44,6 +50,31 @@ def test_whatever_two_faults_do_the_promises_hold(
         line = f"{pair}: {outcome}: {promised} ({time.monotonic() - began_s:.0f} s; make chaos SEED={seed} ROUNDS=1)"
         with capsys.disabled() if IS_WATCHED else nullcontext():  # else it is shown where the test fails
             print(f"\n{line}")
+
+
+def strike_at(moment: Moment, name: str, done: list[str], monkeypatch: pytest.MonkeyPatch) -> Strike:
+    """Return a strike that only notes itself, and its cure."""
+    steps = (
+        (lambda *_: True, lambda *_: done.append(name)),
+        (lambda *_: False, lambda *_: done.append(f"{name} is over")),
+    )
+    monkeypatch.setitem(ROWS, name, Fault(name, "", "", "", Way(steps=steps)))
+    return Strike(fault=name, moment=moment)
+
+
+def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    first = strike_at(Moment(phase="running", rank=2, step=7), "first", done, monkeypatch)
+    second = strike_at(Moment(phase="noticed"), "second", done, monkeypatch)
+    with Stage(cast(Lab, None), replace(draw(1), strikes=(first, second))) as stage:
+        stage.show(begun(progress(2, 1, step=6)))
+        assert done == []
+        stage.show(begun(progress(2, 1, step=7)))
+        assert done == ["first"]
+        stage.show(begun(progress(2, 1, step=8), at(Broken(why="no answer"), 1)))
+        assert done == ["first", "second"]
+        assert stage.hits == [first, second]
+    assert sorted(done[2:]) == ["first is over", "second is over"]
 
 
 def test_a_seed_is_the_same_pair_in_each_process() -> None:

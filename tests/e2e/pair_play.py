@@ -162,7 +162,7 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bo
         options |= {"nnodes": (1, 3), "max_restarts": 4, "node_lost_after_s": 4.0, "hang_timeout_s": HANG_S}
     return distmagic.run(
         as_value(train),
-        pair.job.steps,
+        pair.steps,
         token,
         STEP_S,
         pair.result_bytes,

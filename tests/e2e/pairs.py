@@ -130,8 +130,8 @@ class Job:
     """What is struck.
 
     `hosts` are as after --hosts, with their ranks: the order says who leads. `is_warm`: the hosts keep torch loaded.
-    `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached. `steps` is
-    how far its ranks count.
+    `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached. Its ranks
+    count up to `steps`, or further.
     """
 
     kind: Kind
@@ -181,6 +181,11 @@ class Pair:
     def grows(self) -> bool:
         """Whether its last host is switched on only when the others work."""
         return "growing" in self.phases
+
+    @property
+    def steps(self) -> int:
+        """How far its ranks count; one that grows for longer, because a host needs some seconds to come."""
+        return self.job.steps + (MANY_STEPS if self.grows else 0)
 
     @property
     def result_bytes(self) -> int:

@@ -10,6 +10,7 @@ from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.rows import PHASES, Group, ShownPhase, fraction_of, groups, mean, slow_ranks
 from distmagic.render.text_width import one_line, plain
+from distmagic.state.hangs import listed
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import RunPhase, is_explained
 from distmagic.state.verdict import verdict
@@ -117,7 +118,7 @@ def _size(state: RunState) -> str:
 
 def _alerts(state: RunState) -> Iterable[Alert]:
     urgent = [*_failure(state), *_hosts_in_trouble(state)]
-    notices = [Alert(level="warning", text=text) for text in _joined_notices(state)]
+    notices = [Alert(level="warning", text=text) for text in (*_joined_notices(state), *_results_not_kept(state))]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
     yield from urgent[:_MAX_ALERTS]
@@ -177,6 +178,19 @@ def _joined_notices(state: RunState) -> list[str]:
         if known and host not in givers:
             givers.append(host)
     return [one_line(f"{_some(givers)}: {text}" if givers else text) for text, givers in table.items()]
+
+
+def _results_not_kept(state: RunState) -> Iterable[str]:
+    """Yield what is missing of the results of ranks that returned; the same of several ranks only once."""
+    table: dict[str, list[WorkerState]] = {}
+    for worker in state.workers.values():
+        ended = worker.ended
+        if ended is not None and ended.outcome == "returned" and ended.meaning:
+            table.setdefault(ended.meaning, []).append(worker)
+    for meaning, workers in table.items():
+        ranks = sorted(worker.rank for worker in workers)
+        who = f"{plain(workers[0].label)} has" if len(ranks) == 1 else f"ranks {listed(ranks)} have"
+        yield one_line(f"{who} returned, but {meaning}")
 
 
 def _some(names: Sequence[str]) -> str:

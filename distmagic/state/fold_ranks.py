@@ -221,8 +221,6 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
     if draft.first_failure not in (None, what.rank) or phase != "failed":
         what = _shortened(what, draft.world_size, has_failed=phase != "done")
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
-    if what.outcome == "returned" and what.meaning:
-        draft.notice(f"{draft.nodes[node].host}: rank {what.rank} has returned, but {what.meaning}")
     if phase == "failed" and draft.first_failure is None:
         draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from distmagic.remote.rank import bars, report, stacks
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
-from distmagic.remote.values import call, parcel
+from distmagic.remote.values import call, left_out, parcel
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import RankOutcome
 
@@ -201,11 +201,19 @@ def _keep(rank: Rank, value: object) -> protocol.Ended:
     _stop_handlers()
     if os.getpid() != rank.pid:  # a child that the function has forked, and that returned from it too
         return _ended(rank, "returned")
+    if value is None or left_out.is_program(value):
+        return _ended(rank, "returned", result_bytes=0)
+    # The function has returned: a value that can't be kept is no failure, and must not stop the other ranks.
     try:
-        size = 0 if value is None else parcel.dump(value, rank.result)
-    except OSError as error:  # the function has returned: a value that finds no room is no failure
+        size_bytes, missing = left_out.dump(value, rank.result)
+    except parcel.Unpicklable as error:
+        return _ended(rank, "returned", meaning=f"its result is lost: {error.message} {error.hint}")
+    except MemoryError:
+        return _ended(rank, "returned", meaning="its result is lost: there is not enough memory to write it to a file")
+    except OSError as error:
         return _ended(rank, "returned", meaning=_not_kept(rank, value, error))
-    return _ended(rank, "returned", result_bytes=size)
+    meaning = f"this was left out of its result: {missing}" if missing else ""
+    return _ended(rank, "returned", result_bytes=size_bytes, meaning=clipped(meaning, _MAX_MESSAGE_BYTES))
 
 
 def _not_kept(rank: Rank, value: object, error: OSError) -> str:
@@ -229,7 +237,7 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
-    is_ours = isinstance(error, parcel.ParcelError)  # raised after the call: a traceback would show our frames only
+    is_ours = isinstance(error, parcel.ParcelError)  # the call can't be loaded: a traceback would show our frames only
     text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
     failure = protocol.Failure(

@@ -26,6 +26,7 @@ _FRAMEWORKS = {
     "deepspeed.runtime.engine.DeepSpeedEngine": "a DeepSpeed engine",
     "torch.distributed.device_mesh.DeviceMesh": "a DeviceMesh",
     "torch.distributed.tensor.DTensor": "a DTensor",
+    "torch.distributed.fsdp.FSDPModule": "a module that fully_shard has sharded",
     "torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule": "a module that fully_shard has sharded",
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "a FullyShardedDataParallel module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "a DistributedDataParallel module",

@@ -11,6 +11,7 @@ from distmagic.render import quantities as q
 from distmagic.render.rows import PHASES, Group, ShownPhase, fraction_of, groups, mean, slow_ranks
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.hangs import listed
+from distmagic.state.lone_ranks import lone_ranks_note
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import RunPhase, is_explained
 from distmagic.state.verdict import verdict
@@ -118,7 +119,8 @@ def _size(state: RunState) -> str:
 
 def _alerts(state: RunState) -> Iterable[Alert]:
     urgent = [*_failure(state), *_hosts_in_trouble(state)]
-    notices = [Alert(level="warning", text=text) for text in (*_joined_notices(state), *_results_not_kept(state))]
+    texts = [*_joined_notices(state), *_results_not_kept(state), lone_ranks_note(state)]
+    notices = [Alert(level="warning", text=text) for text in texts if text]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
     yield from urgent[:_MAX_ALERTS]

@@ -15,6 +15,7 @@ reads a clock, speaks to a host or writes on a screen. Read the modules in this 
     hangs.py            whether a run hangs, and where its ranks are, in words
     decide.py           when a run must be stopped, a node counts as lost, and ranks are asked where they are
     network_errors.py   connection errors of gloo, NCCL and torch's store, in words
+    lone_ranks.py       whether the ranks of a run that went well had nothing to do with each other
     verdict.py          the error that a run ends with, if it does
 
 Theory of operation

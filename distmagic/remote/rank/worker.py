@@ -24,7 +24,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.rank import bars, report, stacks
+from distmagic.remote.rank import bars, process_groups, report, stacks
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
@@ -77,6 +77,7 @@ def main(_: list[str]) -> None:
     _label_warnings(labels)
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
+        process_groups.install()
         user_main = _fresh_main(rank)
         with gc_paused():
             thunk = call.load(rank.call, user_main)
@@ -172,7 +173,8 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
 
 
 def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> protocol.Ended:
-    return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, **more)  # type: ignore[arg-type]
+    use = process_groups.use()
+    return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, group_use=use, **more)  # type: ignore[arg-type]
 
 
 def _stop_handlers() -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from distmagic.errors import PayloadError
 from distmagic.payload import bundle, local_modules, pack
+from distmagic.payload.refused import MadeAlone, refuse
 
 torch = pytest.importorskip("torch")
 LIMIT = 256 << 20
@@ -588,3 +589,21 @@ def test_a_sampler_that_has_its_rank_from_the_notebook_is_named():
 def test_classes_of_these_libraries_travel_by_their_names(monkeypatch):
     library = _of_library("accelerate.accelerator.Accelerator", monkeypatch)
     assert packed(cell("def train():\n    return Accelerator()\ntrain()", Accelerator=library))
+
+
+def test_the_classes_of_this_torch_have_the_names_that_are_looked_for():
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    tensor = importlib.import_module("torch.distributed.tensor")
+    mesh = importlib.import_module("torch.distributed.device_mesh")
+    for kind in (
+        torch.nn.parallel.DistributedDataParallel,
+        torch.utils.data.distributed.DistributedSampler,
+        fsdp.FullyShardedDataParallel,
+        fsdp.FSDPModule,
+        tensor.DTensor,
+        mesh.DeviceMesh,
+    ):
+        own = type("Own", (), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+        own.__name__ = kind.__name__
+        with pytest.raises(MadeAlone):
+            refuse(own())

@@ -6,6 +6,7 @@ the user's code. Read in this order:
 
     worker.py      `main`: connects to the agent, calls the function, reports the end
     report.py      `distmagic.report` and `distmagic.track`, and how progress is sent
+    sources.py     the text of cells, for tracebacks and `inspect.getsource`
     bars.py        bars of tqdm become bars of the rank
     process_groups.py  whether the rank was in a process group, and used it
     checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host

@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ _STD = "tqdm.std"
 _STAND_INS = ("tqdm.notebook", "tqdm.autonotebook")
 _ID = "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
 _SHOWN = "_distmagic_shown"  # attribute of a bar: whether it was posted; one that ends within its `delay` never is
+_CLOSING = "_distmagic_closing"  # attribute of a bar: the thread that closes it, until the last line is written
 _FILE_ARGUMENT = 4  # the position of `file` in tqdm(iterable, desc, total, leave, file)
 
 Post = Callable[[Bar], None]
@@ -104,6 +106,7 @@ def _patch(tqdm: Any) -> None:
         return
     setattr(tqdm, _ID, 0)  # for bars that exist already
     setattr(tqdm, _SHOWN, False)
+    setattr(tqdm, _CLOSING, 0)
     for name, make in _REPLACEMENTS.items():
         original = getattr(tqdm, name)
         setattr(tqdm, name, functools.wraps(original)(make(original)))
@@ -143,7 +146,9 @@ def _new_display(original: Any) -> Any:
         if not self.disable:
             _post(self)
             return True
-        if msg is None and hasattr(self, "fp"):  # `close` has disabled the bar, and now has its last line drawn
+        # `close` has disabled the bar, and now has its last line drawn. Other threads may still draw a bar that they share.
+        if msg is None and getattr(self, _CLOSING) == threading.get_ident():
+            setattr(self, _CLOSING, 0)
             self.fp.write(str(self))
         return False
 
@@ -170,9 +175,13 @@ def _new_clear(original: Any) -> Any:
 def _new_close(original: Any) -> Any:
     def close(self: Any) -> None:
         was_open = not getattr(self, "disable", True) and _number(self)
-        if was_open and getattr(self, "sp", None) is _draw_nothing:
+        draws_nothing = was_open and getattr(self, "sp", None) is _draw_nothing
+        if draws_nothing:
             self.sp = self.fp.write  # a subclass may draw by `sp` in its `display`: its last line goes to the log too
+            setattr(self, _CLOSING, threading.get_ident())
         original(self)
+        if draws_nothing:
+            self.sp = _draw_nothing
         if was_open and getattr(self, _SHOWN):
             _post(self, closed=True)
 

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import gc
 import json
-import linecache
 import os
 import shutil
 import signal
@@ -19,12 +18,10 @@ import sys
 import threading
 import traceback
 import types
-import warnings
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.rank import bars, process_groups, report, stacks
+from distmagic.remote.rank import bars, process_groups, report, sources, stacks
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
@@ -73,8 +70,7 @@ def main(_: list[str]) -> None:
     bundle = sys.path.pop(0)
     sys.path[:0] = [bundle, f"{rank.code}/modules"]
     sys.argv[:] = ["distmagic"]
-    labels = _load_sources(rank.code)
-    _label_warnings(labels)
+    labels = sources.load(rank.code)
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         process_groups.install()
@@ -134,32 +130,6 @@ def _send(conn: socket.socket, packet: bytes) -> bool:
     except OSError:
         return True  # the agent is gone, and the kernel ends this process in a moment
     return True
-
-
-def _load_sources(code: Path) -> dict[str, str]:
-    """Put the cells' text into `linecache`; return the labels of cells by file name.
-
-    Tracebacks, `inspect.getsource`, Triton and torch.compile find the source there.
-    """
-    with zipfile.ZipFile(code) as archive:
-        sources = json.loads(archive.read("sources.json"))
-    for name, text in sources["texts"].items():
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    return dict(sources["labels"])
-
-
-def _label_warnings(labels: dict[str, str]) -> None:
-    """Have warnings name the cell as tracebacks do, in place of a file that does not exist."""
-    plain = warnings.formatwarning
-
-    def formatwarning(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        text, label = plain(message, category, filename, lineno, line), labels.get(filename)
-        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1) if label else text
-
-    if labels:
-        warnings.formatwarning = formatwarning
 
 
 def _fresh_main(rank: Rank) -> types.ModuleType:

@@ -125,11 +125,8 @@ class NodeLost(RunError):
     """A host's agent or connection ended while its ranks were running."""
 
 
-class Hung(RunError):
-    """No rank had advanced for the time of `--hang-timeout`. The message says where the ranks were.
-
-    `stacks` is the text of their stacks, identical ones once ("" where no host answered).
-    """
+class _StoodStill(RunError):
+    """A run that went nowhere was stopped. `stacks` is where its ranks were, identical ones once ("" if nobody told)."""
 
     def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
         super().__init__(message, hint)
@@ -142,8 +139,12 @@ class Hung(RunError):
         return [*self.stacks.splitlines(), *super()._render_traceback_()]
 
 
-class TimedOut(RunError):
-    """The run was stopped because `--timeout` ran out."""
+class Hung(_StoodStill):
+    """No rank had advanced for the time of `--hang-timeout`. The message says where the ranks were."""
+
+
+class TimedOut(_StoodStill):
+    """The run was stopped because `--timeout` ran out. If it had stood still, the message says where the ranks were."""
 
 
 class Cancelled(RunError, KeyboardInterrupt):

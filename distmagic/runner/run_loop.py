@@ -205,7 +205,11 @@ class RunLoop:
             self._stopped_late.update(late)
             self._send_stop(late, 0.0, "too late")
         reason = decide.reason_to_stop(self.state, limits.timeout_s, detach=detach)
-        if not reason:
+        if reason == "timeout" and limits.timeout_s is not None:
+            self._inquire(decide.timeout_inquiry(self.state, self._inquiry, limits.timeout_s, self._new_id))
+            if self._inquiry.reason:
+                reason = decide.reason_after_inquiry(self.state, self._inquiry)
+        elif not reason:
             self._inquire(decide.hang_inquiry(self.state, self._inquiry, limits.hang_timeout_s, self._new_id))
             reason = decide.reason_after_inquiry(self.state, self._inquiry)
         if reason and self._give_up_at_s is None:

@@ -339,6 +339,26 @@ def test_the_globals_of_a_program_are_no_result(lab: Lab) -> None:
     assert [alert.text for alert in overview(run.state).alerts if "returned, but" in alert.text] == []
 
 
+def test_a_file_that_only_this_machine_has_is_named(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> str:
+        return Path("words.txt").read_text()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("one two")
+    error = runner.failure(lab, "dm1:1", read)
+    assert error.message.endswith("raised FileNotFoundError: [Errno 2] No such file or directory: 'words.txt'")
+    assert error.hint.startswith(
+        f"words.txt is on this machine, at {tmp_path}/words.txt, but not where the rank looked on dm1."
+    )
+
+
+def test_keyword_arguments_are_the_functions_own_whatever_their_names(lab: Lab) -> None:
+    def told(first: int, *, cwd: str, hosts: int) -> tuple[int, str, int]:
+        return first, cwd, hosts
+
+    assert runner.run(lab, "dm1:1", told, 1, kwargs={"cwd": "/x", "hosts": 3}).results[0] == (1, "/x", 3)
+
+
 def test_dry_run_starts_nothing(lab: Lab) -> None:
     from distmagic.api import session
     from distmagic.connection.prompts import NotebookAsker

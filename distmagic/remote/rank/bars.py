@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.report import bar_ids
 from distmagic.remote.wire.protocol import Bar
 
@@ -32,39 +33,16 @@ Post = Callable[[Bar], None]
 
 
 class _Hook(importlib.abc.MetaPathFinder):
-    """Replaces methods of tqdm when it is imported: a rank that does not use it loses no time."""
+    """Finds the modules that are replaced, and knows where bars go."""
 
     post: Post
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for the three modules that are changed, None for all others."""
-        if name in _STAND_INS:
-            return importlib.machinery.ModuleSpec(name, _StandIn())
-        if name != _STD:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader)
-        return spec
-
-
-class _PatchingLoader(importlib.abc.Loader):
-    """Loads tqdm.std as before, then replaces methods of its class."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and the like, for tracebacks
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _patch(module.tqdm)
+        """Return a spec for the modules that are replaced, None for all others."""
+        del path, target
+        return importlib.machinery.ModuleSpec(name, _StandIn()) if name in _STAND_INS else None
 
 
 class _StandIn(importlib.abc.Loader):
@@ -88,8 +66,7 @@ def install(post: Post, fallback: str | None = None) -> None:
     if _hook in sys.meta_path:
         return
     sys.meta_path.insert(0, _hook)
-    if _STD in sys.modules:
-        _patch(sys.modules[_STD].tqdm)
+    import_hooks.when_imported(_STD, lambda module: _patch(module.tqdm))
     for name in _STAND_INS:
         if name in sys.modules:
             _fill(sys.modules[name])
@@ -119,7 +96,7 @@ def _patch(tqdm: Any) -> None:
 def _new_init(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         file = args[_FILE_ARGUMENT] if len(args) > _FILE_ARGUMENT else kwargs.get("file")
-        number = next(bar_ids) if file is None or _is_ours(file) else 0
+        number = next(bar_ids) if file is None or is_standard(file) else 0
         setattr(self, _ID, number)
         if number:
             kwargs.pop("display", None)  # an argument of tqdm.notebook, as is a width of "100%"
@@ -134,7 +111,7 @@ def _new_init(original: Any) -> Any:
 
 def _new_status_printer(original: Any) -> Any:
     def status_printer(file: Any) -> Any:
-        return _draw_nothing if _is_ours(file) else original(file)
+        return _draw_nothing if is_standard(file) else original(file)
 
     return status_printer
 
@@ -206,7 +183,7 @@ def _std() -> Any:
     return sys.modules[_STD].tqdm
 
 
-def _is_ours(file: Any) -> bool:
+def is_standard(file: Any) -> bool:
     """Whether this is stdout or stderr, maybe within tqdm's wrappers."""
     while type(file).__module__ == "tqdm.utils":
         file = file._wrapped  # noqa: SLF001

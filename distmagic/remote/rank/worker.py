@@ -21,7 +21,7 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.rank import bars, process_groups, report, sources, stacks
+from distmagic.remote.rank import bars, process_groups, report, rich_bars, sources, stacks
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
@@ -73,6 +73,7 @@ def main(_: list[str]) -> None:
     labels = sources.load(rank.code)
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
+        rich_bars.install(report.post_bar)
         process_groups.install()
         user_main = _fresh_main(rank)
         with gc_paused():

@@ -26,7 +26,7 @@ rank, folder = int(sys.argv[1]), sys.argv[2]
 print("torch is imported:", process_groups.use())
 
 def init(name, world=2):
-    process_groups._hook.use = "none"
+    process_groups._notes.use = "none"
     store = dist.FileStore(os.path.join(folder, name if world > 1 else name + str(rank)), world)
     dist.init_process_group("gloo", store=store, rank=rank if world > 1 else 0, world_size=world)
 
@@ -35,7 +35,7 @@ def told(name, world=2):
     init(name, world)
     yield
     print(name + ":", process_groups.use(), end=" ")
-    process_groups._hook.use = "none"
+    process_groups._notes.use = "none"
     destroy_process_group()
     print(process_groups.use())
 

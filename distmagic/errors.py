@@ -27,7 +27,10 @@ class DistmagicError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows these lines instead of a traceback through distmagic's own frames."""
-        return [f"{type(self).__name__}: {self.message}", *([self.hint] if self.hint else [])]
+        lines = [f"{type(self).__name__}: {self.message}"]
+        if self.hint:
+            lines.append(self.hint)
+        return lines
 
 
 class SpecError(DistmagicError):
@@ -75,8 +78,11 @@ class HostErrors(DistmagicError):
 
     def __init__(self, errors: tuple[DistmagicError, ...]) -> None:
         self.errors = errors
-        lines = [f"- {str(e).replace(chr(10), chr(10) + '  ')}" for e in errors]
-        super().__init__(f"{len(errors)} hosts can't be used; nothing was started.\n" + "\n".join(lines))
+        lines = [f"{len(errors)} hosts can't be used; nothing was started."]
+        for error in errors:
+            indented = str(error).replace("\n", "\n  ")
+            lines.append(f"- {indented}")
+        super().__init__("\n".join(lines))
 
 
 class WireError(DistmagicError):
@@ -92,11 +98,21 @@ class ProtocolError(WireError):
 
 
 class RunError(DistmagicError):
-    """The run itself failed; `run` is the `Run` so far, with states, logs and metrics."""
+    """The run itself failed; `run` is the `Run` so far, with states, logs and metrics.
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    `stacks` is where the ranks of a run were that went nowhere, identical stacks once ("" where nobody asked or told).
+    """
+
+    def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
         super().__init__(message, hint)
         self.run: object | None = None
+        self.stacks = sanitize.lines(stacks)
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (self.stacks, self.message, self.hint) if part)
+
+    def _render_traceback_(self) -> list[str]:
+        return [*self.stacks.splitlines(), *super()._render_traceback_()]
 
 
 class WorkerFailed(RunError):
@@ -125,25 +141,11 @@ class NodeLost(RunError):
     """A host's agent or connection ended while its ranks were running."""
 
 
-class _StoodStill(RunError):
-    """A run that went nowhere was stopped. `stacks` is where its ranks were, identical ones once ("" if nobody told)."""
-
-    def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
-        super().__init__(message, hint)
-        self.stacks = sanitize.lines(stacks)
-
-    def __str__(self) -> str:
-        return "\n".join(part for part in (self.stacks, self.message, self.hint) if part)
-
-    def _render_traceback_(self) -> list[str]:
-        return [*self.stacks.splitlines(), *super()._render_traceback_()]
-
-
-class Hung(_StoodStill):
+class Hung(RunError):
     """No rank had advanced for the time of `--hang-timeout`. The message says where the ranks were."""
 
 
-class TimedOut(_StoodStill):
+class TimedOut(RunError):
     """The run was stopped because `--timeout` ran out. If it had stood still, the message says where the ranks were."""
 
 

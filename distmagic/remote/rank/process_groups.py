@@ -79,5 +79,5 @@ def _has_been_used(group: Any) -> bool:
         return False
     counts = []
     for device in group._device_types:  # noqa: SLF001
-        counts.append(group._get_backend(device)._get_sequence_number_for_group())  # noqa: SLF001, PERF401
+        counts.append(group._get_backend(device)._get_sequence_number_for_group())  # noqa: SLF001
     return any(counts)

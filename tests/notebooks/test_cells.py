@@ -149,6 +149,10 @@ def train(uses):
     dist.init_process_group("gloo")
     if uses:
         dist.barrier()
+    # Without a collective call: a group that one rank leaves while another still connects breaks there.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"rank {dist.get_rank()}", "here")
+    store.wait(["rank 0", "rank 1"])
     dist.destroy_process_group()
 train(uses=True)
 """)

@@ -30,10 +30,16 @@ def init(name, world=2):
     store = dist.FileStore(os.path.join(folder, name if world > 1 else name + str(rank)), world)
     dist.init_process_group("gloo", store=store, rank=rank if world > 1 else 0, world_size=world)
 
+def meet(name):  # a group that one rank destroys while the other still connects breaks there
+    store = dist.FileStore(os.path.join(folder, name + " met"), 2)
+    store.set(str(rank), "here")
+    store.wait(["0", "1"])
+
 @contextlib.contextmanager
 def told(name, world=2):
     init(name, world)
     yield
+    meet(name)
     print(name + ":", process_groups.use(), end=" ")
     process_groups._notes.use = "none"
     destroy_process_group()
@@ -56,9 +62,11 @@ with told("each alone", world=1):
     dist.all_reduce(torch.ones(1))
 init("two after each other")
 dist.all_reduce(torch.ones(1))
+meet("first")
 dist.destroy_process_group()
 store = dist.FileStore(os.path.join(folder, "second"), 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+meet("second")
 print("two after each other:", process_groups.use())
 dist.destroy_process_group()
 """
@@ -84,8 +92,13 @@ def test_whether_a_rank_was_in_a_process_group_and_used_it(warm, tmp_path):
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    for rank in ranks:
-        assert rank.communicate(timeout=100)[0] == f"torch is not imported: none {warm}\n{EXPECTED}"
+    try:
+        told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert told == [f"torch is not imported: none {warm}\n{EXPECTED}"] * 2
 
 
 ODD = """

@@ -79,7 +79,8 @@ class Magics:
         try:
             return self._run_cell(line, cell, names)
         except BaseException as error:
-            if getattr(error, "run", None) is None:
+            has_run = isinstance(error, RunError) and error.run is not None
+            if not has_run:
                 self._say_not_started(names, error)
             raise
 

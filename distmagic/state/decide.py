@@ -19,7 +19,7 @@ NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can 
 NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after this long; if it is all, the lease counts
 OWN_WORD_S = 1.5  # for a host that the others don't hear to say that it doesn't hear them
 WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
-_LEAST_STILL_S = 3.0  # a run of a few seconds that reports nothing may just be at work
+_LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
 STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
 
 

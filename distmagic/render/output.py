@@ -1,11 +1,12 @@
-"""The last lines that ranks wrote, as HTML: labelled in the rank's colour, stderr told apart, bounded."""
+"""The last lines that ranks wrote, as HTML: labelled in the rank's colour, stderr in its own, bounded."""
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from distmagic.render.curves import palette
-from distmagic.render.shown import count_of_lines, is_shown, shown_lines
+from distmagic.render.shown import count_of_lines, is_shown, shown_lines, without_tracebacks
 from distmagic.render.text_width import plain, spans
 from distmagic.state.model import OutputLine, RunState
 
@@ -13,6 +14,9 @@ OUTPUT_LINES = 100
 _MAX_CHARS = 1000  # of one line
 _MAX_BYTES = 60_000  # of all of them
 _MAX_OPEN = 8
+_BAR = re.compile(
+    r"\d+%\|.*\| *[\d.]+\w*/[\d.]+\w* \["
+)  # as tqdm draws one; it writes them to stderr, and they are no warnings
 
 
 def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
@@ -28,7 +32,8 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     # From the last line upward, so that the lines left out for want of room are the oldest.
     upward = [_line(line, " dm-open") for line in _open(state)]
     if lines > 0:
-        upward += [_line(line, "") for line in reversed(shown_lines(state)[-lines:])]
+        last_lines = without_tracebacks(state, shown_lines(state))[-lines:]
+        upward += [_line(line, "") for line in reversed(last_lines)]
     kept: list[str] = []
     room = _MAX_BYTES
     for text in upward:
@@ -55,7 +60,8 @@ def _open(state: RunState) -> list[OutputLine]:
 
 
 def _line(line: OutputLine, more_class: str) -> str:
-    stream = "dm-stderr" if line.stream == "stderr" else "dm-stdout"
+    is_warning = line.stream == "stderr" and not _BAR.search(line.text)
+    stream = "dm-stderr" if is_warning else "dm-stdout"
     name = escape(plain(line.label[:120]))
     label = f'<b class="{palette(line.rank)}">[{name}]</b>'
     text = spans(line.text[:_MAX_CHARS])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
+from distmagic.render.notes import notes
 from distmagic.render.rows import Group, ShownPhase, counts_by_phase, fraction_of, groups, mean, slow_ranks
 from distmagic.render.text_width import one_line, plain
-from distmagic.state.hangs import listed
-from distmagic.state.lone_ranks import lone_ranks_note
+from distmagic.state.hangs import explain_last, stacks_text
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import RunPhase, is_explained
+from distmagic.state.standstill import all_still_s, still_ranks
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
@@ -31,13 +32,16 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All but curves and output. `facts` are the head's short phrases after the phase, `slow` names the ranks that are behind."""
+    """All but curves and output. `facts` are the head's short phrases after the phase.
+
+    `concern` is what the head says of ranks that stand still or are behind, "" for nothing.
+    """
 
     job: str
     phase: RunPhase
     fraction: float | None
     facts: tuple[str, ...]
-    slow: str
+    concern: str
     alerts: tuple[Alert, ...]
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
@@ -52,14 +56,16 @@ def overview(state: RunState) -> Overview:
     """Return what to show of a run."""
     workers = [state.workers[rank] for rank in sorted(state.workers)]
     slow = slow_ranks(workers)
+    still = still_ranks(state)
+    all_still = all_still_s(state, still)
     return Overview(
         job=plain(state.job),
         phase=state.phase,
         fraction=mean(fraction_of(w) for w in workers) if workers else _share_sent(state),
-        facts=tuple(_facts(state, workers)),
-        slow=_slow_words(state, slow),
-        alerts=tuple(_alerts(state)),
-        groups=tuple(groups(state, workers, slow)),
+        facts=tuple(_facts(state, workers, still)),
+        concern=_still_words(state, still, all_still) or _slow_words(state, slow),
+        alerts=tuple(_alerts(state, is_still=all_still is not None)),
+        groups=tuple(groups(state, workers, slow, still)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
     )
 
@@ -75,7 +81,7 @@ def _share_sent(state: RunState) -> float | None:
     return sum(node.sent_bytes for node in state.nodes) / total
 
 
-def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
+def _facts(state: RunState, workers: Sequence[WorkerState], still: Mapping[int, float]) -> Iterable[str]:
     yield _size(state)
     took = q.duration(state.before_s + state.at_s)
     yield f"took {took}" if state.is_over else took
@@ -83,13 +89,25 @@ def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
         connected = sum(node.phase != "connecting" for node in state.nodes)
         yield f"{connected} of {len(state.nodes)} connected"
     left = [w.eta_s for w in workers if w.eta_s is not None]
-    if left and state.phase == "running":
+    if left and not still and state.phase == "running":
         yield f"{q.eta(max(left))} left"
     if not is_explained(state.stopping) and not state.is_over:
         yield one_line(state.stopping)
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     if len(phases) > 1:
         yield counts_by_phase(phases)
+
+
+def _still_words(state: RunState, still: Mapping[int, float], all_still: float | None) -> str:
+    """Return what the head says of ranks that stand still; `all_still`: for how many seconds all of them have."""
+    if all_still is not None:
+        return f"no rank has advanced for {q.duration(all_still)}"
+    if not still:
+        return ""
+    longest = max(still, key=still.__getitem__)
+    words = f"{plain(state.workers[longest].label)} has not advanced for {q.duration(still[longest])}"
+    others = len(still) - 1
+    return f"{words}, nor have {others} more" if others else words
 
 
 def _slow_words(state: RunState, slow: set[int]) -> str:
@@ -125,10 +143,11 @@ def _size(state: RunState) -> str:
 # ---- what to know
 
 
-def _alerts(state: RunState) -> Iterable[Alert]:
+def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
     urgent = [*_failure(state), *_hosts_in_trouble(state)]
-    texts = [*_joined_notices(state), *_results_not_kept(state), lone_ranks_note(state)]
-    notices = [Alert(level="warning", text=text) for text in texts if text]
+    if is_still:
+        urgent += _where_ranks_are(state)
+    notices = [Alert(level="warning", text=text) for text in notes(state)]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
     yield from urgent[:_MAX_ALERTS]
@@ -152,6 +171,14 @@ def _failure(state: RunState) -> Iterable[Alert]:
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
         level = "warning" if isinstance(error, Cancelled) else "error"  # no surprise: the user asked for it
         yield Alert(level=level, text=one_line(error.message), detail=detail)
+
+
+def _where_ranks_are(state: RunState) -> Iterable[Alert]:
+    """Yield where the ranks of a run are that stands still, once they have been asked."""
+    explanation = explain_last(state)
+    if explanation is not None:
+        words = f"{explanation.sentence}. {explanation.advice}".rstrip()
+        yield Alert(level="warning", text=one_line(words), detail=stacks_text(explanation))
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
@@ -178,37 +205,3 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
         if node.survivors:
             names = one_line(", ".join(node.survivors))
             yield Alert(level="error", text=f"still running on {plain(node.host)}, could not be ended: {names}")
-
-
-def _joined_notices(state: RunState) -> list[str]:
-    """Return the notices, one that several hosts gave only once: `gpu-a, gpu-b: text`."""
-    hosts = {node.host for node in state.nodes}
-    table: dict[str, list[str]] = {}  # text: the hosts that gave it
-    for notice in state.notices:
-        host, colon, text = notice.partition(": ")
-        if not colon or host not in hosts:
-            table.setdefault(notice, [])
-            continue
-        givers = table.setdefault(text, [])
-        if host not in givers:
-            givers.append(host)
-    lines = []
-    for text, givers in table.items():
-        names = ", ".join(givers[:3])
-        if len(givers) > 3:
-            names += f" and {len(givers) - 3} more"
-        lines.append(one_line(f"{names}: {text}" if givers else text))
-    return lines
-
-
-def _results_not_kept(state: RunState) -> Iterable[str]:
-    """Yield what is missing of the results of ranks that returned; the same of several ranks only once."""
-    table: dict[str, list[WorkerState]] = {}
-    for worker in state.workers.values():
-        ended = worker.ended
-        if ended is not None and ended.outcome == "returned" and ended.meaning:
-            table.setdefault(ended.meaning, []).append(worker)
-    for meaning, workers in table.items():
-        ranks = sorted(worker.rank for worker in workers)
-        who = f"{plain(workers[0].label)} has" if len(ranks) == 1 else f"ranks {listed(ranks)} have"
-        yield one_line(f"{who} returned, but {meaning}")

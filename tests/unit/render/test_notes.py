@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from distmagic.remote.wire import protocol as p
+from distmagic.render.notes import notes
 from distmagic.render.overview import overview
 from distmagic.state.events import Event, Gone
-from distmagic.state.lone_ranks import lone_ranks_note
 from distmagic.state.model import RunState
 from tests.builders.events import at, begun, raised
 
@@ -44,15 +44,15 @@ def end(rank: int, use: str) -> Event:
 )
 def test_ranks_that_worked_alone_are_told_of(uses, note):
     state = over(*(end(rank, use) for rank, use in enumerate(uses)))
-    assert lone_ranks_note(state) == note
+    assert notes(state) == ((note,) if note else ())
     assert [alert.text for alert in overview(state).alerts] == ([note] if note else [])
 
 
 def test_nothing_is_said_before_the_end_nor_of_a_run_that_failed():
     ends = [end(rank, "none") for rank in range(3)]
-    assert lone_ranks_note(begun(*ends, end(3, "none"))) == ""
-    assert lone_ranks_note(over(*ends, raised(3, 1), code=1)) == ""
-    assert lone_ranks_note(over(*ends)) == "", "one rank told nothing of its end"
+    assert notes(begun(*ends, end(3, "none"))) == ()
+    assert notes(over(*ends, raised(3, 1), code=1)) == ()
+    assert notes(over(*ends)) == (), "one rank told nothing of its end"
 
 
 def test_one_rank_has_nobody_to_work_with():
@@ -61,4 +61,4 @@ def test_one_rank_has_nobody_to_work_with():
     assert len(state.workers) == 4
     alone = RunState(job="j", nodes=state.nodes, workers={0: state.workers[0]}, world_size=worker.world_size)
     assert alone.phase == "done"
-    assert lone_ranks_note(alone) == ""
+    assert notes(alone) == ()

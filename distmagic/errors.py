@@ -98,11 +98,21 @@ class ProtocolError(WireError):
 
 
 class RunError(DistmagicError):
-    """The run itself failed; `run` is the `Run` so far, with states, logs and metrics."""
+    """The run itself failed; `run` is the `Run` so far, with states, logs and metrics.
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    `stacks` is where the ranks of a run were that went nowhere, identical stacks once ("" where nobody asked or told).
+    """
+
+    def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
         super().__init__(message, hint)
         self.run: object | None = None
+        self.stacks = sanitize.lines(stacks)
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (self.stacks, self.message, self.hint) if part)
+
+    def _render_traceback_(self) -> list[str]:
+        return [*self.stacks.splitlines(), *super()._render_traceback_()]
 
 
 class WorkerFailed(RunError):
@@ -149,24 +159,11 @@ class NodeLost(RunError):
 
 
 class Hung(RunError):
-    """No rank had advanced for the time of `--hang-timeout`. The message says where the ranks were.
-
-    `stacks` is the text of their stacks, identical ones once ("" where no host answered).
-    """
-
-    def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
-        super().__init__(message, hint)
-        self.stacks = sanitize.lines(stacks)
-
-    def __str__(self) -> str:
-        return "\n".join(part for part in (self.stacks, self.message, self.hint) if part)
-
-    def _render_traceback_(self) -> list[str]:
-        return [*self.stacks.splitlines(), *super()._render_traceback_()]
+    """No rank had advanced for the time of `--hang-timeout`. The message says where the ranks were."""
 
 
 class TimedOut(RunError):
-    """The run was stopped because `--timeout` ran out."""
+    """The run was stopped because `--timeout` ran out. If it had stood still, the message says where the ranks were."""
 
 
 class Cancelled(RunError, KeyboardInterrupt):

@@ -178,6 +178,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     },
     protocol.Ended: {
         "rank": RANK, "restart": COUNT, "outcome": WORD, "code": CODE, "result_bytes": SIZE, "meaning": lines(40_000),
+        "group_use": WORD,
     },
     protocol.Failure: {"type": TEXT, "message": lines(40_000), "traceback": lines(150_000)},
     protocol.EngineEnded: {"code": CODE, "exits": items(4096)},

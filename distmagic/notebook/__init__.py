@@ -5,6 +5,7 @@ here opens a connection, starts a thread or knows how a run proceeds: `backend.p
 packages that do. In this order:
 
     magic.py          the cell: `%%distributed`; loading and unloading of the extension
+    local_run.py      the cell's own statements, and what is said of those that were meant for the ranks
     backend.py        the functions of other packages that the magics call, each imported at its first call
     settings.py       what is set once for a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of `%distributed` subcommands

@@ -8,13 +8,12 @@ cell's own statements here; pack the call; launch it. An error before the launch
 
 from __future__ import annotations
 
-import ast
 import linecache
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
@@ -23,6 +22,7 @@ from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands
 from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import Completer
+from distmagic.notebook.local_run import run_local
 from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
 from distmagic.request import flags
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 NAMES = ("distributed", "distmagic")  # the second for notebooks in which another extension owns the first
 
 LAST_RUN = "_run"  # the last run, if it got no other name
-
-_WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
 
 
 class CellSyntaxError(SpecError):
@@ -77,10 +75,23 @@ class Magics:
         if flags.asks_help(line):
             print(flags.help_text())
             return None
+        names: list[str] = []
+        try:
+            return self._run_cell(line, cell, names)
+        except BaseException as error:
+            has_run = isinstance(error, RunError) and error.run is not None
+            if not has_run:
+                self._say_not_started(names, error)
+            raise
+
+    def _run_cell(self, line: str, cell: str, names: list[str]) -> object | None:
+        """Do what `cell` promises; `names` are given the names of the run as soon as they are known."""
         request = flags.parse_line(line, self.config.defaults(os.environ))
+        names += [request.output] if request.output else []
         hosts = self.notebook.choose(request, os.environ).hosts
         access = self.notebook.access(request, hosts)
         plan, filename = self._read(cell, whole=request.whole)
+        names[:0] = plan.targets
         session = self.notebook.session()
         with closing(asker_of(self.shell)) as asker:
             # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
@@ -90,7 +101,7 @@ class Magics:
                 if request.dry_run:
                     print(sanitize.lines(session.dry_run(reaching, request.spec)))
                     return None
-                payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
+                payload = self._payload(plan, filename, request, asker)
                 screen = self.notebook.backend.screen_for(self.shell)
             except KeyboardInterrupt as interrupt:
                 reaching.cancel()
@@ -98,7 +109,6 @@ class Magics:
             except BaseException:
                 reaching.cancel()
                 raise
-            names = (*plan.targets, request.output) if request.output else plan.targets
             return self._launch(request, reaching, payload, screen, names)
 
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
@@ -138,16 +148,17 @@ class Magics:
                     f"Define {name} in this cell; or put the statements into a function, and end with its call.",
                 )
 
-    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> Payload:
+    def _payload(self, plan: cells.CellPlan, filename: str, request: flags.Request, asker: NotebookAsker) -> Payload:
         """Run the cell's own statements, and pack its call.
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
+        limit_bytes = request.payload_limit_bytes
         if plan.call is None:
             return self.notebook.backend.pack_whole(
                 plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes
             )
-        self._run_local(plan, filename)
+        run_local(self.shell, plan, filename, [name for name, _ in request.spec.env])
         thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)
         try:
             return self.notebook.backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
@@ -156,20 +167,8 @@ class Magics:
                 raise
         return self.notebook.backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
 
-    def _run_local(self, plan: cells.CellPlan, filename: str) -> None:
-        """Run the cell's own statements in the notebook, as a cell without the magic would."""
-        module = self.shell.transform_ast(ast.Module(list(plan.local), []))
-        code = self.shell.compile(module, filename, "exec")
-        try:
-            exec(code, self.shell.user_global_ns, self.shell.user_ns)  # noqa: S102  # to run the cell is the purpose
-        except BaseException as error:
-            if isinstance(error, ModuleNotFoundError):
-                _add_note(error, _WHOLE_NOTE)
-            _show_from(error.__traceback__, error, self.shell)
-            raise
-
     def _launch(
-        self, request: flags.Request, reaching: Reaching, payload: Payload, screen: Screen, names: tuple[str, ...]
+        self, request: flags.Request, reaching: Reaching, payload: Payload, screen: Screen, names: Sequence[str]
     ) -> object:
         """Run the job, give the run these names, also where it failed, and return it if it got none."""
         try:
@@ -183,7 +182,7 @@ class Magics:
         self._bind(names, run)
         return None if names else run
 
-    def _bind(self, names: tuple[str, ...], run: object) -> None:
+    def _bind(self, names: Sequence[str], run: object) -> None:
         """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`."""
         self.shell.user_ns.pop(LAST_RUN, None)
         self.shell.user_ns_hidden.pop(LAST_RUN, None)
@@ -191,6 +190,16 @@ class Magics:
             self.shell.push(dict.fromkeys(names, run))
         else:
             self.shell.push({LAST_RUN: run}, interactive=False)
+
+    def _say_not_started(self, names: Sequence[str], error: BaseException) -> None:
+        """Let no older run stand under the names of one that never began; other values stay."""
+        from distmagic.runner.outcome import Detached, NotStarted, Run
+
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        for name in (LAST_RUN, *names):
+            older = self.shell.user_ns.get(name)
+            if older is None or isinstance(older, Run | Detached | NotStarted):
+                self.shell.push({name: NotStarted(name, why, older)}, interactive=name != LAST_RUN)
 
     def complete(self, kind: str) -> Callable[[object, SimpleNamespace], list[str]]:
         """Return the hook that completes the line of the magics of `kind`."""
@@ -229,26 +238,6 @@ def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
 
         cancelled._render_traceback_ = render  # type: ignore[method-assign]
     return cancelled
-
-
-def _add_note(error: BaseException, note: str) -> None:
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:
-        print(note, file=sys.stderr)
-
-
-def _show_from(tb: TracebackType | None, error: BaseException, shell: InteractiveShell) -> None:
-    """Let IPython show `error` from the cell's own frames on, as in any cell, without those of the magic."""
-    own = tb.tb_next if tb is not None else None
-    if own is None or hasattr(error, "_render_traceback_"):
-        return
-
-    def render() -> list[str]:
-        lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
-        return lines
-
-    object.__setattr__(error, "_render_traceback_", render)  # also where the error's class forbids new attributes
 
 
 def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) -> None:

@@ -6,5 +6,6 @@ files are written on this machine only; sending them is runner/delivery.py's wor
     blobs.py           content-addressed files on this machine
     bundle.py          the half of distmagic that runs on hosts, as one zip
     local_modules.py   finds the user's own modules, which hosts don't have
+    refused.py         what must not travel although it could be pickled
     pack.py            the call, its code and its large values become a `Payload`
 """

@@ -9,10 +9,8 @@ What can't travel is named by the variable that holds it.
 
 from __future__ import annotations
 
-import io
 import json
 import linecache
-import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +22,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import blobs, local_modules
 from distmagic.payload.blobs import LocalBlob
+from distmagic.payload.refused import MadeAlone, refuse
 from distmagic.remote.values import parcel, unpicklable
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import Seen
@@ -97,7 +96,7 @@ def _dumped(what: object, folder: Path, seen: Seen, limit_bytes: int | None) -> 
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
         size = parcel.dump(
-            what, aside / "call", seen=seen, refuse=_refuse, limit_bytes=limit_bytes, name="the call", beside=folder
+            what, aside / "call", seen=seen, refuse=refuse, limit_bytes=limit_bytes, name="the call", beside=folder
         )
         call = _local(folder, seen.sha256.hexdigest(), size)
         (aside / "call").replace(call.path)
@@ -126,23 +125,6 @@ def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-# What must not travel although it could be pickled: it would be of no use on a host, or would not load there.
-
-_NOTEBOOK_ONLY = ("IPython", "ipykernel", "ipywidgets", "tqdm")
-
-
-def _refuse(value: object) -> None:
-    kind = type(value)
-    if kind.__module__.partition(".")[0] in _NOTEBOOK_ONLY:
-        raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")
-    if isinstance(value, FunctionType) and value.__module__ == "IPython.core.getipython":
-        raise pickle.PicklingError("there is no IPython on a rank")
-    if kind.__module__ == "distmagic.runner.outcome":
-        raise pickle.PicklingError("a run belongs to the notebook")
-    if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
-        raise pickle.PicklingError("an open file can't travel")
-
-
 _INSIDE = "Create it inside the function"
 _CURES = {
     "an open file": "Open it inside the function, under a path that the hosts have",
@@ -150,6 +132,7 @@ _CURES = {
     "a coroutine": "Call the async function inside, or end the cell with `await`",
     "a torch.jit.script function": "Apply torch.jit.script inside the function, to the plain one",
     "a torch.jit.script module": "Apply torch.jit.script inside the function, to the plain module",
+    "a torch.library.custom_op": "Define it in a module beside the notebook, or inside the function",
     "a torch.compile function": "Call torch.compile inside the function, on the plain one",
     "a Run of distmagic": "Use what is in it, such as run.results[0]",
     "IPython itself": "There is no IPython on a rank: take get_ipython() and magics out of the function",
@@ -163,9 +146,15 @@ def _cannot_travel(culprit: unpicklable.UnpicklablePart, thunk: Callable[[], obj
     owner = _user(part, thunk)
     user = "The call" if owner == "the call" else owner
     verb = "is" if part.path == "the call" else f"uses `{part.path}`,"
+    why = f"which can't be pickled{culprit.detail}"
+    if isinstance(culprit.error, MadeAlone):
+        why = (
+            "which was made in the notebook and has its rank and world size from there: with it each rank would work "
+            "alone, without the others"
+        )
     cure = _CURES.get(culprit.what, _INSIDE)
     return PayloadError(
-        f"{user} {verb} {culprit.what}, which can't be pickled{culprit.detail}.",
+        f"{user} {verb} {culprit.what}, {why}.",
         f"{cure}; or write %%distributed --whole, and every rank runs the whole cell by itself.",
     )
 
@@ -209,7 +198,7 @@ def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.Part]:
 
 def _measure(value: object) -> int:
     try:
-        return parcel.measure(value, refuse=_refuse)
+        return parcel.measure(value, refuse=refuse)
     except Exception:  # noqa: BLE001 - whatever it raises: it is not what made the call too large
         return sys.getsizeof(value)
 

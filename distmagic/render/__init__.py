@@ -9,6 +9,7 @@ Everything here is pure: a `RunState` goes in, a string comes out. Nothing here 
 Read the modules in this order:
 
     overview.py     what to say of a run, in which order: the one model of text and HTML
+    notes.py        what to know that is no failure
     rows.py         the table: a row a rank, or a row a host
     as_text.py      text: the final table, a terminal's status lines, milestones for a log
     as_html.py      HTML: head and table; style.css is all of the looks

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
+from distmagic.render.notes import notes
 from distmagic.render.rows import Group, ShownPhase, counts_by_phase, fraction_of, groups, mean, slow_ranks
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.hangs import explain_last, stacks_text
@@ -146,7 +147,7 @@ def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
     urgent = [*_failure(state), *_hosts_in_trouble(state)]
     if is_still:
         urgent += _where_ranks_are(state)
-    notices = [Alert(level="warning", text=text) for text in _joined_notices(state)]
+    notices = [Alert(level="warning", text=text) for text in notes(state)]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
     yield from urgent[:_MAX_ALERTS]
@@ -204,24 +205,3 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
         if node.survivors:
             names = one_line(", ".join(node.survivors))
             yield Alert(level="error", text=f"still running on {plain(node.host)}, could not be ended: {names}")
-
-
-def _joined_notices(state: RunState) -> list[str]:
-    """Return the notices, one that several hosts gave only once: `gpu-a, gpu-b: text`."""
-    hosts = {node.host for node in state.nodes}
-    table: dict[str, list[str]] = {}  # text: the hosts that gave it
-    for notice in state.notices:
-        host, colon, text = notice.partition(": ")
-        if not colon or host not in hosts:
-            table.setdefault(notice, [])
-            continue
-        givers = table.setdefault(text, [])
-        if host not in givers:
-            givers.append(host)
-    lines = []
-    for text, givers in table.items():
-        names = ", ".join(givers[:3])
-        if len(givers) > 3:
-            names += f" and {len(givers) - 3} more"
-        lines.append(one_line(f"{names}: {text}" if givers else text))
-    return lines

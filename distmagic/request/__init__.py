@@ -8,4 +8,5 @@ reaches a host or runs the cell; config.py alone reads a file, the hostfile. Rea
     flags.py    the line of `%%distributed` becomes a `Request`
     config.py   the notebook's settings, and which hosts count
     cell.py     the cell: statements for the notebook, one expression for every rank
+    notebook_effects.py  which of those statements act in the notebook alone, though they were meant for the ranks
 """

@@ -212,7 +212,12 @@ class RunLoop:
             self._stopped_late.update(late)
             self._send_stop(late, 0.0, "too late")
         reason = decide.reason_to_stop(self.state, limits.timeout_s, detach=detach)
-        if not reason:
+        if reason == "timeout" and limits.timeout_s is not None:
+            inquiry = decide.timeout_inquiry(self.state, self._inquiry, limits.timeout_s, self._new_id)
+            self._inquire(inquiry)
+            if self._inquiry.reason:
+                reason = decide.reason_after_inquiry(self.state, self._inquiry)
+        elif not reason:
             inquiry = decide.hang_inquiry(self.state, self._inquiry, limits.hang_timeout_s, self._new_id)
             self._inquire(inquiry)
             reason = decide.reason_after_inquiry(self.state, self._inquiry)

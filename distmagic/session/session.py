@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import UNKNOWN_HOST, Reaching
-from distmagic.errors import Cancelled, DistmagicError
+from distmagic.errors import Cancelled, DistmagicError, WorkerFailed
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
 from distmagic.planning import plan as planning
@@ -29,6 +30,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
+from distmagic.session.local_hints import local_hint
 from distmagic.session.owner import owner
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 
@@ -133,6 +135,8 @@ class Session(Housekeeping):
         if error is None:
             return run
         error.run = run
+        if isinstance(error, WorkerFailed) and (hint := local_hint(state, Path.cwd())):
+            error.hint = f"{hint}\n{error.hint}"
         try:
             raise error
         finally:

@@ -7,7 +7,7 @@ user. Before a run that stands still is stopped, its ranks are asked where they 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from distmagic.remote.wire.vocabulary import StopReason
@@ -18,7 +18,8 @@ CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can'
 NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
 NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after this long; if it is all, the lease counts
 OWN_WORD_S = 1.5  # for a host that the others don't hear to say that it doesn't hear them
-WORTH_ASKING_S = 30.0  # an interrupt of a run that has stood still for this long first asks where the ranks are
+WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
+_LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
 STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
 
 
@@ -158,11 +159,24 @@ def hang_inquiry(
     return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
 
 
-def is_worth_asking(state: RunState, inquiry: Inquiry) -> bool:
-    """Whether an interrupt first asks all ranks where they are: the run has stood still for long, and they were not asked yet."""
+def timeout_inquiry(state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]) -> Inquiry:
+    """Return the inquiry before a stop because of --timeout; there is none where the run has not stood still for long.
+
+    One that has begun because the run hangs goes on for this reason.
+    """
+    if inquiry.reason == "hung":
+        return replace(inquiry, reason="timeout")
+    still_s = min(WORTH_ASKING_S, max(_LEAST_STILL_S, timeout_s / 2))
+    if is_worth_asking(state, inquiry, still_s):
+        return begun_inquiry(state, "timeout", new_id())
+    return inquiry
+
+
+def is_worth_asking(state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S) -> bool:
+    """Whether a stop first asks all ranks where they are: the run has stood still for `still_s`, and they were not asked yet."""
     if inquiry.reason or state.stopping:
         return False
-    has_stood_still = state.at_s - state.advanced_at_s > WORTH_ASKING_S
+    has_stood_still = state.at_s - state.advanced_at_s > still_s
     return has_stood_still and any(worker.phase == "running" for worker in state.workers.values())
 
 

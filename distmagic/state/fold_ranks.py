@@ -267,9 +267,6 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
     if draft.first_failure not in (None, what.rank) or phase != "failed":
         what = _shortened(what, draft.world_size, has_failed=phase != "done")
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
-    if what.outcome == "returned" and what.meaning:
-        host = draft.nodes[node].host
-        draft.notice(f"{host}: rank {what.rank} has returned, but {what.meaning}")
     if phase == "failed" and draft.first_failure is None:
         draft.first_failure = what.rank
         draft.first_failure_at_s = draft.at_s

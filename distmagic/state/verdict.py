@@ -67,7 +67,7 @@ def _stopped(state: RunState) -> RunError | None:
     if state.stopping == "hung":
         return _hung(state)
     if state.stopping == "timeout":
-        return TimedOut("The run was stopped: its --timeout ran out.", "Allow more time, or none: leave --timeout out.")
+        return _timed_out(state)
     if state.stopping == "gang":
         return _not_joined(state)
     if not state.lost and any(node.stopping == "lost" for node in state.essential):
@@ -113,6 +113,17 @@ def _hung(state: RunState) -> Hung:
     return Hung(f"{what} Where they were: {explanation.sentence}.", hint, stacks_text(explanation))
 
 
+def _timed_out(state: RunState) -> TimedOut:
+    what = "The run was stopped: its --timeout ran out."
+    explanation = explain_last(state)
+    if explanation is None or state.before_s:  # what is only replayed has lost its order in time
+        return TimedOut(what, "Allow more time, or none: leave --timeout out.")
+    stood_s = state.stack_dumps[-1].at_s - state.advanced_at_s
+    what += f" No rank had advanced for {stood_s:.0f} s before that. Where they were: {explanation.sentence}."
+    hint = _joined(explanation.advice, "All that a rank wrote: run.logs(rank).", _lost_hint(state))
+    return TimedOut(what, hint, stacks_text(explanation))
+
+
 def _where_they_were(state: RunState) -> str:
     explanation = explain_last(state)
     if explanation is None or state.before_s:  # what is only replayed has lost its order in time
@@ -151,8 +162,13 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     where = _joined(_connection(state, worker), _device(state, worker), where)
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}"
-        if ended.failure.message:
-            what += f": {ended.failure.message}"
+        lines = ended.failure.message.strip().splitlines() or [""]
+        if lines[0]:
+            what += f": {lines[0]}"
+        if len(lines) > 1 and ended.failure.traceback:
+            what += " ..."  # the traceback above it ends with the whole message
+        elif len(lines) > 1:
+            what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
         if ended.meaning:
             where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)

@@ -16,7 +16,7 @@ from traitlets.config import Config
 
 import distmagic
 from distmagic.api import session
-from distmagic.errors import Hung, SpecError
+from distmagic.errors import Hung, SpecError, TimedOut
 from distmagic.state import hangs
 from distmagic.state.model import RunState
 from tests.e2e import runner
@@ -108,6 +108,17 @@ def test_a_hang_ends_the_run_and_says_who_stands_out(lab: Lab, warm_idle_s: floa
     assert "  torch/distributed/distributed_c10d.py, line " in reduce
     assert "distmagic/remote" not in error.stacks
     assert error.run.state.phase == "stopped"
+
+
+def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(lab: Lab) -> None:
+    error = runner.failure(lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=12.0)
+    assert isinstance(error, TimedOut)
+    assert re.fullmatch(
+        r"The run was stopped: its --timeout ran out\. No rank had advanced for \d+ s before that\. Where they were: (.*)\.",
+        error.message,
+    )[1] == filled(f"{ODD}; {REST}")
+    assert error.hint.startswith("Look at rank 2 (dm2, local_rank 0) first: the others wait for it.\n")
+    assert f"  {HERE}, line {line_of('MARK load')}, in load_batch" in error.stacks
 
 
 def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 import distmagic
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import WorkerFailed
+from distmagic.errors import NoResult
 from distmagic.payload.pack import pack_whole
+from distmagic.render.overview import overview
 from distmagic.request.spec import Access, JobSpec
 from distmagic.session.session import Session
 from tests.e2e import runner
@@ -294,17 +295,68 @@ def resident_mb(name: str) -> int:
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
 
 
-def test_a_value_that_can_not_be_pickled(lab: Lab) -> None:
-    def make() -> object:
+def test_a_value_that_can_not_be_pickled_stops_no_rank(lab: Lab) -> None:
+    def make(saved: str) -> object:
+        import os
         import threading
+        import time
+        from pathlib import Path
 
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            return threading.Lock()
+        while not Path(saved).exists():  # the test writes it when rank 0 has ended
+            time.sleep(0.01)
         return {"loss": 0.5, "lock": threading.Lock()}
 
-    error = runner.failure(lab, "dm1:1", make)
-    assert isinstance(error, WorkerFailed)
-    said = "result['lock'] is a lock, which can't be pickled.\nReturn only what can be pickled: numbers, tensors, a state_dict()."
-    assert error.message == f"rank 0 (dm1, local_rank 0) raised Unpicklable: {said}"
-    assert error.remote_traceback == said
+    saved = lab.hosts[0].home / "saved"  # /home/node/saved on the host
+    watch = runner.Watch(lambda state: any(w.phase == "done" for w in state.workers.values()), saved.touch)
+    run = runner.run(lab, "dm1:2", make, "/home/node/saved", screen=watch)
+    assert run.state.phase == "done"
+    with pytest.raises(NoResult) as caught:
+        run.results[0]
+    assert caught.value.message == (
+        "rank 0 (dm1, local_rank 0) left no result: its result is lost: result is a lock, which can't be pickled. "
+        "Return only what can be pickled: numbers, tensors, a state_dict()."
+    )
+    assert run.results[1]["loss"] == 0.5
+    assert repr(run.results[1]["lock"]) == "<left out: result['lock'] is a lock, which can't be pickled>"
+    told = [alert.text for alert in overview(run.state).alerts]
+    left_out = "this was left out of its result: result['lock'] is a lock, which can't be pickled"
+    assert f"rank 1 (dm1, local_rank 1) has returned, but {left_out}" in told
+
+
+def test_the_globals_of_a_program_are_no_result(lab: Lab) -> None:
+    def make() -> object:
+        import runpy
+        from pathlib import Path
+
+        Path("train.py").write_text("import threading\nlock = threading.Lock()\n")
+        return runpy.run_path("train.py", run_name="__main__")
+
+    run = runner.run(lab, "dm1:1", make)
+    assert run.results[0] is None
+    assert [alert.text for alert in overview(run.state).alerts if "returned, but" in alert.text] == []
+
+
+def test_a_file_that_only_this_machine_has_is_named(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> str:
+        return Path("words.txt").read_text()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("one two")
+    error = runner.failure(lab, "dm1:1", read)
+    assert error.message.endswith("raised FileNotFoundError: [Errno 2] No such file or directory: 'words.txt'")
+    assert error.hint.startswith(
+        f"words.txt is on this machine, at {tmp_path}/words.txt, but not where the rank looked on dm1."
+    )
+
+
+def test_keyword_arguments_are_the_functions_own_whatever_their_names(lab: Lab) -> None:
+    def told(first: int, *, cwd: str, hosts: int) -> tuple[int, str, int]:
+        return first, cwd, hosts
+
+    assert runner.run(lab, "dm1:1", told, 1, kwargs={"cwd": "/x", "hosts": 3}).results[0] == (1, "/x", 3)
 
 
 def test_dry_run_starts_nothing(lab: Lab) -> None:

@@ -125,6 +125,26 @@ def test_down_reaches_the_hosts_of_a_detached_job_too(warm: Lab) -> None:
     assert len(templates(warm)) == 1
 
 
+def test_a_program_for_the_start_of_every_process_runs_in_every_rank(warm: Lab) -> None:
+    def seen() -> str:
+        import sitecustomize
+
+        return str(sitecustomize.RANK)
+
+    folder = warm.hosts[0].home / "start"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import os\nRANK = os.environ.get('RANK')\n")
+    for _ in range(2):
+        found = run(warm, "dm1:2", seen, env={"PYTHONPATH": "/home/node/start"})
+        assert [found.results[rank] for rank in (0, 1)] == ["0", "1"]
+        (notice,) = found.state.notices
+        assert notice == (
+            "dm1: nothing is kept loaded: /home/node/start/sitecustomize.py is on PYTHONPATH, and runs at the start of "
+            "every process"
+        )
+    assert templates(warm) == []
+
+
 def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> None:
     def colour() -> tuple[str | None, str | None]:
         import os

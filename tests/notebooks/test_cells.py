@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,3 +90,99 @@ def test_where_hosts_come_from(session_lab: Lab, notebook: LiveNotebook, tmp_pat
     assert "--nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static" in commands
     assert f"--master-addr={session_lab.hosts[0].address} --master-port=29555" in commands
     assert notebook.run("%distributed down") == ""
+
+
+def test_what_a_cell_defines_is_on_the_ranks_what_it_is_here(notebook: LiveNotebook):
+    text = notebook.run("""\
+%%distributed --hosts dm1:1 -o defined
+import builtins
+import functools
+import inspect
+import typing
+
+UserId = typing.NewType("UserId", int)
+
+class Data:
+    @functools.cached_property
+    def rows(self):
+        return [UserId(1)]
+
+@functools.lru_cache
+def load():
+    return Data().rows
+
+@functools.singledispatch
+def size(value):
+    return 0
+
+@size.register
+def _(value: list):
+    return len(value)
+
+def look():
+    with open("/proc/self/comm") as file:
+        file.read()
+    return size(load()), inspect.getsource(Data), open is builtins.open, exit is builtins.exit
+
+look()
+""")
+    assert text.startswith("done 100% · 1 rank on dm1 · took ")
+    assert "!" not in text
+    source = "class Data:\n    @functools.cached_property\n    def rows(self):\n        return [UserId(1)]\n"
+    assert ast.literal_eval(notebook.run("defined.results[0]")) == (1, source, True, True)
+
+
+LONE = (
+    "! no rank was in a process group: the 2 ranks worked each by itself. If they are to train together, call "
+    "torch.distributed.init_process_group, or make the Accelerator or Trainer, in what the ranks run"
+)
+
+
+def test_ranks_that_worked_alone_are_told_of_once(notebook: LiveNotebook):
+    text = notebook.run("%%distributed --hosts dm1:2\nlen([])")
+    assert " ".join(text.split()).count(LONE) == 1
+    assert "process group" not in notebook.run("%%distributed --hosts dm1:1\nlen([])")
+    text = notebook.run("""\
+%%distributed --hosts dm1:2
+import torch.distributed as dist
+def train(uses):
+    dist.init_process_group("gloo")
+    if uses:
+        dist.barrier()
+    # Without a collective call: a group that one rank leaves while another still connects breaks there.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"rank {dist.get_rank()}", "here")
+    store.wait(["rank 0", "rank 1"])
+    dist.destroy_process_group()
+train(uses=True)
+""")
+    assert "!" not in text
+    text = notebook.run("%%distributed --hosts dm1:2\ntrain(uses=False)")
+    assert "! no rank made a collective call, though there was a process group: the 2 ranks worked" in text
+
+
+def test_a_program_that_was_pasted_is_told_where_it_ran(notebook: LiveNotebook):
+    cell = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", default=0.1)
+args = parser.parse_args()
+def train():
+    return args.lr
+train()
+"""
+    text = notebook.fail(f"%%distributed --hosts dm1:1\n{cell}")
+    assert "SpecError: line 5: argparse read the command line of the notebook's own kernel" in text
+    assert "or write %%distributed --whole, and every rank runs the whole cell." in text
+    assert notebook.run("_run").startswith(
+        "no run, because its cell failed before anything was started (SpecError: line 5"
+    )
+    assert notebook.run(f"%%distributed --whole --hosts dm1:1 -o lr\n{cell}").startswith("done")
+    assert notebook.run("lr.results[0]") == "0.1"
+    text = notebook.fail("%%distributed --hosts dm1:1\nimport os\nrank = int(os.environ['LOCAL_RANK'])\nlen([])")
+    assert text.endswith(
+        "KeyError: 'LOCAL_RANK'\nThis statement ran in the notebook, which is no rank. Move it into the function, or write "
+        "%%distributed --whole, and every rank runs the whole cell."
+    )
+    text = notebook.run("%%distributed --hosts dm1:1\nimport random\nrandom.seed(1)\nlen([])")
+    assert text.startswith("! Line 3 seeds the notebook, not the ranks. Move it into the function, or write ")

@@ -49,7 +49,7 @@ PACKAGES = (
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic notebook.magic notebook.backend notebook.settings connection.prompts "
+    "IPython": "distmagic notebook.magic notebook.local_run notebook.backend notebook.settings connection.prompts "
     "runner.outcome screens.notebook",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",

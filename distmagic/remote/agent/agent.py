@@ -27,6 +27,7 @@ from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.system import exit_codes, memory, processes, socket_peer
+from distmagic.remote.system.customization import customizing_file
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 
@@ -34,7 +35,9 @@ _TICK_S = 0.05
 _TOUCH_S = 30.0  # well within the time after which `places` takes a file for unused
 _LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun exited
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
-_NOTEBOOK_FIRST_S = 1.0  # after the timeout: a notebook that follows the job stops all nodes at once, which is better
+# After the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may ask the
+# ranks where they are, which takes up to 6 s.
+_NOTEBOOK_FIRST_S = 7.0
 _GOODBYE_S = 2.0  # for peers to learn of the end by the gang channel, where the notebook stops them too
 _TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
 _STALLED_S = 5.0  # after `Final`, for a reader that takes nothing: its network is cut, and no end was reported
@@ -90,6 +93,10 @@ class Agent:
             processes.note(os.getpid(), self.run_dir / places.PID)
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
+        customizes = customizing_file(env)
+        if self.start.warm is not None and customizes:  # of an agent that was forked, `warm` is None
+            text = f"nothing is kept loaded: {customizes} is on PYTHONPATH, and runs at the start of every process"
+            self.journal.add(protocol.Notice(text=text))
         self.engine_pid, out, err = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
         _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)

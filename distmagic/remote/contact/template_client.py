@@ -24,6 +24,7 @@ from pathlib import Path
 from distmagic.remote.engine import process_title
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.system.customization import customizing_file
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
@@ -102,8 +103,12 @@ def _installed(folder: str) -> list[tuple[str, int]]:
 
 
 def _can_be_warm(env: dict[str, str]) -> bool:
-    """Whether a template can stand for a fresh process: a relative PYTHONPATH means the job's own directory."""
-    if not sys.platform.startswith("linux"):
+    """Whether a template can stand for a fresh process.
+
+    It can't where PYTHONPATH is relative, which means the job's own directory, and where it has a program that runs at
+    the start of each process.
+    """
+    if not sys.platform.startswith("linux") or customizing_file(env):
         return False
     parts = env.get("PYTHONPATH", "").split(os.pathsep)
     return all(os.path.isabs(part) for part in parts if part)

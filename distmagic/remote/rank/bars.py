@@ -13,10 +13,12 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.report import bar_ids
 from distmagic.remote.wire.protocol import Bar
 
@@ -24,45 +26,23 @@ _STD = "tqdm.std"
 _STAND_INS = ("tqdm.notebook", "tqdm.autonotebook")
 _ID = "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
 _SHOWN = "_distmagic_shown"  # attribute of a bar: whether it was posted; one that ends within its `delay` never is
+_CLOSING = "_distmagic_closing"  # attribute of a bar: the thread that closes it, until the last line is written
 _FILE_ARGUMENT = 4  # the position of `file` in tqdm(iterable, desc, total, leave, file)
 
 Post = Callable[[Bar], None]
 
 
 class _Hook(importlib.abc.MetaPathFinder):
-    """Replaces methods of tqdm when it is imported: a rank that does not use it loses no time."""
+    """Finds the modules that are replaced, and knows where bars go."""
 
     post: Post
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for the three modules that are changed, None for all others."""
-        if name in _STAND_INS:
-            return importlib.machinery.ModuleSpec(name, _StandIn())
-        if name != _STD:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader)
-        return spec
-
-
-class _PatchingLoader(importlib.abc.Loader):
-    """Loads tqdm.std as before, then replaces methods of its class."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and the like, for tracebacks
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _patch(module.tqdm)
+        """Return a spec for the modules that are replaced, None for all others."""
+        del path, target
+        return importlib.machinery.ModuleSpec(name, _StandIn()) if name in _STAND_INS else None
 
 
 class _StandIn(importlib.abc.Loader):
@@ -86,8 +66,7 @@ def install(post: Post, fallback: str | None = None) -> None:
     if _hook in sys.meta_path:
         return
     sys.meta_path.insert(0, _hook)
-    if _STD in sys.modules:
-        _patch(sys.modules[_STD].tqdm)
+    import_hooks.when_imported(_STD, lambda module: _patch(module.tqdm))
     for name in _STAND_INS:
         if name in sys.modules:
             _fill(sys.modules[name])
@@ -104,6 +83,7 @@ def _patch(tqdm: Any) -> None:
         return
     setattr(tqdm, _ID, 0)  # for bars that exist already
     setattr(tqdm, _SHOWN, False)
+    setattr(tqdm, _CLOSING, 0)
     for name, make in _REPLACEMENTS.items():
         original = getattr(tqdm, name)
         setattr(tqdm, name, functools.wraps(original)(make(original)))
@@ -116,7 +96,7 @@ def _patch(tqdm: Any) -> None:
 def _new_init(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         file = args[_FILE_ARGUMENT] if len(args) > _FILE_ARGUMENT else kwargs.get("file")
-        number = next(bar_ids) if file is None or _is_ours(file) else 0
+        number = next(bar_ids) if file is None or is_standard(file) else 0
         setattr(self, _ID, number)
         if number:
             kwargs.pop("display", None)  # an argument of tqdm.notebook, as is a width of "100%"
@@ -131,7 +111,7 @@ def _new_init(original: Any) -> Any:
 
 def _new_status_printer(original: Any) -> Any:
     def status_printer(file: Any) -> Any:
-        return _draw_nothing if _is_ours(file) else original(file)
+        return _draw_nothing if is_standard(file) else original(file)
 
     return status_printer
 
@@ -143,7 +123,9 @@ def _new_display(original: Any) -> Any:
         if not self.disable:
             _post(self)
             return True
-        if msg is None and hasattr(self, "fp"):  # `close` has disabled the bar, and now has its last line drawn
+        # `close` has disabled the bar, and now has its last line drawn. Other threads may still draw a bar that they share.
+        if msg is None and getattr(self, _CLOSING) == threading.get_ident():
+            setattr(self, _CLOSING, 0)
             self.fp.write(str(self))
         return False
 
@@ -170,9 +152,13 @@ def _new_clear(original: Any) -> Any:
 def _new_close(original: Any) -> Any:
     def close(self: Any) -> None:
         was_open = not getattr(self, "disable", True) and _number(self)
-        if was_open and getattr(self, "sp", None) is _draw_nothing:
+        draws_nothing = was_open and getattr(self, "sp", None) is _draw_nothing
+        if draws_nothing:
             self.sp = self.fp.write  # a subclass may draw by `sp` in its `display`: its last line goes to the log too
+            setattr(self, _CLOSING, threading.get_ident())
         original(self)
+        if draws_nothing:
+            self.sp = _draw_nothing
         if was_open and getattr(self, _SHOWN):
             _post(self, closed=True)
 
@@ -197,7 +183,7 @@ def _std() -> Any:
     return sys.modules[_STD].tqdm
 
 
-def _is_ours(file: Any) -> bool:
+def is_standard(file: Any) -> bool:
     """Whether this is stdout or stderr, maybe within tqdm's wrappers."""
     while type(file).__module__ == "tqdm.utils":
         file = file._wrapped  # noqa: SLF001

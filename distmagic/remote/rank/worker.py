@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import gc
 import json
-import linecache
 import os
 import shutil
 import signal
@@ -19,15 +18,13 @@ import sys
 import threading
 import traceback
 import types
-import warnings
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.rank import bars, report, stacks
+from distmagic.remote.rank import bars, process_groups, report, rich_bars, sources, stacks
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
-from distmagic.remote.values import call, parcel
+from distmagic.remote.values import call, left_out, parcel
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import RankOutcome
 
@@ -73,10 +70,11 @@ def main(_: list[str]) -> None:
     bundle = sys.path.pop(0)
     sys.path[:0] = [bundle, f"{rank.code}/modules"]
     sys.argv[:] = ["distmagic"]
-    labels = _load_sources(rank.code)
-    _label_warnings(labels)
+    labels = sources.load(rank.code)
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
+        rich_bars.install(report.post_bar)
+        process_groups.install()
         user_main = _fresh_main(rank)
         with gc_paused():
             thunk = call.load(rank.call, user_main)
@@ -135,32 +133,6 @@ def _send(conn: socket.socket, packet: bytes) -> bool:
     return True
 
 
-def _load_sources(code: Path) -> dict[str, str]:
-    """Put the cells' text into `linecache`; return the labels of cells by file name.
-
-    Tracebacks, `inspect.getsource`, Triton and torch.compile find the source there.
-    """
-    with zipfile.ZipFile(code) as archive:
-        sources = json.loads(archive.read("sources.json"))
-    for name, text in sources["texts"].items():
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    return dict(sources["labels"])
-
-
-def _label_warnings(labels: dict[str, str]) -> None:
-    """Have warnings name the cell as tracebacks do, in place of a file that does not exist."""
-    plain = warnings.formatwarning
-
-    def formatwarning(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        text, label = plain(message, category, filename, lineno, line), labels.get(filename)
-        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1) if label else text
-
-    if labels:
-        warnings.formatwarning = formatwarning
-
-
 def _fresh_main(rank: Rank) -> types.ModuleType:
     """Return a new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines."""
     fresh = types.ModuleType("__main__")
@@ -172,7 +144,8 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
 
 
 def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> protocol.Ended:
-    return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, **more)  # type: ignore[arg-type]
+    use = process_groups.use()
+    return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, group_use=use, **more)  # type: ignore[arg-type]
 
 
 def _stop_handlers() -> None:
@@ -201,11 +174,19 @@ def _keep(rank: Rank, value: object) -> protocol.Ended:
     _stop_handlers()
     if os.getpid() != rank.pid:  # a child that the function has forked, and that returned from it too
         return _ended(rank, "returned")
+    if value is None or left_out.is_program(value):
+        return _ended(rank, "returned", result_bytes=0)
+    # The function has returned: a value that can't be kept is no failure, and must not stop the other ranks.
     try:
-        size = 0 if value is None else parcel.dump(value, rank.result)
-    except OSError as error:  # the function has returned: a value that finds no room is no failure
+        size_bytes, missing = left_out.dump(value, rank.result)
+    except parcel.Unpicklable as error:
+        return _ended(rank, "returned", meaning=f"its result is lost: {error.message} {error.hint}")
+    except MemoryError:
+        return _ended(rank, "returned", meaning="its result is lost: there is not enough memory to write it to a file")
+    except OSError as error:
         return _ended(rank, "returned", meaning=_not_kept(rank, value, error))
-    return _ended(rank, "returned", result_bytes=size)
+    meaning = f"this was left out of its result: {missing}" if missing else ""
+    return _ended(rank, "returned", result_bytes=size_bytes, meaning=clipped(meaning, _MAX_MESSAGE_BYTES))
 
 
 def _not_kept(rank: Rank, value: object, error: OSError) -> str:
@@ -229,7 +210,7 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
-    is_ours = isinstance(error, parcel.ParcelError)  # raised after the call: a traceback would show our frames only
+    is_ours = isinstance(error, parcel.ParcelError)  # the call can't be loaded: a traceback would show our frames only
     text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
     failure = protocol.Failure(

@@ -8,6 +8,7 @@ order:
     exit_codes.py   an exit code in words
     memory.py       whether the kernel killed a process for want of memory
     facts.py        what a plan needs to know of a host
+    customization.py  what Python runs at its start because of PYTHONPATH
     logout.py       whether processes survive log-out
     socket_peer.py  the user at the other end of a unix socket
     gc_pause.py     pauses the garbage collector

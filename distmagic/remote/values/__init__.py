@@ -6,8 +6,10 @@ jobs. cloudpickle, torch and numpy are imported only where a value needs them.
 Read in this order:
     parcel        one value in one file: `dump` and `load`
     pickling      the pickler and the unpickler, and what they do in their own way
+    cell_objects  what a cell defines and pickle knows by name only
     storages      which bytes of which tensor travel
     side_files    large values in files of their own, which are not sent again while they stay the same
     unpicklable   which part of a value can't be pickled, in words
+    left_out      what is kept of a result that can't be pickled whole
     call          what the payload of a job holds, and how a rank runs it
 """

@@ -162,12 +162,12 @@ def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name
     except Exception as error:
         if sink.error is not None:
             raise sink.error from None
-        cause = unpicklable.find(value, name, error, functools.partial(_why_not, refuse=refuse))
+        cause = unpicklable.find(value, name, error, functools.partial(why_not, refuse=refuse))
         raise Unpicklable(cause) from error
     return packer
 
 
-def _why_not(value: object, refuse: Refuse | None) -> Exception | None:
+def why_not(value: object, refuse: Refuse | None = None) -> Exception | None:
     """Return why `value` can't be pickled, None if it can."""
     try:
         measure(value, refuse=refuse)

@@ -4,6 +4,7 @@
 - functions of `__main__` get, where they are loaded, the globals of that `__main__`, and the names that it defines
   come along in a table;
 - a DistributedDataParallel module becomes the module in it;
+- objects that a cell defines and that pickle knows by name only travel as what made them (see cell_objects.py);
 - notes are taken of the code and the modules that the pickle refers to.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from distmagic.remote.values import cell_objects
 from distmagic.remote.values.side_files import SideFile
 from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
 
@@ -60,8 +62,10 @@ class Packer:
 
     def reduce(self, obj: Any) -> Any:
         """Return how to pickle `obj`, as `__reduce__` does; NotImplemented leaves it to cloudpickle. Also takes notes."""
-        if obj is sys.stdout or obj is sys.stderr:
-            return getattr, (sys, "stdout" if obj is sys.stdout else "stderr")  # those of the other end
+        of_a_cell = cell_objects.reduced(obj)
+        if of_a_cell is not NotImplemented:
+            self._note_global(obj)
+            return of_a_cell
         if self._refuse is not None:
             self._refuse(obj)
         if isinstance(obj, types.CodeType):

@@ -8,16 +8,28 @@ from __future__ import annotations
 import copyreg
 import dis
 import functools
+import pickle
 import re
 import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from distmagic.remote.values.cell_objects import LruCached
 
 MAX_TRIALS = 5_000  # parts that are tried; then the part found so far has to do
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), types.CodeType, types.ModuleType)
 
 WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
+
+
+class Refused(pickle.PicklingError):
+    """An object must not travel although it could be pickled; `what` it is in words."""
+
+    def __init__(self, value: object, what: str) -> None:
+        super().__init__(f"{what} must not travel")
+        self.value, self.what = value, what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +69,8 @@ def find(value: object, name: str, error: Exception, why_not: WhyNot) -> Unpickl
     part = Part(owner="", path=name, value=value)
     tried: dict[int, object] = {id(value): value}  # the objects too: an id is used again once its object is gone
     while not is_known(part.value):
+        if isinstance(error, Refused) and error.value is part.value:
+            return UnpicklablePart(part=part, what=error.what, error=error)
         found = _unpicklable_child(part, tried, why_not)
         if found is None:
             break
@@ -67,7 +81,7 @@ def find(value: object, name: str, error: Exception, why_not: WhyNot) -> Unpickl
 def _unpicklable_child(part: Part, tried: dict[int, object], why_not: WhyNot) -> tuple[Part, Exception] | None:
     """Return the first part of a part that can't be pickled, and why; None where there is none, or time is up."""
     for child in parts(part):
-        if isinstance(child.value, _ATOMS) or id(child.value) in tried:
+        if is_atom(child.value) or id(child.value) in tried:
             continue
         if len(tried) > MAX_TRIALS:
             return None
@@ -76,6 +90,11 @@ def _unpicklable_child(part: Part, tried: dict[int, object], why_not: WhyNot) ->
         if error is not None:
             return child, error
     return None
+
+
+def is_atom(value: object) -> bool:
+    """Whether a value is of a kind that has no parts, and that can always be pickled."""
+    return isinstance(value, _ATOMS)
 
 
 def parts(part: Part) -> Iterator[Part]:
@@ -89,8 +108,8 @@ def parts(part: Part) -> Iterator[Part]:
     elif isinstance(value, types.MethodType):
         yield Part(owner=part.owner, path=part.path, value=value.__func__)
         yield Part(owner=part.owner, path=f"{part.path}.__self__", value=value.__self__)
-    elif isinstance(value, functools.partial):
-        yield from _partial_parts(part, value)
+    elif isinstance(value, (functools.partial, LruCached)):
+        yield from _wrapper_parts(part, value)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield _below(part, f"[{key!r:.60}]", item)
@@ -101,7 +120,10 @@ def parts(part: Part) -> Iterator[Part]:
         yield from _reduced_parts(part)
 
 
-def _partial_parts(part: Part, partial: functools.partial[object]) -> Iterator[Part]:
+def _wrapper_parts(part: Part, partial: Any) -> Iterator[Part]:
+    if isinstance(partial, LruCached):
+        yield Part(owner=part.owner, path=part.path, value=partial.__wrapped__)
+        return
     yield Part(owner=part.owner, path=part.path, value=partial.func)
     owner = _name(partial.func)
     for i, arg in enumerate(partial.args):
@@ -160,7 +182,9 @@ def _class_parts(part: Part, cls: type) -> Iterator[Part]:
     if not travels_by_value(cls):
         return
     for name, value in vars(cls).items():
-        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        inner = value
+        for wrapped in ("__func__", "fget", "func"):  # of methods, properties and cached properties
+            inner = getattr(value, wrapped, None) or inner
         if name not in ("__dict__", "__weakref__"):
             yield Part(owner=cls.__qualname__, path=name, value=inner)
     for base in cls.__bases__:
@@ -216,6 +240,7 @@ _KINDS = {
     "torch.jit.ScriptFunction": "a torch.jit.script function",
     "torch.jit._script.ScriptModule": "a torch.jit.script module",
     "torch.cuda.": "a torch.cuda.{name}",
+    "torch._library.custom_ops.CustomOpDef": "a torch.library.custom_op",
     "torch.distributed.distributed_c10d.ProcessGroup": "a process group",
     "torch._C._distributed_c10d.ProcessGroup": "a process group",
     "distmagic.runner.outcome.Run": "a Run of distmagic",

@@ -88,7 +88,8 @@ class Output:
 class Ended:
     """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
 
-    Or "replaced": killed by its agent, because an elastic job forms anew.
+    Or "replaced": killed by its agent, because an elastic job forms anew. `group_use` says what it had to do with process
+    groups: "none", "unused", "used", or "" where that is not known.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class Ended:
     failure: Failure | None = None
     result_bytes: int | None = None
     meaning: str = ""
+    group_use: str = ""
 
 
 @message

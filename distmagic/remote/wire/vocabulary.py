@@ -29,6 +29,9 @@ STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
 # How a rank ended. "replaced": its agent killed it, because an elastic job forms anew.
 RankOutcome = Literal["returned", "raised", "exited", "signalled", "replaced"]
 
+# What a rank had to do with process groups: it was in none; in one that did nothing; in one that did something.
+GroupUse = Literal["none", "unused", "used"]
+
 
 def known_stop_reason(text: str) -> StopReason:
     """Return a reason that came as text; "stopped" for one that this version doesn't know."""

@@ -27,10 +27,11 @@ import distmagic
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import Reaching
 from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
-from distmagic.notebook import help_pages, magic
+from distmagic.notebook import help_pages, local_run, magic
 from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
 from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Detached
 from distmagic.session.session import Session
 from tests.unit.notebook.fakes import FakePlayground, FakeReaching, FakeSession, Lab
 
@@ -178,7 +179,71 @@ def test_a_failing_statement_fails_the_cell_with_the_usual_traceback(lab, capsys
 def test_a_module_that_only_hosts_have_recommends_whole(lab, capsys):
     assert isinstance(lab.error("%%distributed\nimport not_a_module\nlen([])"), ModuleNotFoundError)
     printed = capsys.readouterr()
-    assert magic._WHOLE_NOTE in printed.out + printed.err
+    assert local_run._WHOLE_NOTE in printed.out + printed.err
+
+
+def test_what_acts_in_the_notebook_alone_is_told_once_it_has_run(lab, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    cell = "import os\nrank = int(os.environ['LOCAL_RANK'])\ndef f():\n    return rank\nf()"
+    assert lab.value(f"%%distributed\n{cell}") == 0
+    assert capsys.readouterr().out == (
+        "! Line 3 reads LOCAL_RANK of the notebook, not of a rank. Move it into the function, or write %%distributed "
+        "--whole, and every rank runs the whole cell.\nOut[1]: 0\n"
+    )
+    lab.value(f"%%distributed --whole\n{cell}")
+    assert "!" not in capsys.readouterr().out
+
+
+def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(lab, capsys):
+    cell = "import os\nos.environ['DM_TEST_WORD'] = 'a'\nlen([])"
+    lab.value(f"%%distributed --env DM_TEST_WORD=a\n{cell}")
+    assert capsys.readouterr().out == "Out[1]: 0\n"
+    lab.value(f"%%distributed\n{cell}\ndel os.environ['DM_TEST_WORD']\nlen([])")
+    assert "Line 3 sets DM_TEST_WORD in the notebook, not on the ranks" in capsys.readouterr().out
+
+
+NO_RANK = (
+    "This statement ran in the notebook, which is no rank. Move it into the function, or write %%distributed --whole, and "
+    "every rank runs the whole cell."
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "has_note"),
+    [
+        ("rank = int(os.environ['LOCAL_RANK'])", KeyError, True),
+        ("rank = int(os.environ.get('LOCAL_RANK'))", TypeError, True),
+        ("epochs = int(sys.argv[99])", IndexError, True),
+        ("def setup():\n    return os.environ['RANK']\nsetup()", KeyError, True),
+        ("raise ValueError('environment variable RANK expected, but not set')", ValueError, True),
+        ("raise KeyError('RANKS')", KeyError, False),
+        ("raise ValueError('no')", ValueError, False),
+        ("sys.exit('no data')", SystemExit, False),
+    ],
+)
+def test_an_error_of_a_statement_that_was_meant_for_a_rank_says_where_it_ran(
+    lab, capsys, monkeypatch, statement, kind, has_note
+):
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    error = lab.error(f"%%distributed\nimport os, sys\n{statement}\nlen([])")
+    assert isinstance(error, kind)
+    printed = capsys.readouterr()
+    assert (NO_RANK in printed.out + printed.err) == has_note
+    assert lab.session.reachings[0].cancelled
+
+
+def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(lab, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
+    error = lab.error(
+        "%%distributed\nimport argparse\nparser = argparse.ArgumentParser()\nargs = parser.parse_args()\nlen([])"
+    )
+    assert isinstance(error, SpecError)
+    assert error.message == (
+        "line 4: argparse read the command line of the notebook's own kernel: this statement ran in the notebook."
+    )
+    assert "--whole" in error.hint
+    assert lab.session.reachings[0].cancelled
 
 
 def test_a_syntax_error_looks_as_in_any_cell(lab, capsys):
@@ -234,7 +299,59 @@ def test_a_failed_run_fails_the_cell_and_is_bound_all_the_same(lab, capsys):
     lab.session.failure.run = "the run so far"
     assert lab.error("%%distributed -o run\nx = len([])") is lab.session.failure
     assert (lab.shell.user_ns["run"], lab.shell.user_ns["x"]) == ("the run so far", "the run so far")
-    assert capsys.readouterr().out == "Traceback on gpu-b\nWorkerFailed: rank 1 raised\nlook\n"
+    assert capsys.readouterr().out == "WorkerFailed: rank 1 raised\nlook\n"
+
+
+def _older_run() -> Detached:
+    return Detached("j-1", ("gpu-a",), attach=lambda: None, stop=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("%%distributed -o run\n1 / 0\nlen([])", "ZeroDivisionError: division by zero"),
+        ("%%distributed -o run\nx = = 2", "CellSyntaxError: line 2: invalid syntax"),
+        ("%%distributed --python b=/x -o run\nlen([])", "SpecError: --python b=...: b is not one of the hosts."),
+        ("%%distributed\n1 / 0\nrun = len([])", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_run_that_never_began_leaves_no_older_run_under_its_name(lab, cell, why):
+    older = _older_run()
+    lab.shell.user_ns.update(run=older, _run=older)
+    lab.error(cell)
+    for name in ("run", "_run"):
+        left = lab.shell.user_ns[name]
+        said = f"no run, because its cell failed before anything was started ({why}). The run before it: {name}.before."
+        assert repr(left) == said
+        with pytest.raises(AttributeError, match=re.escape(f"there is no 'results': {said}")):
+            left.results  # noqa: B018
+        assert left.before is older
+    lab.error(cell)
+    assert lab.shell.user_ns["run"].before is older, "the older run is found after several failures"
+    assert lab.value("%%distributed -o run\nlen([])") is None
+    assert lab.shell.user_ns["run"] == 0
+
+
+def test_a_line_that_can_not_be_read_leaves_the_names_that_it_may_have_had(lab):
+    older = _older_run()
+    lab.shell.user_ns.update(run=older, _run=older)
+    lab.error("%%distributed --hots a -o run\nlen([])")
+    assert lab.shell.user_ns["run"] is older
+    assert lab.shell.user_ns["_run"].before is older
+
+
+def test_a_value_that_is_no_run_is_left_where_it_is(lab):
+    lab.shell.user_ns["x"] = 5
+    lab.error("%%distributed\n1 / 0\nx = len([])")
+    assert lab.shell.user_ns["x"] == 5
+    assert "ZeroDivisionError" in repr(lab.shell.user_ns["_run"])
+    assert lab.shell.user_ns["_run"].before is None
+
+
+def test_the_older_run_can_be_used_until_the_new_one_has_its_name(lab):
+    lab.shell.user_ns["run"] = _older_run()
+    lab.value("%%distributed -o run\nname = run.job\nlen(name)")
+    assert lab.shell.user_ns["run"] == 3
 
 
 @pytest.mark.parametrize(("flags", "name"), [("", "_run"), ("-o mine", "mine")])

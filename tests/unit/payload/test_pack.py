@@ -20,6 +20,7 @@ import pytest
 
 from distmagic.errors import PayloadError
 from distmagic.payload import bundle, local_modules, pack
+from distmagic.payload.refused import MadeAlone, refuse
 
 torch = pytest.importorskip("torch")
 LIMIT = 256 << 20
@@ -428,3 +429,181 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     error = refused(cell("def train():\n    pass\ntrain()"))
     assert "can't be written" in error.message
     assert "DISTMAGIC_HOME" in error.hint
+
+
+# ---- objects that a cell defines
+
+
+LRU = """
+import functools
+@functools.lru_cache(maxsize=7)
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+def train():
+    return fib(30), fib.cache_info().maxsize, fib.cache_info().hits
+train()"""
+
+CACHED_PROPERTY = """
+from functools import cached_property
+class Data:
+    loads = 0
+    @cached_property
+    def rows(self):
+        self.loads += 1
+        return [1, 2]
+def train():
+    data = Data()
+    return data.rows, data.rows, data.loads
+train()"""
+
+SINGLEDISPATCH = """
+import functools
+@functools.singledispatch
+def size(value):
+    return 0
+@size.register
+def _(value: list):
+    return sum(size(one) for one in value)
+@size.register(str)
+def of_text(value):
+    return len(value)
+class Text:
+    @functools.singledispatchmethod
+    def of(self, value):
+        return "any"
+    @of.register
+    def _(self, value: int):
+        return "int"
+def train():
+    return size(["ab", ["c"], 5]), Text().of(1), Text().of("")
+train()"""
+
+NEW_TYPE = """
+import typing
+UserId = typing.NewType("UserId", int)
+def train():
+    return UserId(7), UserId.__name__, UserId.__supertype__.__name__, UserId.__module__
+train()"""
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        pytest.param(LRU, "(832040, 7, 28)", id="lru_cache"),
+        pytest.param(CACHED_PROPERTY, "([1, 2], [1, 2], 1)", id="cached_property"),
+        pytest.param(SINGLEDISPATCH, "(3, 'int', 'any')", id="singledispatch"),
+        pytest.param(NEW_TYPE, "(7, 'UserId', 'int', '__main__')", id="NewType"),
+    ],
+)
+def test_what_functools_and_typing_make_in_a_cell_travels(source, printed, tmp_path):
+    assert on_a_rank(packed(cell(source)), tmp_path) == printed
+
+
+def test_a_cached_function_that_uses_a_lock_is_looked_into():
+    source = (
+        "import functools\n@functools.lru_cache\ndef load():\n    return lock\ndef train():\n    return load()\ntrain()"
+    )
+    assert refused(cell(source, lock=threading.Lock())).message == "load uses `lock`, a lock, which can't be pickled."
+
+
+def test_a_custom_operator_is_named():
+    source = (
+        "import torch\n@torch.library.custom_op('distmagic_test::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n    return 2 * x\ndef train():\n    return twice(x)\ntrain()"
+    )
+    error = refused(cell(source, x=torch.ones(1)))
+    assert error.message == "train uses `twice`, a torch.library.custom_op, which can't be pickled."
+    assert error.hint.startswith("Define it in a module beside the notebook, or inside the function; or write")
+
+
+def test_an_object_that_is_pickled_by_its_name_is_named():
+    class ByName:
+        def __init__(self):
+            self.__module__, self.__qualname__ = "__main__", "thing"
+
+        def __reduce__(self):
+            return self.__qualname__
+
+    error = refused(cell("def train():\n    return thing\ntrain()", thing=ByName()))
+    assert error.message.startswith("train uses `thing`, a ")
+    assert "a host has nothing of this name" in error.message
+
+
+def test_open_exit_and_quit_of_a_notebook_are_pythons_own_on_a_rank(tmp_path):
+    names = {name: _shell_names()[name] for name in ("open", "exit", "quit")}
+    source = "import builtins\ndef train():\n    return open is builtins.open, exit is builtins.exit, quit is builtins.exit\ntrain()"
+    assert on_a_rank(packed(cell(source, **names)), tmp_path) == "(True, True, True)"
+
+
+def _shell_names() -> dict:
+    shell = _shell()
+    names = dict(shell.user_ns)
+    shell.history_manager.end_session()
+    return names
+
+
+# ---- objects that have the notebook's rank and world size
+
+
+ALONE = {
+    "accelerate.accelerator.Accelerator": "an Accelerator",
+    "transformers.training_args.TrainingArguments": "a TrainingArguments",
+    "transformers.trainer.Trainer": "a Trainer of transformers",
+    "lightning.pytorch.trainer.trainer.Trainer": "a Trainer of Lightning",
+    "pytorch_lightning.trainer.trainer.Trainer": "a Trainer of Lightning",
+    "lightning.fabric.fabric.Fabric": "a Fabric of Lightning",
+    "torch.distributed.device_mesh.DeviceMesh": "a DeviceMesh",
+}
+
+
+def _of_library(name: str, monkeypatch) -> type:
+    """Return a class with the name that the library's has; libraries that are not installed are there for one test."""
+    module_name, _, class_name = name.rpartition(".")
+    made = type(class_name, (), {"__module__": module_name, "__init__": lambda self: setattr(self, "world_size", 1)})
+    for parent in (module_name.partition(".")[0], module_name):
+        if parent not in sys.modules:
+            monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+    monkeypatch.setattr(sys.modules[module_name], class_name, made, raising=False)
+    return made
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_has_the_notebooks_world_size_is_named_before_anything_starts(name, monkeypatch):
+    library = _of_library(name, monkeypatch)
+    for kind in (library, type("Own", (library,), {"__module__": "__main__"})):
+        error = refused(cell("def train():\n    return config\ntrain()", config={"a": [kind()]}))
+        assert error.message == (
+            f"train uses `config['a'][0]`, {ALONE[name]}, which was made in the notebook and has its rank and world size "
+            "from there: with it each rank would work alone, without the others."
+        )
+        assert error.hint.startswith("Create it inside the function; or write %%distributed --whole")
+
+
+def test_a_sampler_that_has_its_rank_from_the_notebook_is_named():
+    sampler = torch.utils.data.distributed.DistributedSampler([1, 2], num_replicas=2, rank=0)
+    loader = torch.utils.data.DataLoader([1, 2], sampler=sampler)
+    error = refused(cell("def train():\n    return list(loader)\ntrain()", loader=loader))
+    assert "a DistributedSampler, which was made in the notebook" in error.message
+
+
+def test_classes_of_these_libraries_travel_by_their_names(monkeypatch):
+    library = _of_library("accelerate.accelerator.Accelerator", monkeypatch)
+    assert packed(cell("def train():\n    return Accelerator()\ntrain()", Accelerator=library))
+
+
+def test_the_classes_of_this_torch_have_the_names_that_are_looked_for():
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    tensor = importlib.import_module("torch.distributed.tensor")
+    mesh = importlib.import_module("torch.distributed.device_mesh")
+    for kind in (
+        torch.nn.parallel.DistributedDataParallel,
+        torch.utils.data.distributed.DistributedSampler,
+        fsdp.FullyShardedDataParallel,
+        fsdp.FSDPModule,
+        tensor.DTensor,
+        mesh.DeviceMesh,
+    ):
+        own = type("Own", (), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+        own.__name__ = kind.__name__
+        with pytest.raises(MadeAlone):
+            refuse(own())

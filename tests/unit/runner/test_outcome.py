@@ -17,6 +17,7 @@ from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
+from distmagic.render.overview import overview
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
@@ -163,8 +164,22 @@ def test_a_result_that_is_not_there(rank, message):
 
 def test_a_lost_result_is_told_while_the_run_is_shown():
     run = run_of(FakeHost(b""), {"meaning": LOST})
-    assert run.state.notices == (f"gpu-a: rank 0 has returned, but {LOST}",)
+    assert told(run) == [f"rank 0 (gpu-a, local_rank 0) has returned, but {LOST}"]
     assert run.state.workers[0].phase == "done"
+
+
+def test_the_same_loss_of_several_ranks_is_told_once():
+    run = run_of(
+        FakeHost(b""), {"meaning": LOST}, {"result_bytes": 0}, {"meaning": LOST}, {"meaning": "its disk burns"}
+    )
+    assert told(run) == [
+        f"ranks 0, 2 have returned, but {LOST}",
+        "rank 3 (gpu-a, local_rank 3) has returned, but its disk burns",
+    ]
+
+
+def told(run: Run) -> list[str]:
+    return [alert.text for alert in overview(run.state).alerts]
 
 
 def test_a_metric_with_the_name_of_a_column_keeps_its_own():

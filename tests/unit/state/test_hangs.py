@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic import render
-from distmagic.errors import Cancelled, Hung
+from distmagic.errors import Cancelled, Hung, TimedOut
 from distmagic.remote.wire import protocol as p
 from distmagic.render.overview import overview
 from distmagic.runner.run_loop import GRACE_S
@@ -320,6 +320,48 @@ def test_an_interrupt_of_a_run_that_stands_still_says_where_its_ranks_were():
     assert (run.asks, [reason for _, _, reason in run.stops]) == (1, ["interrupted"])
     assert isinstance(error, Cancelled)
     assert error.hint == f"No rank had advanced for long. Where they were: {ODD}; ranks 0, 1, 3 {REST}."
+
+
+def test_a_timeout_of_a_run_that_stands_still_says_where_its_ranks_were():
+    run = ScriptedRun(START, *[[]] * 9, answers(0), answers(1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = run.run(Limits(timeout_s=8.0))
+    assert (run.asks, run.stops) == (1, [([0, 1], GRACE_S, "timeout")])
+    error = verdict(state)
+    assert isinstance(error, TimedOut)
+    assert error.message == (
+        "The run was stopped: its --timeout ran out. No rank had advanced for 9 s before that. Where they were: "
+        f"{ODD}; ranks 0, 1, 3 {REST}."
+    )
+    assert error.hint == (
+        "Look at rank 2 (gpu-b, local_rank 0) first: the others wait for it.\nAll that a rank wrote: run.logs(rank)."
+    )
+    assert "more time" not in error.hint
+    assert str(error) == f"{error.stacks}\n{error.message}\n{error.hint}"
+    (alert,) = overview(state).alerts
+    assert (alert.level, alert.detail) == ("error", error.stacks)
+
+
+def test_a_timeout_of_a_run_that_advances_asks_nobody():
+    moves = [[Event(node_rank=0, at_s=float(i), what=progress(0, step=float(i)).what)] for i in range(2, 12)]
+    run = ScriptedRun(START, *moves, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = run.run(Limits(timeout_s=8.0))
+    assert (run.asks, [reason for _, _, reason in run.stops]) == (0, ["timeout"])
+    assert verdict(state).message == "The run was stopped: its --timeout ran out."
+    assert verdict(state).hint == "Allow more time, or none: leave --timeout out."
+
+
+def test_a_timeout_while_a_hang_is_looked_into_waits_for_its_answers():
+    run = ScriptedRun(START, *[[]] * 6, [], answers(0, 1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = run.run(Limits(timeout_s=7.0, hang_timeout_s=5.0))
+    assert (run.asks, run.stops) == (1, [([0, 1], GRACE_S, "timeout")])
+    assert f"Where they were: {ODD}" in verdict(state).message
+
+
+def test_a_timeout_waits_for_answers_only_so_long():
+    run = ScriptedRun(START, *[[]] * 20, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    state = run.run(Limits(timeout_s=7.0))
+    assert (run.asks, run.stops) == (1, [([0, 1], GRACE_S, "timeout")])
+    assert verdict(state).message == "The run was stopped: its --timeout ran out."
 
 
 def test_a_second_interrupt_does_not_wait_for_the_answers():

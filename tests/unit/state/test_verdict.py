@@ -48,6 +48,20 @@ def test_a_rank_that_raised():
     assert str(error) == f"Traceback\n{error.message}\n{error.hint}"
 
 
+def test_an_error_of_several_lines_is_told_in_full_only_by_its_traceback():
+    failure = p.Failure(
+        type="RuntimeError", message="size mismatch:\n  fc.weight\n  fc.bias", traceback="Traceback\nall"
+    )
+    error = verdict(over(ended(3, 1, outcome="raised", code=1, failure=failure), code=1))
+    assert error.message == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch: ..."
+    assert str(error).startswith(
+        "Traceback\nall\nrank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch: ...\n"
+    )
+    bare = p.Failure(type="RuntimeError", message="size mismatch:\n  fc.weight", traceback="")
+    error = verdict(over(ended(3, 1, outcome="raised", code=1, failure=bare), code=1))
+    assert error.message == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch:\n  fc.weight"
+
+
 @pytest.mark.parametrize(
     ("code", "out_of_memory", "how"),
     [

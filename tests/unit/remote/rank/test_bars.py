@@ -258,6 +258,29 @@ def test_breaking_off_closes_the_bar_where_it_was(rank):
     assert seen.err.startswith(" 40%|")
 
 
+def test_a_bar_that_other_threads_draw_while_it_closes_has_one_last_line(rank):
+    seen = rank("""
+        import threading
+        from tqdm import tqdm
+        class Shared(tqdm):
+            @classmethod
+            def _decr_instances(cls, instance):  # `close` calls it when the bar is disabled already
+                super()._decr_instances(instance)
+                threads = [threading.Thread(target=tqdm.display, args=(instance,)) for _ in range(3)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        bar = Shared(total=3)
+        bar.update(3)
+        bar.close()
+        bar.display()
+        bar.close()""")
+    assert seen.err.count("100%") == 1
+    assert seen.err.endswith("it/s]\n")
+    assert len(seen.closed) == 1
+
+
 def test_process_pools_work(rank):
     seen = rank("""
         import multiprocessing

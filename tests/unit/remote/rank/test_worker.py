@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,8 @@ from distmagic.remote.values import parcel
 WARN = """
 import logging, warnings
 warnings.simplefilter("always")
-from distmagic.remote.rank import worker
-worker._label_warnings({"/tmp/ipykernel_71/123.py": "Cell In[3]"})
+from distmagic.remote.rank import sources
+sources._label_warnings({"/tmp/ipykernel_71/123.py": "Cell In[3]"})
 for name in ("/tmp/ipykernel_71/123.py", "/somewhere/train.py"):
     exec(compile("import warnings\\n\\nwarnings.warn('too hot')", name, "exec"))
 logging.captureWarnings(True)
@@ -67,3 +68,40 @@ def test_a_result_that_finds_no_room_says_how_much_it_needs(tmp_path, monkeypatc
     assert ended.meaning == (
         f"its result is lost: it takes {needed:,} bytes, and {tmp_path} has 4,096 bytes free (No space left on device)"
     )
+
+
+class Odd:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> str:
+        raise self.error
+
+
+def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path):
+    ended = worker._keep(rank_in(tmp_path), Odd(RuntimeError("I stay here")))
+    assert (ended.outcome, ended.code, ended.result_bytes, ended.failure) == ("returned", 0, None, None)
+    assert ended.meaning == (
+        "its result is lost: result is a tests.unit.remote.rank.test_worker.Odd, which can't be pickled "
+        "(RuntimeError: I stay here). Return only what can be pickled: numbers, tensors, a state_dict()."
+    )
+
+
+def test_a_result_for_which_there_is_no_memory_fails_no_rank(tmp_path):
+    ended = worker._keep(rank_in(tmp_path), {"a": Odd(MemoryError())})
+    assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
+    assert ended.meaning == "its result is lost: there is not enough memory to write it to a file"
+
+
+def test_a_result_is_kept_without_the_part_that_can_not_be_pickled(tmp_path):
+    ended = worker._keep(rank_in(tmp_path), {"loss": 0.5, "trainer": Odd(RuntimeError("I stay here"))})
+    assert (ended.outcome, ended.result_bytes) == ("returned", (tmp_path / "rank3.result").stat().st_size)
+    assert ended.meaning.startswith("this was left out of its result: result['trainer'] is a tests.unit")
+    assert parcel.load(tmp_path / "rank3.result")["loss"] == 0.5
+
+
+def test_the_globals_of_a_program_are_no_result(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text("import threading\nlock = threading.Lock()\n")
+    ended = worker._keep(rank_in(tmp_path), runpy.run_path(str(program), run_name="__main__"))
+    assert (ended.outcome, ended.meaning, ended.result_bytes) == ("returned", "", 0)

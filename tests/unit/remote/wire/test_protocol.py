@@ -56,6 +56,7 @@ MESSAGES = (
             failure=p.Failure(type="ValueError", message="no", traceback="Traceback\n"),
             result_bytes=0,
             meaning="m",
+            group_use="used",
         ),
     ),
     (7, p.EngineEnded(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),

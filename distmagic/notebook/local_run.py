@@ -1,0 +1,98 @@
+"""Runs a cell's own statements in the notebook, and says where they did what was meant for the ranks."""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import ast
+import sys
+import traceback
+from collections.abc import Collection, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from distmagic.errors import SpecError
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
+from distmagic.request import notebook_effects
+from distmagic.request.cell import CellPlan
+from distmagic.request.notebook_effects import LocalEffect
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
+_NO_RANK_NOTE = f"This statement ran in the notebook, which is no rank. {notebook_effects.CURE}"
+_ARGPARSE_HINT = (
+    'Give parse_args a list, such as parse_args(["--lr", "0.1"]); or move it into the function; or write %%distributed '
+    "--whole, and every rank runs the whole cell."
+)
+_OF_TORCH = ("environment variable", "Default process group has not been initialized")
+
+
+def run_local(shell: InteractiveShell, plan: CellPlan, filename: str, given: Collection[str]) -> None:
+    """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
+
+    `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
+    is because the notebook is no rank; `SpecError` where argparse ended the cell.
+    """
+    effects = notebook_effects.local_effects(plan.local, given)
+    module = shell.transform_ast(ast.Module(list(plan.local), []))
+    code = shell.compile(module, filename, "exec")
+    try:
+        exec(code, shell.user_global_ns, shell.user_ns)  # noqa: S102  # to run the cell is the purpose
+    except BaseException as error:
+        if (refusal := _of_argparse(error, filename)) is not None:
+            raise refusal from None
+        if cause := _note_on(error, filename, effects):
+            _add_note(error, cause)
+        _show_from(error.__traceback__, error, shell)
+        raise
+    if effects:
+        print(f"! {notebook_effects.note(effects)}")
+
+
+def _of_argparse(error: BaseException, filename: str) -> SpecError | None:
+    """Return the error in place of argparse's exit; None for any other error. argparse has printed the usage."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, SystemExit) or not any(frame.filename.endswith("argparse.py") for frame in frames):
+        return None
+    lines = [frame.lineno for frame in frames if frame.filename == filename]
+    return SpecError(
+        f"line {lines[0] if lines else 1}: argparse read the command line of the notebook's own kernel: this statement ran "
+        "in the notebook.",
+        _ARGPARSE_HINT,
+    )
+
+
+def _note_on(error: BaseException, filename: str, effects: Sequence[LocalEffect]) -> str:
+    """Return what to say of an error if it comes of the notebook's being no rank, or of what only hosts have; else ""."""
+    if isinstance(error, ModuleNotFoundError):
+        return _WHOLE_NOTE
+    if isinstance(error, KeyError) and error.args and error.args[0] in TORCHRUN_VARIABLES:
+        return _NO_RANK_NOTE
+    if isinstance(error, ValueError | RuntimeError) and any(words in str(error) for words in _OF_TORCH):
+        return _NO_RANK_NOTE
+    frames = traceback.extract_tb(error.__traceback__)
+    lineno = next((frame.lineno for frame in frames if frame.filename == filename), None)
+    is_effect = any(lineno in effect.lines for effect in effects if effect.kind in ("rank", "argv", "group"))
+    return _NO_RANK_NOTE if is_effect else ""
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        print(note, file=sys.stderr)
+
+
+def _show_from(tb: TracebackType | None, error: BaseException, shell: InteractiveShell) -> None:
+    """Let IPython show `error` from the cell's own frames on, as in any cell, without those of the magic."""
+    own = tb.tb_next if tb is not None else None
+    if own is None or hasattr(error, "_render_traceback_"):
+        return
+
+    def render() -> list[str]:
+        lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
+        return lines
+
+    object.__setattr__(error, "_render_traceback_", render)  # also where the error's class forbids new attributes

@@ -1,0 +1,57 @@
+"""What must not travel although it could be pickled: it would be of no use on a host, or would mislead every rank there."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import FunctionType
+
+from distmagic.remote.values.unpicklable import Refused
+
+_NOTEBOOK_ONLY = ("IPython", "ipykernel", "ipywidgets", "tqdm")
+_FRAMEWORKS = {
+    "accelerate.accelerator.Accelerator": "an Accelerator",
+    "accelerate.state.PartialState": "a PartialState of accelerate",
+    "accelerate.state.AcceleratorState": "an AcceleratorState",
+    "accelerate.optimizer.AcceleratedOptimizer": "an optimizer that an Accelerator has prepared",
+    "accelerate.scheduler.AcceleratedScheduler": "a scheduler that an Accelerator has prepared",
+    "accelerate.data_loader.DataLoaderShard": "a DataLoader that an Accelerator has prepared",
+    "accelerate.data_loader.DataLoaderDispatcher": "a DataLoader that an Accelerator has prepared",
+    "transformers.training_args.TrainingArguments": "a TrainingArguments",
+    "transformers.trainer.Trainer": "a Trainer of transformers",
+    "lightning.pytorch.trainer.trainer.Trainer": "a Trainer of Lightning",
+    "pytorch_lightning.trainer.trainer.Trainer": "a Trainer of Lightning",
+    "lightning.fabric.fabric.Fabric": "a Fabric of Lightning",
+    "lightning_fabric.fabric.Fabric": "a Fabric of Lightning",
+    "deepspeed.runtime.engine.DeepSpeedEngine": "a DeepSpeed engine",
+    "torch.distributed.device_mesh.DeviceMesh": "a DeviceMesh",
+    "torch.distributed.tensor.DTensor": "a DTensor",
+    "torch.distributed.fsdp.FSDPModule": "a module that fully_shard has sharded",
+    "torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule": "a module that fully_shard has sharded",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "a FullyShardedDataParallel module",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "a DistributedDataParallel module",
+    "torch.utils.data.distributed.DistributedSampler": "a DistributedSampler",
+}
+"""Classes whose objects ask for rank and world size when they are made, by module and name, and what to call such an object."""
+
+_NAMES = {name.rpartition(".")[2] for name in _FRAMEWORKS}
+
+
+class MadeAlone(Refused):
+    """The object was made in the notebook, and has the notebook's rank and world size."""
+
+
+def refuse(value: object) -> None:
+    """Raise `pickle.PicklingError` for an object that must not travel; `MadeAlone` where every rank would work alone with it."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in _NOTEBOOK_ONLY:
+        raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")
+    if isinstance(value, FunctionType) and value.__module__ == "IPython.core.getipython":
+        raise pickle.PicklingError("there is no IPython on a rank")
+    if kind.__module__ == "distmagic.runner.outcome":
+        raise pickle.PicklingError("a run belongs to the notebook")
+    if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
+        raise pickle.PicklingError("an open file can't travel")
+    for cls in kind.__mro__:
+        if cls.__name__ in _NAMES and (what := _FRAMEWORKS.get(f"{cls.__module__}.{cls.__qualname__}")):
+            raise MadeAlone(value, what)

@@ -1,0 +1,60 @@
+"""Changes a module of a library when the user's code imports it: a rank that does not use it loses no time."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+Patch = Callable[[ModuleType], None]
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of its table as before, and has them changed when they are loaded."""
+
+    patches: dict[str, Patch]
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec for a module of the table, None for all others."""
+        if name not in self.patches:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PatchingLoader(spec.loader, self.patches[name])
+        return spec
+
+
+class _PatchingLoader(importlib.abc.Loader):
+    """Loads a module as before, then changes it."""
+
+    def __init__(self, loader: Any, patch: Patch) -> None:
+        self._loader = loader
+        self._patch = patch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_source and the like, for tracebacks
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._patch(module)
+
+
+_finder = _Finder()
+_finder.patches = {}
+
+
+def when_imported(name: str, patch: Patch) -> None:
+    """Have `patch` called with the module of this name: now if it is imported already, else when it is."""
+    _finder.patches[name] = patch
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    if name in sys.modules:
+        patch(sys.modules[name])

@@ -1,0 +1,66 @@
+"""Makes the text of cells known on a rank: to tracebacks, warnings, `inspect.getsource`, Triton, torch.jit and torch.compile."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import linecache
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def load(code: Path) -> dict[str, str]:
+    """Put the cells' text into `linecache`; return the labels of cells by file name. `code` is a file of the payload."""
+    with zipfile.ZipFile(code) as archive:
+        sources = json.loads(archive.read("sources.json"))
+    for name, text in sources["texts"].items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    _find_classes(sources["texts"])
+    labels = dict(sources["labels"])
+    _label_warnings(labels)
+    return labels
+
+
+def _find_classes(texts: Mapping[str, str]) -> None:
+    """Have `inspect` look for a class of a cell in that cell; it would look in the file of `__main__`, as of any program."""
+    plain = inspect.getfile
+
+    def getfile(object: Any) -> str:  # noqa: A002 - the name that it has in inspect
+        if isinstance(object, type) and object.__module__ == "__main__":
+            return _cell_of(object, texts) or plain(object)
+        return plain(object)
+
+    if texts:
+        inspect.getfile = getfile
+
+
+def _cell_of(cls: type, texts: Mapping[str, str]) -> str:
+    """Return the cell that defines a class: that of one of its methods, else one with such a statement. "" for none."""
+    for member in list(vars(cls).values()):
+        function = member
+        for name in ("__func__", "fget", "func", "__wrapped__"):  # of class methods, properties, decorated functions
+            function = getattr(function, name, None) or function
+        is_its_own = getattr(function, "__qualname__", "").startswith(f"{cls.__qualname__}.")
+        filename = getattr(getattr(function, "__code__", None), "co_filename", "")
+        if is_its_own and filename in texts:
+            return str(filename)
+    statement = re.compile(rf"^\s*class\s+{re.escape(cls.__name__)}\b", re.MULTILINE)
+    return next((name for name, text in texts.items() if statement.search(text)), "")
+
+
+def _label_warnings(labels: dict[str, str]) -> None:
+    """Have warnings name the cell as tracebacks do, in place of a file that does not exist."""
+    plain = warnings.formatwarning
+
+    def formatwarning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        text, label = plain(message, category, filename, lineno, line), labels.get(filename)
+        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1) if label else text
+
+    if labels:
+        warnings.formatwarning = formatwarning

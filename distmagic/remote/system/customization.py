@@ -1,0 +1,21 @@
+"""Finds what a Python runs at its start because of PYTHONPATH: `sitecustomize` and `usercustomize`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+_NAMES = ("sitecustomize", "usercustomize")
+
+
+def customizing_file(env: Mapping[str, str]) -> str:
+    """Return the first such file that a Python with these variables finds on PYTHONPATH, "" for none.
+
+    A process that is forked does not run it again, so it would see the variables of no rank.
+    """
+    for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
+        for name in _NAMES:
+            for path in (os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")):
+                if os.path.isfile(path):
+                    return path
+    return ""

@@ -1,0 +1,84 @@
+"""Objects of a notebook that pickle can't write, or would write by a name that no host has.
+
+`functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in a
+cell: they travel as what made them. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit` and
+`quit`, a host has its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import pickle
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LruCached: Any = type(functools.lru_cache(len))
+_SINGLEDISPATCH = {"dispatch", "register", "registry", "__wrapped__"}  # attributes of a function that it has made
+
+
+def reduced(obj: Any) -> Any:
+    """Return how to pickle one of these objects, as `__reduce__` does; NotImplemented for any other object.
+
+    Raises `pickle.PicklingError` for one of which pickle would write nothing but its name in the notebook's `__main__`.
+    """
+    own = _in_place_of(obj)
+    if own:
+        return getattr, own
+    if type(obj) is functools.cached_property:
+        # Without the lock that it has before Python 3.12. Its class does not tell it its name a second time.
+        state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
+        return functools.cached_property, (obj.func,), state
+    if isinstance(obj, LruCached) and obj.__module__ == "__main__":
+        return _lru_cached, (obj.__wrapped__, obj.cache_parameters())
+    if isinstance(obj, typing.NewType) and obj.__module__ == "__main__":
+        return typing.NewType, (obj.__name__, obj.__supertype__), vars(obj)
+    if isinstance(obj, types.FunctionType) and obj.__module__ == "__main__" and vars(obj).keys() >= _SINGLEDISPATCH:
+        dispatching: Any = obj
+        return _dispatching, (dispatching.registry[object],), dict(dispatching.registry), None, None, _register_all
+    if _is_by_name_only(obj):
+        raise pickle.PicklingError("pickle writes its name only, and a host has nothing of this name")
+    return NotImplemented
+
+
+def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
+    """Return where a host finds what it has in place of this object: a module and a name. None for any other object."""
+    if obj is sys.stdout:
+        return sys, "stdout"
+    if obj is sys.stderr:
+        return sys, "stderr"
+    if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
+        return builtins, "exit"
+    if isinstance(obj, types.FunctionType) and getattr(obj, "__wrapped__", None) is io.open:
+        is_of_ipython = obj.__globals__.get("__name__", "").startswith("IPython.")
+        return (builtins, "open") if is_of_ipython else None
+    return None
+
+
+def _is_by_name_only(obj: Any) -> bool:
+    own = getattr(obj, "__dict__", None)
+    if type(own) is not dict or own.get("__module__") != "__main__":
+        return False
+    # cloudpickle has its own way with these three.
+    is_known = isinstance(obj, (type, types.FunctionType, typing.TypeVar))
+    return not is_known and isinstance(obj.__reduce_ex__(5), str)
+
+
+# What the pickle calls where it is loaded.
+
+
+def _lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _dispatching(default: Callable[..., Any]) -> Any:
+    return functools.singledispatch(default)
+
+
+def _register_all(dispatching: Any, registry: Mapping[type, Callable[..., Any]]) -> None:
+    for kind, function in registry.items():
+        dispatching.register(kind, function)

@@ -1,0 +1,124 @@
+"""What can be pickled of a value that can't be pickled whole: some parts of dicts, lists, tuples and dataclasses are left out.
+
+A `LeftOut` takes the place of each part that is left out, so that keys, positions and fields stay as they were.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from distmagic.remote.values import parcel
+from distmagic.remote.values.unpicklable import MAX_TRIALS, Part, UnpicklablePart, describe, is_atom
+
+_NAMED_AT_MOST = 3
+_OF_A_PROGRAM = {"__name__", "__builtins__", "__loader__", "__spec__"}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Stands in a result for a part that could not be pickled; `why` says which part that was."""
+
+    why: str
+
+    def __repr__(self) -> str:
+        return f"<left out: {self.why}>"
+
+
+def dump(value: object, path: str | os.PathLike[str]) -> tuple[int, str]:
+    """Write a result to `path`, without those of its parts that can't be pickled.
+
+    Return the size of the file in bytes, and a sentence that names what was left out, "" where nothing was. The path of
+    a part begins with `result`. Raises `parcel.Unpicklable` where nothing of the value can be pickled, and OSError.
+    """
+    try:
+        return parcel.dump(value, path), ""
+    except parcel.Unpicklable:
+        sieve = _Sieve()
+        rest = sieve.sifted(Part(owner="", path="result", value=value), frozenset())
+        if rest is value or isinstance(rest, LeftOut):
+            raise
+        return parcel.dump(rest, path), sieve.sentence
+
+
+def is_program(value: object) -> bool:
+    """Whether a value is the globals of a program, as `runpy.run_path` returns them: nobody means to have them as a result."""
+    return type(value) is dict and value.keys() >= _OF_A_PROGRAM
+
+
+class _Sieve:
+    """Tries the parts of one value, and notes which of them are left out."""
+
+    def __init__(self) -> None:
+        self._left_out: list[str] = []
+        self._trials = 0
+
+    @property
+    def sentence(self) -> str:
+        """What was left out, in words."""
+        named = "; ".join(self._left_out[:_NAMED_AT_MOST])
+        more = len(self._left_out) - _NAMED_AT_MOST
+        return f"{named}; and {more:,} more parts" if more > 0 else named
+
+    def sifted(self, part: Part, around: frozenset[int]) -> object:
+        """Return a part as it is where it can be pickled, else what is left of it. `around`: ids of the values it is in."""
+        error = self._why_not(part.value)
+        if error is None:
+            return part.value
+        rest = None if id(part.value) in around else self._taken_apart(part, around | {id(part.value)})
+        if rest is not None:
+            return rest
+        cause = UnpicklablePart(part=part, what=describe(part.value), error=error)
+        self._left_out.append(cause.sentence)
+        return LeftOut(cause.sentence)
+
+    def _taken_apart(self, part: Part, within: frozenset[int]) -> object:
+        """Return a new value of the parts that can be pickled; None for a kind of value that is not taken apart."""
+        value: Any = part.value
+        if type(value) in (dict, OrderedDict):
+            return self._of_dict(part, within)
+        if type(value) in (list, tuple):
+            items: Any = self._items(part, within)
+            return type(value)(items)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return part.value._make(self._items(part, within))  # type: ignore[attr-defined]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self._of_dataclass(part, within)
+        return None
+
+    def _of_dict(self, part: Part, within: frozenset[int]) -> object:
+        value: Any = part.value
+        kept = type(value)()
+        for key, item in value.items():
+            below = Part(owner="", path=f"{part.path}[{key!r:.60}]", value=item)
+            error = self._why_not(key)
+            if error is None:
+                kept[key] = self.sifted(below, within)
+            else:
+                self._left_out.append(f"the key of {below.path} can't be pickled ({type(error).__name__})")
+        return kept
+
+    def _items(self, part: Part, within: frozenset[int]) -> list[object]:
+        value: Any = part.value
+        return [self.sifted(Part(owner="", path=f"{part.path}[{i}]", value=v), within) for i, v in enumerate(value)]
+
+    def _of_dataclass(self, part: Part, within: frozenset[int]) -> object:
+        kept: Any = copy.copy(part.value)
+        for field in dataclasses.fields(kept):
+            if hasattr(kept, field.name):
+                below = Part(owner="", path=f"{part.path}.{field.name}", value=getattr(kept, field.name))
+                object.__setattr__(kept, field.name, self.sifted(below, within))  # it may be frozen
+        return kept
+
+    def _why_not(self, value: object) -> Exception | None:
+        """Return why a value can't be pickled, None if it can. After very many trials nothing can be, so that it ends."""
+        if is_atom(value):
+            return None
+        self._trials += 1
+        if self._trials > MAX_TRIALS:
+            return OverflowError("it has too many parts to try each of them")
+        return parcel.why_not(value)

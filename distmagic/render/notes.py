@@ -1,0 +1,71 @@
+"""What a user should know of a run that is no failure: notices of hosts, results that are not kept, ranks that worked alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distmagic.render.text_width import one_line, plain
+from distmagic.state.hangs import listed
+from distmagic.state.model import RunState, WorkerState
+
+
+def notes(state: RunState) -> tuple[str, ...]:
+    """Return all of it, one line each, the newest last."""
+    lone = _lone_ranks(state)
+    return (*_joined_notices(state), *_results_not_kept(state), *([lone] if lone else []))
+
+
+def _joined_notices(state: RunState) -> list[str]:
+    """Return the notices, one that several hosts gave only once: `gpu-a, gpu-b: text`."""
+    hosts = {node.host for node in state.nodes}
+    table: dict[str, list[str]] = {}  # text: the hosts that gave it
+    for notice in state.notices:
+        host, colon, text = notice.partition(": ")
+        if not colon or host not in hosts:
+            table.setdefault(notice, [])
+            continue
+        givers = table.setdefault(text, [])
+        if host not in givers:
+            givers.append(host)
+    lines = []
+    for text, givers in table.items():
+        names = ", ".join(givers[:3])
+        if len(givers) > 3:
+            names += f" and {len(givers) - 3} more"
+        lines.append(one_line(f"{names}: {text}" if givers else text))
+    return lines
+
+
+def _results_not_kept(state: RunState) -> Iterator[str]:
+    """Yield what is missing of the results of ranks that returned; the same of several ranks only once."""
+    table: dict[str, list[WorkerState]] = {}
+    for worker in state.workers.values():
+        ended = worker.ended
+        if ended is not None and ended.outcome == "returned" and ended.meaning:
+            table.setdefault(ended.meaning, []).append(worker)
+    for meaning, workers in table.items():
+        ranks = sorted(worker.rank for worker in workers)
+        who = f"{plain(workers[0].label)} has" if len(ranks) == 1 else f"ranks {listed(ranks)} have"
+        yield one_line(f"{who} returned, but {meaning}")
+
+
+def _lone_ranks(state: RunState) -> str:
+    """Return a sentence for a run of several ranks that went well, and in which no rank did anything with another; else "".
+
+    That looks like success, though each rank may have trained a model of its own.
+    """
+    ends = [worker.ended for worker in state.workers.values()]
+    if state.phase != "done" or len(ends) < 2:
+        return ""
+    uses = {"" if ended is None else ended.group_use for ended in ends}
+    if uses == {"none"}:
+        return (
+            f"no rank was in a process group: the {len(ends)} ranks worked each by itself. If they are to train together, "
+            "call torch.distributed.init_process_group, or make the Accelerator or Trainer, in what the ranks run"
+        )
+    if uses <= {"none", "unused"}:
+        return (
+            f"no rank made a collective call, though there was a process group: the {len(ends)} ranks worked each by "
+            "itself. If they are to train together, wrap the model, in DistributedDataParallel for example"
+        )
+    return ""

@@ -1,0 +1,185 @@
+"""Which of a cell's own statements act in the notebook alone, where a program under torchrun would have them on every rank.
+
+A program that was pasted into a cell reads its rank, parses its arguments, seeds and sets variables at its top. There it
+runs in the notebook, which is no rank. Pure, from the syntax tree: what stands inside a function runs on the ranks, and
+is not looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
+
+CURE = "Move it into the function, or write %%distributed --whole, and every rank runs the whole cell."
+_CURE_OF_SEVERAL = "Move them into the function, or write %%distributed --whole, and every rank runs the whole cell."
+_CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
+_NAMED_AT_MOST = 4
+
+_ENVIRON = ("os.environ", "environ")
+_GETENV = ("os.getenv", "getenv", "os.environ.get", "environ.get")
+_SETENV = ("os.putenv", "putenv", "os.environ.setdefault", "environ.setdefault", "os.environ.pop", "environ.pop")
+_SETENV_MANY = ("os.environ.update", "environ.update")
+_PARSE = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
+_SEEDS = {
+    "random.seed", "np.random.seed", "numpy.random.seed", "torch.manual_seed", "manual_seed", "torch.random.manual_seed",
+    "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "set_seed", "transformers.set_seed", "accelerate.utils.set_seed",
+    "seed_everything", "pl.seed_everything", "L.seed_everything", "lightning.seed_everything",
+}  # fmt: skip
+
+Kind = Literal["rank", "argv", "sets argv", "seed", "group", "variable"]
+_Act = tuple[Kind, str, str]  # what is done: its kind, in words, and the environment variable
+_READS_ARGV: _Act = ("argv", "reads the command line of the notebook, not of a rank", "")
+_SETS_ARGV: _Act = ("sets argv", "sets sys.argv of the notebook, not of the ranks", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEffect:
+    """Something that a statement of the notebook does: in words, `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
+
+    `lines` are those of the whole statement. `name` is that of an environment variable, "" where there is none.
+    """
+
+    kind: Kind
+    lineno: int
+    lines: range
+    words: str
+    name: str = ""
+
+
+def local_effects(statements: Sequence[ast.stmt], given: Collection[str] = ()) -> tuple[LocalEffect, ...]:
+    """Return what these statements do in the notebook alone, in order. `given` are variables that the ranks get anyway.
+
+    A seed counts only where no later statement makes something of it here: data that is drawn here travels to the ranks.
+    """
+    found: list[LocalEffect] = []
+    for index, statement in enumerate(statements):
+        effects = list(_of_statement(statement))
+        if any(_computes(later) for later in statements[index:]):
+            effects = [effect for effect in effects if effect.kind != "seed"]
+        for effect in effects:
+            is_ours = effect.name.startswith("DISTMAGIC_")  # read by this package, in the notebook
+            if not is_ours and (not effect.name or effect.name not in given):
+                found.append(effect)
+    return tuple(_without_own_argv(found))
+
+
+def note(effects: Sequence[LocalEffect]) -> str:
+    """Return all of it in one paragraph, "" for nothing."""
+    if not effects:
+        return ""
+    words = [effect.words for effect in effects[:_NAMED_AT_MOST]]
+    if len(effects) > _NAMED_AT_MOST:
+        words.append(f"and {len(effects) - _NAMED_AT_MOST} more")
+    cure = CURE if len(effects) == 1 else _CURE_OF_SEVERAL
+    if any(effect.kind == "variable" for effect in effects):
+        cure += f" {_CURE_OF_VARIABLES}"
+    sentence = "; ".join(words)
+    return f"{sentence[0].upper()}{sentence[1:]}. {cure}"
+
+
+def _without_own_argv(effects: Sequence[LocalEffect]) -> list[LocalEffect]:
+    """Leave out a command line that the cell itself has written and then parses: its arguments travel as values."""
+    kinds = [effect.kind for effect in effects]
+    if "sets argv" in kinds and "argv" in kinds[kinds.index("sets argv") :]:
+        return [effect for effect in effects if effect.kind not in ("argv", "sets argv")]
+    return list(effects)
+
+
+def _computes(statement: ast.stmt) -> bool:
+    """Whether a statement calls something here that may draw random numbers: anything but seeds and definitions."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    calls = [node for node in _executed(statement) if isinstance(node, ast.Call)]
+    return any(_dotted(call.func) not in _SEEDS for call in calls)
+
+
+def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
+    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    assigned = {id(node) for target in targets for node in ast.walk(target)}
+    for node in _executed(statement):
+        acts: Iterable[_Act] = ()
+        if isinstance(node, ast.Subscript | ast.Compare):
+            acts = _of_environ(node)
+        elif isinstance(node, ast.Call):
+            acts = _of_call(node)
+        elif isinstance(node, ast.Attribute) and _dotted(node) == "sys.argv":
+            acts = [_SETS_ARGV if id(node) in assigned else _READS_ARGV]
+        for kind, does, name in acts:
+            lineno = getattr(node, "lineno", statement.lineno)
+            yield LocalEffect(kind=kind, lineno=lineno, lines=lines, words=f"line {lineno} {does}", name=name)
+
+
+def _of_environ(node: ast.Subscript | ast.Compare) -> Iterator[_Act]:
+    """Yield what `os.environ[...]`, read or written, and `... in os.environ` do."""
+    environ, key = (node.value, node.slice) if isinstance(node, ast.Subscript) else (node.comparators[-1], node.left)
+    name = _text(key)
+    if _dotted(environ) not in _ENVIRON:
+        return
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        yield "variable", _sets(name), name
+    elif name in TORCHRUN_VARIABLES:
+        yield "rank", _reads(name), name
+
+
+def _of_call(call: ast.Call) -> Iterator[_Act]:
+    """Yield what a call does."""
+    called = _dotted(call.func)
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else called
+    first = _text(call.args[0]) if call.args else ""
+    if called in _GETENV and first in TORCHRUN_VARIABLES:
+        yield "rank", _reads(first), first
+    elif called in _SETENV and first:
+        yield "variable", _sets(first), first
+    elif called in _SETENV_MANY:
+        yield "variable", _sets(""), ""
+    elif last in _PARSE and not call.args and not any(keyword.arg == "args" for keyword in call.keywords):
+        yield _READS_ARGV
+    elif called in _SEEDS:
+        yield "seed", "seeds the notebook, not the ranks", ""
+    elif last == "init_process_group":
+        yield "group", "makes a process group in the notebook, which is no rank", ""
+    elif last == "run_line_magic" and first in ("env", "set_env") and len(call.args) > 1:
+        name = _text(call.args[1]).replace("=", " ").split(" ")[0]
+        if name and name != _text(call.args[1]):
+            yield "variable", _sets(name), name
+
+
+def _reads(name: str) -> str:
+    return f"reads {name} of the notebook, not of a rank"
+
+
+def _sets(name: str) -> str:
+    return f"sets {name or 'variables'} in the notebook, not on the ranks"
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that are evaluated when a statement runs: of a function only its decorators and defaults."""
+    yield node
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        defaults = [default for default in node.args.kw_defaults if default is not None]
+        children = iter([*node.decorator_list, *node.args.defaults, *defaults])
+    elif isinstance(node, ast.Lambda):
+        children = iter(node.args.defaults)
+    for child in children:
+        yield from _executed(child)
+
+
+def _dotted(node: ast.AST) -> str:
+    """Return `os.environ.get` for such a chain of names, "" for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return ""
+
+
+def _text(node: ast.AST) -> str:
+    """Return the text of a constant, "" for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -1,0 +1,82 @@
+"""What this machine knows better than the host on which a rank failed: the file or the module that it lacks lies here."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import re
+from pathlib import Path
+
+from distmagic import sanitize
+from distmagic.payload import local_modules
+from distmagic.remote.wire.protocol import Failure
+from distmagic.state.model import RunState
+
+_FILE = re.compile(r"No such file or directory: b?(['\"])(?P<path>.+?)\1")
+_MODULE = re.compile(r"(?:No module named|needs the module) '(?P<name>[\w.]+)'")
+
+
+def local_hint(state: RunState, folder: Path) -> str:
+    """Return what to say of the first failure of a run, "" for nothing. `folder` is this process's working directory."""
+    worker = state.workers.get(state.first_failure) if state.first_failure is not None else None
+    failure = worker.ended.failure if worker is not None and worker.ended is not None else None
+    if worker is None or failure is None:
+        return ""
+    return sanitize.lines(_of_file(failure, worker.host, folder) or _of_module(failure, worker.host))
+
+
+def _of_file(failure: Failure, host: str, folder: Path) -> str:
+    found = _FILE.search(failure.message)
+    if found is None or failure.type != "FileNotFoundError":
+        return ""
+    try:
+        here = (folder / Path(found["path"]).expanduser()).resolve()
+        is_here = here.exists()
+    except (OSError, ValueError, RuntimeError):  # a name that is too long, a null byte, a user who does not exist
+        return ""
+    if not is_here:
+        return ""
+    return (
+        f"{found['path']} is on this machine, at {here}, but not where the rank looked on {host}. Copy it there, or read it "
+        "in the notebook and pass what is in it as an argument."
+    )
+
+
+def _of_module(failure: Failure, host: str) -> str:
+    found = _MODULE.search(failure.message)
+    if found is None:
+        return ""
+    top, _, rest = found["name"].partition(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return ""
+    origin = spec.origin if spec is not None else None
+    places = list((spec.submodule_search_locations if spec is not None else None) or ())
+    lies_at = places[0] if places else origin
+    if not lies_at or lies_at in ("built-in", "frozen") or local_modules.is_installed(lies_at):
+        return ""
+    compiled = origin if _is_compiled(origin) else _compiled_in(places, rest)
+    if compiled:
+        return (
+            f"{found['name']} is a compiled module of yours, {compiled}, and compiled modules don't travel. Build it on "
+            f"{host}, and name its folder there: --env PYTHONPATH=/path/on/the/host."
+        )
+    return (
+        f"{top} is a module of yours, {lies_at}. It travels where code imports it by its name: write `import {top}` in the "
+        "cell, or in a module that travels."
+    )
+
+
+def _is_compiled(path: str | None) -> bool:
+    return path is not None and path.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
+
+
+def _compiled_in(places: list[str], name: str) -> str:
+    """Return the file of a compiled submodule in a package's folders, "" for none."""
+    for place in places if name else ():
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            path = Path(place, *name.split(".")[:-1], name.rpartition(".")[2] + suffix)
+            if path.is_file():
+                return str(path)
+    return ""

@@ -1,0 +1,134 @@
+"""What a rank knows of its process groups at its end. Two processes of their own, as two ranks are, with gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+
+pytest.importorskip("torch")
+
+RANK = """
+import contextlib, os, sys
+from distmagic.remote.rank import process_groups
+if {warm}:
+    import torch.distributed
+process_groups.install()
+print("torch is not imported:", process_groups.use(), "torch" in sys.modules)
+import torch, torch.distributed as dist
+from torch.distributed import destroy_process_group
+rank, folder = int(sys.argv[1]), sys.argv[2]
+print("torch is imported:", process_groups.use())
+
+def init(name, world=2):
+    process_groups._notes.use = "none"
+    store = dist.FileStore(os.path.join(folder, name if world > 1 else name + str(rank)), world)
+    dist.init_process_group("gloo", store=store, rank=rank if world > 1 else 0, world_size=world)
+
+def meet(name):  # a group that one rank destroys while the other still connects breaks there
+    store = dist.FileStore(os.path.join(folder, name + " met"), 2)
+    store.set(str(rank), "here")
+    store.wait(["0", "1"])
+
+@contextlib.contextmanager
+def told(name, world=2):
+    init(name, world)
+    yield
+    meet(name)
+    print(name + ":", process_groups.use(), end=" ")
+    process_groups._notes.use = "none"
+    destroy_process_group()
+    print(process_groups.use())
+
+with told("nothing is done"):
+    pass
+with told("all_reduce"):
+    dist.all_reduce(torch.ones(1))
+with told("send"):
+    dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
+with told("a group of one"):
+    group = dist.new_subgroups(1)[0]
+    dist.all_reduce(torch.ones(1), group=group)
+with told("a subgroup"):
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
+with told("DistributedDataParallel"):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+with told("each alone", world=1):
+    dist.all_reduce(torch.ones(1))
+init("two after each other")
+dist.all_reduce(torch.ones(1))
+meet("first")
+dist.destroy_process_group()
+store = dist.FileStore(os.path.join(folder, "second"), 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+meet("second")
+print("two after each other:", process_groups.use())
+dist.destroy_process_group()
+"""
+EXPECTED = """\
+torch is imported: none
+nothing is done: unused unused
+all_reduce: used used
+send: used used
+a group of one: unused unused
+a subgroup: used used
+DistributedDataParallel: used used
+each alone: unused unused
+two after each other: used
+"""
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_whether_a_rank_was_in_a_process_group_and_used_it(warm, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK.format(warm=warm), str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=env
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert told == [f"torch is not imported: none {warm}\n{EXPECTED}"] * 2
+
+
+ODD = """
+import sys, types
+from distmagic.remote.rank import process_groups
+class Group:
+    _device_types = ("xpu",)
+    def size(self): return 2
+    def _get_backend(self, device): return self
+    def _get_sequence_number_for_group(self): raise RuntimeError("does not yet support sequence numbers")
+c10d = types.ModuleType("torch.distributed.distributed_c10d")
+{world}
+sys.modules[c10d.__name__] = c10d
+process_groups.install()
+print(process_groups.use())
+"""
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param("", id="a torch that keeps its groups elsewhere"),
+        pytest.param(
+            "c10d._world = types.SimpleNamespace(pg_map={Group(): ()})", id="a backend that counts no operations"
+        ),
+    ],
+)
+def test_what_can_not_be_known_passes_as_used(world, tmp_path: Path):
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", ODD.format(world=world)], capture_output=True, text=True, check=True, env=env
+    )
+    assert done.stdout == "used\n"

@@ -1,0 +1,141 @@
+"""Which statements of a cell act in the notebook alone, and which ordinary cells are left in peace."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from distmagic.request.cell import parse_cell
+from distmagic.request.notebook_effects import local_effects, note
+
+TRAIN = "def train():\n    pass\ntrain()"
+ONE = "Move it into the function, or write %%distributed --whole, and every rank runs the whole cell."
+SEVERAL = "Move them into the function, or write %%distributed --whole, and every rank runs the whole cell."
+ENV = " Ranks get variables by --env NAME=VALUE."
+
+
+def noted(body: str, given: tuple[str, ...] = (), *, whole: bool = False) -> str:
+    plan = parse_cell("#%%distributed\n" + textwrap.dedent(body).strip("\n") + "\n", whole=whole)
+    return note(local_effects(plan.local, given))
+
+
+RANK = "Line 2 reads LOCAL_RANK of the notebook, not of a rank. " + ONE
+ARGV = "Line 2 reads the command line of the notebook, not of a rank. " + ONE
+SEED = "Line 2 seeds the notebook, not the ranks. " + ONE
+SETS = "Line 2 sets OMP_NUM_THREADS in the notebook, not on the ranks. " + ONE + ENV
+EFFECTS = {
+    "subscript": ('rank = int(os.environ["LOCAL_RANK"])', RANK),
+    "get": ('rank = int(os.environ.get("LOCAL_RANK", 0))', RANK),
+    "getenv": ('rank = os.getenv("LOCAL_RANK")', RANK),
+    "from os import environ": ('rank = environ["LOCAL_RANK"]', RANK),
+    "in": ('is_distributed = "LOCAL_RANK" in os.environ', RANK),
+    "in a block": ('if os.environ["LOCAL_RANK"] == "0":\n    pass', RANK),
+    "in a try": ('try:\n    rank = os.environ["LOCAL_RANK"]\nexcept KeyError:\n    rank = 0', RANK.replace("2", "3")),
+    "in an f-string": ("device = f\"cuda:{os.environ['LOCAL_RANK']}\"", RANK),
+    "in a class": ('class Config:\n    rank = os.environ["LOCAL_RANK"]', RANK.replace("2", "3")),
+    "as a default": ('def other(rank=os.environ["LOCAL_RANK"]):\n    pass', RANK),
+    "world size": ('world = int(os.environ["WORLD_SIZE"])', RANK.replace("LOCAL_RANK", "WORLD_SIZE")),
+    "parse_args": ("args = parser.parse_args()", ARGV),
+    "parse_known_args": ("args, rest = argparse.ArgumentParser().parse_known_args()", ARGV),
+    "HfArgumentParser": ("a, b = parser.parse_args_into_dataclasses()", ARGV),
+    "sys.argv": ("epochs = int(sys.argv[1])", ARGV),
+    "sys.argv is set": (
+        'sys.argv = ["train.py", "50"]',
+        "Line 2 sets sys.argv of the notebook, not of the ranks. " + ONE,
+    ),
+    "torch.manual_seed": ("torch.manual_seed(0)", SEED),
+    "torch.cuda": ("torch.cuda.manual_seed_all(0)", SEED),
+    "random.seed": ("random.seed(0)", SEED),
+    "np.random.seed": ("np.random.seed(0)", SEED),
+    "set_seed": ("set_seed(42)", SEED),
+    "seed_everything": ("pl.seed_everything(42)", SEED),
+    "init_process_group": (
+        'dist.init_process_group("gloo")',
+        "Line 2 makes a process group in the notebook, which is no rank. " + ONE,
+    ),
+    "variable": ('os.environ["OMP_NUM_THREADS"] = "4"', SETS),
+    "setdefault": ('os.environ.setdefault("OMP_NUM_THREADS", "4")', SETS),
+    "deleted": ('del os.environ["OMP_NUM_THREADS"]', SETS),
+    "putenv": ('os.putenv("OMP_NUM_THREADS", "4")', SETS),
+    "%env": ("get_ipython().run_line_magic('env', 'OMP_NUM_THREADS=4')", SETS),
+    "update": ('os.environ.update(A="1")', SETS.replace("OMP_NUM_THREADS", "variables")),
+}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_what_acts_in_the_notebook_alone_is_told(name):
+    statement, text = EFFECTS[name]
+    assert noted(f"{statement}\n{TRAIN}") == text
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_nothing_is_told_of_the_same_inside_the_function_or_of_a_whole_cell(name):
+    statement, _ = EFFECTS[name]
+    assert noted(f"def train():\n{textwrap.indent(statement, '    ')}\ntrain()") == ""
+    if "get_ipython" not in statement:  # that is refused in a whole cell
+        assert noted(f"{statement}\n{TRAIN}", whole=True) == ""
+
+
+ORDINARY = {
+    "imports and a function": "import os, sys, random, torch\nimport torch.distributed as dist",
+    "constants": "epochs, lr = 3, 1e-3\nnames = ['RANK', 'LOCAL_RANK']",
+    "data": "data = torch.randn(100, generator=torch.Generator().manual_seed(0))",
+    "seeded data": "torch.manual_seed(0)\ndata = torch.randn(100)",
+    "a seeded model": "random.seed(1)\ntorch.manual_seed(1)\nmodel = Net().eval()",
+    "a generator": "g = torch.Generator()\ng.manual_seed(0)",
+    "a method that is called seed": "env.seed(3)\nenv.set_seed(3)",
+    "a dataclass": "@dataclass\nclass Config:\n    lr: float = 1e-3\n    rank: int = 0",
+    "arguments as a list": "args = parser.parse_args(['--lr', '0.1'])\nargs = parser.parse_args(args=[])",
+    "its own command line": "sys.argv = ['train.py', '--lr', '0.1']\nargs = parser.parse_args()",
+    "other variables": "home = os.environ['HOME']\ntoken = os.environ.get('HF_TOKEN')\nuser = os.getenv('USER')",
+    "hosts of the notebook": "os.environ['DISTMAGIC_HOSTS'] = 'gpu-a:4'",
+    "a copy of the environment": "env = dict(os.environ)\nenv['A'] = '1'\nenv2 = os.environ.copy()",
+    "a dict with such keys": "config = {'RANK': 0}\nrank = config['RANK']\nworld = config.get('WORLD_SIZE')",
+    "a lambda": "rank_of = lambda: int(os.environ['RANK'])",
+    "a method": "class A:\n    def rank(self):\n        return int(os.environ['RANK'])",
+    "a nested function": "def setup():\n    torch.manual_seed(0)\n    dist.init_process_group('gloo')",
+    "paths and files": "from pathlib import Path\nroot = Path.home() / 'data'\nroot.mkdir(exist_ok=True)",
+    "prints": "print(torch.__version__)\nlen(sys.path)",
+    "a magic": "get_ipython().run_line_magic('env', 'HOME')\nget_ipython().run_line_magic('matplotlib', 'inline')",
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_nothing_is_told_of_ordinary_cells(name):
+    assert noted(f"{ORDINARY[name]}\n{TRAIN}") == ""
+
+
+def test_what_the_call_itself_does_runs_on_the_ranks():
+    assert noted("def train(rank):\n    pass\ntrain(int(os.environ['RANK']))") == ""
+    assert noted("def train():\n    torch.manual_seed(0)") == ""
+
+
+def test_variables_that_the_ranks_get_anyway_are_not_told():
+    body = f'os.environ["OMP_NUM_THREADS"] = "4"\n{TRAIN}'
+    assert noted(body, given=("OMP_NUM_THREADS",)) == ""
+    assert noted(body, given=("OTHER",)) == SETS
+
+
+def test_a_pasted_program_is_told_of_once():
+    body = f"""
+        import argparse, os, torch
+        parser = argparse.ArgumentParser()
+        args = parser.parse_args()
+        local_rank = int(os.environ["LOCAL_RANK"])
+        torch.manual_seed(0)
+        os.environ["A"] = "1"
+        os.environ["B"] = "2"
+        {TRAIN.replace(chr(10), chr(10) + " " * 8)}
+    """
+    assert noted(body) == (
+        "Line 4 reads the command line of the notebook, not of a rank; line 5 reads LOCAL_RANK of the notebook, not of a "
+        "rank; line 6 seeds the notebook, not the ranks; line 7 sets A in the notebook, not on the ranks; and 1 more. "
+        f"{SEVERAL}{ENV}"
+    )
+
+
+def test_an_effect_knows_the_lines_of_its_statement():
+    plan = parse_cell("#%%distributed\nrank = int(\n    os.environ[\n        'RANK'])\nlen([])\n", whole=False)
+    (effect,) = local_effects(plan.local)
+    assert (effect.lineno, effect.lines) == (3, range(2, 5))

@@ -1,0 +1,98 @@
+"""What the notebook knows better than a host that lacks a file or a module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote.wire import protocol as p
+from distmagic.session.local_hints import local_hint
+from tests.builders.events import begun, ended
+
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+
+
+def hint(kind: str, message: str, folder: Path) -> str:
+    failure = p.Failure(type=kind, message=message, traceback="Traceback")
+    return local_hint(begun(ended(3, 1, outcome="raised", code=1, failure=failure)), folder)
+
+
+def missing(path: str) -> str:
+    return f"[Errno 2] No such file or directory: {path!r}"
+
+
+@pytest.mark.parametrize("written", ["data/x.csv", "./data/x.csv", "data/it's.csv"])
+def test_a_file_that_lies_here_is_named(written, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / written).write_text("1")
+    assert hint("FileNotFoundError", missing(written), tmp_path) == (
+        f"{written} is on this machine, at {(tmp_path / written).resolve()}, but not where the rank looked on gpu-b. Copy it "
+        "there, or read it in the notebook and pass what is in it as an argument."
+    )
+
+
+def test_a_file_in_the_home_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x.csv").write_text("1")
+    assert hint("FileNotFoundError", missing("~/x.csv"), tmp_path / "other").startswith("~/x.csv is on this machine")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("FileNotFoundError", missing("data/y.csv")),
+        ("FileNotFoundError", missing("x" * 5000)),
+        ("FileNotFoundError", missing("a\0b").replace("\\x00", "\0")),
+        ("FileNotFoundError", missing("~nobody-of-this-name/x")),
+        ("FileNotFoundError", "no"),
+        ("RuntimeError", missing("here.csv")),
+        ("ModuleNotFoundError", "No module named 'json'"),
+        ("ModuleNotFoundError", "No module named 'pytest'"),
+        ("ModuleNotFoundError", "No module named 'not_a_module_anywhere'"),
+        ("ModuleNotFoundError", "No module named 'sys'"),
+        ("ModuleNotFoundError", "No module named '.x'"),
+    ],
+)
+def test_nothing_is_said_of_what_is_not_here_or_is_installed(kind, message, tmp_path):
+    (tmp_path / "here.csv").write_text("1")
+    assert hint(kind, message, tmp_path) == ""
+
+
+def test_nothing_is_said_of_a_run_without_such_a_failure(tmp_path):
+    assert local_hint(begun(), tmp_path) == ""
+    assert local_hint(begun(ended(3, 1, outcome="exited", code=1)), tmp_path) == ""
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_module_beside_the_notebook_is_to_be_imported_by_its_name(beside):
+    (beside / "dm_test_helper.py").write_text("")
+    (beside / "dm_test_package").mkdir()
+    (beside / "dm_test_package" / "__init__.py").write_text("")
+    importlib.invalidate_caches()
+    for top, path in (("dm_test_helper", "dm_test_helper.py"), ("dm_test_package", "dm_test_package")):
+        assert hint("ModuleNotFoundError", f"No module named '{top}'", beside) == (
+            f"{top} is a module of yours, {beside / path}. It travels where code imports it by its name: write "
+            f"`import {top}` in the cell, or in a module that travels."
+        )
+
+
+def test_a_compiled_module_is_to_be_built_there(beside):
+    (beside / f"dm_test_fast{SUFFIX}").write_text("")
+    (beside / "dm_test_pack").mkdir()
+    (beside / "dm_test_pack" / "__init__.py").write_text("")
+    (beside / "dm_test_pack" / f"fast{SUFFIX}").write_text("")
+    importlib.invalidate_caches()
+    for name, path in (("dm_test_fast", f"dm_test_fast{SUFFIX}"), ("dm_test_pack.fast", f"dm_test_pack/fast{SUFFIX}")):
+        message = f"The value needs the module '{name}', which this Python lacks.\nInstall it."
+        assert hint("ParcelError", message, beside) == (
+            f"{name} is a compiled module of yours, {beside / path}, and compiled modules don't travel. Build it on gpu-b, "
+            "and name its folder there: --env PYTHONPATH=/path/on/the/host."
+        )

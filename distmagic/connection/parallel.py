@@ -6,6 +6,7 @@ thread waits for its host. What this process itself has to compute it computes f
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -35,6 +36,11 @@ def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for acts that hang
     return [future.result() for future in futures]
+
+
+def begin(act: Callable[..., object], *arguments: object) -> None:
+    """Let a thread of its own do one act, whose end nobody waits for. What it raises nobody hears of."""
+    threading.Thread(target=act, args=arguments, name="distmagic-run", daemon=True).start()
 
 
 def join_errors(errors: list[BaseException]) -> BaseException:

@@ -6,4 +6,5 @@ about it. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
+    owner.py          under which name hosts know who began a job
 """

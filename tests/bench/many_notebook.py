@@ -25,7 +25,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 from tests.bench.crowd_notebook import SocketProcess
 from tests.bench.many_server import CONVERSATION, LOG_IN
 

@@ -10,6 +10,7 @@ from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
 from distmagic.request.hosts import parse_hosts
+from distmagic.session.housekeeping import Stopped
 
 
 @dataclass
@@ -29,6 +30,7 @@ class FakeSession:
     failure: Exception | None = None
     untold: tuple[str, ...] = ()
     found: tuple[Job, ...] = ()
+    stopped: Stopped | None = None
     reachings: list[FakeReaching] = field(default_factory=list)
 
     def reach(self, hosts, access, asker, spec=None, spare=()):
@@ -61,6 +63,7 @@ class FakeSession:
 
     def stop(self, reaching, job):
         self.log.append(f"stop {job.name}")
+        return self.stopped or Stopped(ended=job.hosts, unknown={})
 
     def remove(self, reaching, jobs):
         self.log.append(" ".join(["remove", *(job.name for job in jobs)]))

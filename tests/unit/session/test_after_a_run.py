@@ -33,7 +33,7 @@ from distmagic.session.session import Session
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
-from distmagic.transports.prompts import Asker, ask
+from distmagic.transports.asking import Asker, ask
 from tests.builders.hosts import FakeHost, connector, fails, runs_to_its_end
 from tests.builders.jobs import payload_in
 from tests.builders.links import FakeProcess, lines, reply

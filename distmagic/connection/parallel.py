@@ -25,6 +25,13 @@ def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, min(acts, MOST_AT_ONCE)), thread_name_prefix=f"distmagic-{name}")
 
 
+def begin(act: Callable[..., object], *arguments: object) -> threading.Thread:
+    """Let a thread of its own do one act. A host that takes no more bytes holds up what is sent to it alone."""
+    thread = threading.Thread(target=act, args=arguments, name="distmagic-run", daemon=True)
+    thread.start()
+    return thread
+
+
 def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
     """Return what `act` returns for each of the things, done at the same time."""
     if not things:
@@ -36,11 +43,6 @@ def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for acts that hang
     return [future.result() for future in futures]
-
-
-def begin(act: Callable[..., object], *arguments: object) -> None:
-    """Let a thread of its own do one act, whose end nobody waits for. What it raises nobody hears of."""
-    threading.Thread(target=act, args=arguments, name="distmagic-run", daemon=True).start()
 
 
 def join_errors(errors: list[BaseException]) -> BaseException:

@@ -58,8 +58,8 @@ class FakeHost:
         self.facts = replace(FACTS, torch=facts.torch_version())
         self.begins = begins
         self.answers: dict[type, Answer] = {}
-        self.barriers: dict[object, threading.Barrier] = {}
         self.free_port = self.facts.free_port
+        self.barriers: dict[object, threading.Barrier] = {}
         self.error: Exception | None = None
         self.requests: list[p.Message] = []
         self.events: list[p.Message] = []

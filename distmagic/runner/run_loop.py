@@ -45,6 +45,7 @@ GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interru
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
 ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
 BEAT_S = 0.1
+SHORT_S = 5.0  # a run that lasts longer is worth a full garbage collection
 
 T = TypeVar("T")
 
@@ -177,9 +178,13 @@ class RunLoop:
         self._table = table
         self._executor = executor
         try:
-            with _heap_left_alone(), interrupts.sent_to(self._interrupts):  # raised in the middle, an event is lost
-                self._perform(table.follow(links, self._clock(), lost or {}))
+            # An interrupt that is raised in the middle would lose an event.
+            with _heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
+                began_s = self._clock()
+                self._perform(table.follow(links, began_s, lost or {}))
                 while not self._is_done(detach=detach):
+                    if self._clock() - began_s > SHORT_S:
+                        heap.freeze()
                     try:
                         self._beat(limits, detach=detach)
                     except KeyboardInterrupt:  # raised all the same, of a thread that has no signals, say
@@ -300,23 +305,39 @@ class RunLoop:
             self._screen.finish(self.state)
 
 
-@contextmanager
-def _heap_left_alone() -> Iterator[None]:
-    """Keep the garbage collector from the notebook's own objects meanwhile.
+class _Heap:
+    """The notebook's own objects, which the garbage collector need not look at while a run goes on."""
 
-    A thousand ranks at 10 Hz make it look through all that lives several times a second: a third of the whole cost.
+    def __init__(self) -> None:
+        self._is_ours = gc.get_freeze_count() == 0  # else it is somebody else's decision
+        self._is_frozen = False
+
+    def freeze(self) -> None:
+        """Leave out of all collections what lives now. Garbage goes before: it would not be found any more."""
+        if self._is_ours and not self._is_frozen:
+            self._is_frozen = True
+            gc.collect()
+            gc.freeze()
+
+    def unfreeze(self) -> None:
+        """Have all objects collected again."""
+        if self._is_frozen:
+            gc.unfreeze()
+
+
+@contextmanager
+def _heap_left_alone() -> Iterator[_Heap]:
+    """Yield the heap, which a long run may freeze. Afterwards it is as before.
+
+    A thousand ranks at 10 Hz make the collector look through all that lives several times a second: a third of the
+    whole cost. A short run must leave it alone: each freeze begins Python's count for the next full collection anew,
+    and a notebook that freezes in every cell would never have one.
     """
-    if gc.get_freeze_count():  # somebody else's decision
-        yield
-        return
-    # What is frozen comes back among the old objects, which are collected very seldom. So young garbage goes before: the
-    # cells of a notebook leave some, and with a run a cell all of it would stay.
-    gc.collect(1)
-    gc.freeze()
+    heap = _Heap()
     try:
-        yield
+        yield heap
     finally:
-        gc.unfreeze()
+        heap.unfreeze()
 
 
 def clock_since(began_s: float) -> Callable[[], float]:

@@ -165,21 +165,33 @@ def test_the_screen_is_shown_at_most_ten_times_a_second():
 
 
 class CountingScreen(FakeScreen):
-    """Notes how much of the heap the garbage collector leaves alone."""
+    """Notes at each state how much of the heap the garbage collector leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen: list[int] = []
 
     def show(self, state: RunState) -> None:
         super().show(state)
-        self.frozen = gc.get_freeze_count()
+        self.frozen.append(gc.get_freeze_count())
 
 
-def test_the_heap_is_left_alone_while_a_run_goes_on_and_only_then():
+def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     screen = CountingScreen()
-    ScriptedRun(START, [*end_of(0), *end_of(1)]).run(screen=screen)
-    assert screen.frozen > 1000
+    ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run(screen=screen)
+    assert screen.frozen[0] == 0
+    assert screen.frozen[-1] > 1000
     assert gc.get_freeze_count() == 0
 
 
-def test_garbage_from_before_a_run_is_not_kept_by_it():
+def test_a_short_run_freezes_nothing():
+    """Each freeze puts the next full collection off, and a notebook of short runs would never have one."""
+    screen = CountingScreen()
+    ScriptedRun(START, [*end_of(0), *end_of(1)]).run(screen=screen)
+    assert set(screen.frozen) == {0}
+
+
+def test_garbage_from_before_a_long_run_is_not_kept_by_it():
     class Node:
         pass
 
@@ -188,7 +200,7 @@ def test_garbage_from_before_a_run_is_not_kept_by_it():
     before.other, after.other = after, before  # only a garbage collection frees the two
     gone = weakref.ref(before)
     del before, after
-    ScriptedRun(START, [*end_of(0), *end_of(1)]).run()
+    ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run()
     assert gone() is None
 
 

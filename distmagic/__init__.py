@@ -37,6 +37,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
 
 On the hosts, with Python's standard library alone, `remote/`, which travels there as one zip:
 
+    remote/keeper/    starts contacts on a node of a scheduler; travels as text, before the zip
     remote/contact/   answers a notebook over one SSH channel, receives and serves blobs, keeps templates
     remote/agent/     one node's job: starts torchrun, gathers what ranks report, ends every process
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = (
+    "AllocationEnded",
     "AuthenticationError",
     "Cancelled",
     "ConnectionLost",

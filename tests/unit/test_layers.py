@@ -28,6 +28,7 @@ PACKAGES = (
     "remote.engine",
     "remote.agent",
     "remote.contact",
+    "remote.keeper",
     "sanitize",
     "errors",
     "request",

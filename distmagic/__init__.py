@@ -24,6 +24,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     playground/    throw-away SSH hosts on this machine
     session/       one kernel's hosts and jobs
     screens/       puts a run where a user looks: notebook, terminal, log
+    clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
     runner/        one run from its start to its end; all threads of a run
     connection/    links to hosts: opened, kept idle, used again
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko

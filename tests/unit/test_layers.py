@@ -39,6 +39,7 @@ PACKAGES = (
     "transports",
     "transports.ssh",
     "connection",
+    "clusters",
     "runner",
     "screens",
     "session",

@@ -51,7 +51,7 @@ class Lab:
         self.known_hosts = self.folder / "known_hosts"
         number = next(_NETWORKS) if network is None else network
         self._bridge = f"dmbr{number}"
-        self._net, self._net6 = f"10.99.{number}", f"fd99::{number + 1:x}:0:0:"
+        self._net, self._net6 = f"10.99.{number}", f"fd99:{number + 1:x}::"
         self.address = f"{self._net}.1"
         files.make_key(self.identity)
         all_setups = (*setups, *(HostSetup() for _ in range(count - len(setups))))

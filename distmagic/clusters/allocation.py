@@ -25,7 +25,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, ConnectionLost, DistmagicError, SpecError, Unreachable
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 from distmagic.transports.srun import Node, SrunProcess, SrunTransport
 
 SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already

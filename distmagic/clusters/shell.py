@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
 from distmagic.transports import Process, Transport
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 
 COMMAND_S = 30.0  # Slurm's commands wait long for a controller that is away
 _LONGEST = 16 << 20  # of an answer

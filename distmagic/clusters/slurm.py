@@ -10,7 +10,7 @@ from distmagic.clusters.shell import Shell
 from distmagic.errors import DistmagicError, SpecError
 from distmagic.request.allocation import AllocationRequest
 from distmagic.transports import srun_words
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 
 _LOG_BYTES = "2000"  # of what a batch script printed that has failed
 

@@ -15,7 +15,7 @@ from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
 
 
@@ -37,7 +37,8 @@ class Connections:
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
         self._connecting: dict[_Key, threading.Lock] = {}
-        self._lock = threading.Lock()  # of the two tables above; never held while something blocks
+        self._closed = 0  # how often `close` was called
+        self._lock = threading.Lock()  # of what stands above; never held while something blocks
         self._owner = os.getpid()
 
     def link(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
@@ -59,14 +60,20 @@ class Connections:
         """Return the connection to a host. Of several threads that want it at once one connects; the others wait."""
         with self._lock:
             connecting = self._connecting.setdefault(key, threading.Lock())
+            closed = self._closed
         with connecting:
             known = self._known(key)
             if known is not None:
                 return known
             transport = self._connect(host, access, asker)
             with self._lock:
-                self._open[key] = transport
-            return transport
+                is_wanted = closed == self._closed
+                if is_wanted:
+                    self._open[key] = transport
+        if not is_wanted:  # nobody else would ever close it
+            transport.close()
+            raise ConnectionLost(f"{host.name}: all connections were closed while this one was being made.")
+        return transport
 
     def take_idle(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
         """Return the idle link of a host, if there is one that still works, else a new link."""
@@ -108,11 +115,12 @@ class Connections:
         return self._idle.close()
 
     def close(self) -> None:
-        """End what hosts keep loaded, and close all connections."""
+        """End what hosts keep loaded, and close all connections, also those that are being made. New ones can be made."""
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions: the connections are the parent's
         self._idle.close()
         with self._lock:
+            self._closed += 1
             transports = list(self._open.values())
             self._open = {}
         for transport in transports:

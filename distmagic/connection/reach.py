@@ -112,7 +112,10 @@ class Reaching:
     def _give_back(self, host_index: int, future: Future[Link]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
-        link = future.result()
+        self.give_back(host_index, future.result())
+
+    def give_back(self, host_index: int, link: Link) -> None:
+        """Let a link rest that is not used after all, if its host keeps something loaded; else close it at once."""
         if link.kept is None:
             link.close()
         else:

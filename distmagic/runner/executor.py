@@ -1,6 +1,6 @@
 """Performs the actions of the run loop on threads. Each blocking act ends in an event on the queue.
 
-Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, and a thread that renews leases.
+Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, and what renews the lease.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from distmagic.connection import job_requests
+from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import PARALLEL
 from distmagic.connection.reach import Reaching
-from distmagic.errors import DistmagicError
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
     Action,
@@ -53,15 +53,13 @@ class Executor:
         self._joiner = joiner
         self._is_over = threading.Event()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
-        self._links: tuple[Link, ...] = ()  # replaced as a whole by the main thread, read by the lease thread
-        self._lease_s = lease_s
-        self._lease_thread: threading.Thread | None = None
+        self._lease_keeper = LeaseKeeper(lease_s, self._pool)
 
     def perform(self, action: Action) -> None:
         """Begin an action, and return at once. The main thread calls this."""
         if isinstance(action, Send):
             for link in action.links:
-                self._pool.submit(_send_quietly, link, action.message)
+                self._pool.submit(send_quietly, link, action.message)
         elif isinstance(action, Close):
             self._pool.submit(action.link.close)
         else:
@@ -69,19 +67,8 @@ class Executor:
             threading.Thread(target=act, args=(self, action), name="distmagic-run", daemon=True).start()
 
     def keep_lease_over(self, links: tuple[Link, ...]) -> None:
-        """Renew the job's lease over these links from now on, four times a lease.
-
-        On a thread of its own, because the main thread may wait for an answer of the user.
-        """
-        self._links = links
-        if self._lease_thread is None:
-            self._lease_thread = threading.Thread(target=self._renew_leases, name="distmagic-lease", daemon=True)
-            self._lease_thread.start()
-
-    def _renew_leases(self) -> None:
-        while not self._is_over.wait(self._lease_s / 4):
-            for link in self._links:
-                self._pool.submit(_send_quietly, link, protocol.RenewLease())
+        """Renew the job's lease over these links from now on."""
+        self._lease_keeper.keep_over(links)
 
     # ---- acts, each on a thread of its own
 
@@ -176,6 +163,7 @@ class Executor:
     def close(self, links: tuple[Link, ...]) -> None:
         """Hang up on these links, which the run still holds. Agents that still run end with their lease."""
         self._is_over.set()
+        self._lease_keeper.close()
         self._queue.close()
         for link in links:
             link.close()
@@ -189,10 +177,3 @@ class Executor:
         Join: _join,
         StartJoined: _start_joined,
     }
-
-
-def _send_quietly(link: Link, message: protocol.Message) -> None:
-    try:
-        link.send(message)
-    except DistmagicError:
-        return  # the listening thread notices the same, and tells it

@@ -26,7 +26,9 @@ def prepare(
         warnings += link.warnings
     for link in links:
         warnings += preflight.check(link.host.name, link.facts, local_torch)
-    preflight.check_among(names, tuple(link.facts for link in links))
+    facts_of_all = tuple(link.facts for link in links)
+    preflight.check_among(names, facts_of_all)
+    warnings += preflight.shared_machines(names, facts_of_all)
     reached = []
     for link, route in zip(links, _routes(links), strict=True):
         reached.append(Reached(host=link.host, facts=link.facts, route=route))

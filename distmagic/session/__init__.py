@@ -8,4 +8,5 @@ about it. In this order:
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
     place.py          where one cell runs; waits for nodes that are still pending
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
+    owner.py          under which name hosts know who began a job
 """

@@ -13,7 +13,7 @@ from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import LOCALHOST, Host, parse_host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 
 _ShellKey = tuple[str, str | None, str | None]
 

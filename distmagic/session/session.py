@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -36,9 +34,10 @@ from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.allocations import Allocations, keeper_python
 from distmagic.session.housekeeping import Housekeeping
+from distmagic.session.owner import owner
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 
@@ -51,6 +50,7 @@ class Session(Housekeeping):
         self._allocations = Allocations(connect)
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[Host, tuple[Access, str]] = {}  # hosts that were asked to keep something loaded
+        self._followed: set[str] = set()  # jobs that this kernel follows just now
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a way to a host: through its allocation, or by itself."""
@@ -61,9 +61,7 @@ class Session(Housekeeping):
 
         Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
         """
-        return self._allocations.get(
-            request, access, asker, owner() or socket.gethostname(), is_elastic=spec.is_elastic
-        )
+        return self._allocations.get(request, access, asker, owner(), is_elastic=spec.is_elastic)
 
     def preview(self, request: AllocationRequest, access: Access, spec: JobSpec) -> str:
         """Return what would be submitted for an allocation; nothing is."""
@@ -115,7 +113,9 @@ class Session(Housekeeping):
         Raises a `HostError` before anything is started, or a `RunError` that carries the `Run`; for an interrupt at any
         time, `Cancelled`.
         """
-        followed = launch(reaching, spec, payload, screen, _new_job(), owner())
+        job = _new_job()
+        with self._following(job):
+            followed = launch(reaching, spec, payload, screen, job, owner(), self._followed)
         return self._finish(followed, reaching, screen)
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
@@ -126,7 +126,18 @@ class Session(Housekeeping):
         `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as
         when a connection breaks. Raises what `launch` raises for a run.
         """
-        return self._finish(attach(reaching, job, screen), reaching, screen)
+        with self._following(job.name):
+            followed = attach(reaching, job, screen)
+        return self._finish(followed, reaching, screen)
+
+    @contextmanager
+    def _following(self, job: str) -> Iterator[None]:
+        """Have a job count as followed by this kernel: another run of it, in another thread, is not in its way."""
+        self._followed.add(job)
+        try:
+            yield
+        finally:
+            self._followed.discard(job)
 
     # ---- the end of a run
 
@@ -176,7 +187,7 @@ class Session(Housekeeping):
         left = Detached(
             state.job, tuple(host.name for host in hosts),
             attach=lambda: self.attach(*again(whereabouts), screen_for()),
-            stop=lambda: self.stop(*again(known_whereabouts)),
+            stop=lambda: self.stop(*again(known_whereabouts)).raise_unknown(),
         )  # fmt: skip
         screen.finish(replace(state, notices=(*state.notices, str(left))))
         return left
@@ -216,12 +227,6 @@ class Session(Housekeeping):
 def python_of(host: Host, access: Access) -> str:
     """Return the interpreter to start on a host: the one named, here the notebook's own, else `python3`."""
     return access.python_of(host.name) or (sys.executable if host.is_local else "python3")
-
-
-def owner() -> str:
-    """Return the name of the notebook that this kernel belongs to, "" where Jupyter doesn't tell."""
-    path = os.environ.get("JPY_SESSION_NAME", "")
-    return f"{socket.gethostname()}:{path}" if path else ""
 
 
 def _new_job() -> str:

@@ -21,9 +21,9 @@ from distmagic.errors import ConnectionLost, SpecError
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words
+from distmagic.transports.asking import Asker
 from distmagic.transports.local import spawn
 from distmagic.transports.piped import PipedProcess
-from distmagic.transports.prompts import Asker
 
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255

@@ -16,7 +16,7 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 from tests.builders.links import lines, reply
 from tests.builders.plans import FACTS
 
@@ -57,6 +57,7 @@ class FakeHost:
         self.facts = replace(FACTS, torch=facts.torch_version())
         self.begins = begins
         self.answers: dict[type, Answer] = {}
+        self.free_port = self.facts.free_port
         self.error: Exception | None = None
         self.requests: list[p.Message] = []
         self.events: list[p.Message] = []
@@ -134,6 +135,7 @@ class FakeHost:
         return {
             p.GetFacts: [self.facts],
             p.GetRoute: [p.Route(address=self.facts.address, interface=self.facts.interface)],
+            p.GetFreePort: [p.FreePort(port=self.free_port)],
             p.OfferBlobs: [p.MissingBlobs()],
             p.CheckBlobs: [p.MissingBlobs()],
             p.SweepJob: [p.Final(reason="swept")],

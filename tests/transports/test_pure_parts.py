@@ -11,7 +11,7 @@ import pytest
 
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
-from distmagic.transports import prompts, ssh_words, troubles
+from distmagic.transports import asking, ssh_words, troubles
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
 from distmagic.transports.ssh import known_hosts
@@ -166,29 +166,29 @@ class Typist:
 
 @pytest.fixture(autouse=True)
 def no_kept_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_passphrases", {})
+    monkeypatch.setattr(asking, "_passphrases", {})
 
 
 def test_a_passphrase_is_kept_once_it_was_right() -> None:
     typist = Typist("wrong", "right")
     for _ in range(3):
-        assert prompts.unlock(typist, "gpu-a", "/k", lambda p: p if p == "right" else None) == "right"
+        assert asking.unlock(typist, "gpu-a", "/k", lambda p: p if p == "right" else None) == "right"
     assert typist.prompts == [
         "gpu-a: Passphrase of /k: ",
         "gpu-a: That was not it. Passphrase of /k: ",
     ]
-    assert prompts.unlock(Typist("1", "2", "3"), "gpu-a", "/other", lambda p: None) is None
+    assert asking.unlock(Typist("1", "2", "3"), "gpu-a", "/other", lambda p: None) is None
 
 
 def test_a_password_is_never_kept() -> None:
     typist = Typist("1", "2")
-    assert [prompts.ask(typist, "gpu-a", "Password:") for _ in range(2)] == ["1", "2"]
+    assert [asking.ask(typist, "gpu-a", "Password:") for _ in range(2)] == ["1", "2"]
     assert typist.prompts == ["gpu-a: Password: "] * 2
 
 
 def test_a_host_cannot_ask_in_the_name_of_another_one() -> None:
     typist = Typist("1")
-    prompts.ask(typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e ")
+    asking.ask(typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e ")
     assert typist.prompts == ["gpu-a: Pick one:\ngpu-a:  1. push\ngpu-a: \ngpu-a: gpu-b: Password: "]
 
 
@@ -201,7 +201,7 @@ def test_an_error_has_not_all_that_a_server_said(said) -> None:
 
 def test_many_threads_ask_one_after_the_other_and_once() -> None:
     typist = Typist("right")
-    unlock = lambda: prompts.unlock(typist, "gpu-a", "/k", lambda p: p)  # noqa: E731
+    unlock = lambda: asking.unlock(typist, "gpu-a", "/k", lambda p: p)  # noqa: E731
     threads = [threading.Thread(target=unlock) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -212,7 +212,7 @@ def test_many_threads_ask_one_after_the_other_and_once() -> None:
 
 def test_nobody_to_ask() -> None:
     with pytest.raises(AuthenticationError) as caught:
-        prompts.ask(prompts.NoAsker(), "gpu-a", "Verification code: ")
+        asking.ask(asking.NoAsker(), "gpu-a", "Verification code: ")
     assert caught.value.host == "gpu-a"
     assert str(caught.value) == (
         "gpu-a: asks 'Verification code:', and nobody is here to answer.\n"

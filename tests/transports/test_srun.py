@@ -16,9 +16,9 @@ from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, parse_host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
+from distmagic.transports.asking import Asker
 from distmagic.transports.local import LocalTransport
 from distmagic.transports.piped import PipedProcess
-from distmagic.transports.prompts import Asker
 from tests.lab.slurm import SlurmLab
 from tests.transports.contract import CONTRACT
 

@@ -5,9 +5,9 @@ full ends no job: its writers note the error and go on.
 
 Read in this order:
     places        where everything lies
-    expiry        what is removed, and when
     atomic_file   a file that appears whole or not at all
     logs          a file that grows within a limit: its beginning and its newest part are kept
     journal       every event of one node, numbered, on disk before it is sent
     listing       the jobs of which this host has something
+    expiry        what is removed, and when
 """

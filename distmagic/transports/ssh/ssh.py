@@ -15,7 +15,7 @@ from distmagic.errors import AuthenticationError, ConnectionLost, HostError, Spe
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, troubles
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import known_hosts
 from distmagic.transports.ssh.auth import LogIn
 from distmagic.transports.ssh.client import SshSession

@@ -12,6 +12,7 @@ from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, parse_hosts
+from distmagic.session.housekeeping import Stopped
 
 
 @dataclass
@@ -55,6 +56,7 @@ class FakeSession:
     states: tuple[JobState, ...] = ()
     allocated: tuple[Host, ...] = ()
     found: tuple[Job, ...] = ()
+    stopped: Stopped | None = None
     reachings: list[FakeReaching] = field(default_factory=list)
 
     def reach(self, hosts, access, asker, spec=None, spare=()):
@@ -100,6 +102,7 @@ class FakeSession:
 
     def stop(self, reaching, job):
         self.log.append(f"stop {job.name}")
+        return self.stopped or Stopped(ended=job.hosts, unknown={})
 
     def remove(self, reaching, jobs):
         self.log.append(" ".join(["remove", *(job.name for job in jobs)]))

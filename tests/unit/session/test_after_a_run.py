@@ -29,7 +29,7 @@ from distmagic.session.session import Session
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
-from distmagic.transports.prompts import Asker, ask
+from distmagic.transports.asking import Asker, ask
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
 from tests.builders.runs import FakeScreen

@@ -1,6 +1,7 @@
-# make check | test | demo | bench | picture | lint | clean: each does all of its own set-up in .venv.
+# make check | test | chaos | demo | bench | picture | lint | clean: each does all of its own set-up in .venv.
 #   check    lint, types and the tests that need no host, in a minute and a half: before each commit
 #   test     all tests
+#   chaos    pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
 #   picture  the README's picture, of a real run in a real JupyterLab, in assets/
 #
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
@@ -9,6 +10,7 @@
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
 #   ONLY=start,load     sections of the bench; all if not said
+#   SEED=1 ROUNDS=300   of chaos; the same seed is the same pair
 #   README=1            put the bench's table into distmagic/help/benchmarks.md, ten of its rows into README.md
 
 PYTHON ?= python3
@@ -18,13 +20,15 @@ JOBS ?= 2
 ARGS ?=
 ONLY ?=
 README ?=
+SEED ?= 1
+ROUNDS ?= 100
 
 venv := .venv
 bin := $(abspath $(venv))/bin
 pip := $(bin)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 export PATH := $(bin):$(PATH)
 
-.PHONY: help check test demo bench picture lint clean setup
+.PHONY: help check test chaos demo bench picture lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -47,6 +51,10 @@ test: $(venv)/.ready
 
 check: lint
 	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal -m 'not needs' tests/unit tests/transports $(ARGS)
+
+chaos: $(venv)/.ready
+	@$(bin)/python -m tests.system
+	@DISTMAGIC_CHAOS_SEED=$(SEED) DISTMAGIC_CHAOS_ROUNDS=$(ROUNDS) $(bin)/python -m pytest --quiet --numprocesses=0 --tb=short tests/e2e/test_pairs.py -k promises $(ARGS)
 
 demo: $(venv)/.ready
 	@mkdir -p build

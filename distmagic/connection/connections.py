@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from distmagic.connection import capacity
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
+from distmagic.connection.parallel import in_parallel
 from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
@@ -40,6 +42,11 @@ class Connections:
         self._closed = 0  # how often `close` was called
         self._lock = threading.Lock()  # of what stands above; never held while something blocks
         self._owner = os.getpid()
+
+    def check_room(self, hosts: Sequence[Host], access: Access) -> None:
+        """Raise `SpecError` if this machine's limits are too low to be connected to all these hosts at once."""
+        new = [host for host in hosts if self._known(_key(host, access)) is None]
+        capacity.check(len(new), by_ssh_program=access.ssh_command is not None)
 
     def link(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
         """Open a new link to a host, over the open connection if there is one that still works."""
@@ -123,6 +130,14 @@ class Connections:
             self._closed += 1
             transports = list(self._open.values())
             self._open = {}
+        _close_all(transports)
+
+
+def _close_all(transports: list[Transport]) -> None:
+    """Close connections at the same time: each waits for the other end to hang up."""
+    try:
+        in_parallel(lambda transport: transport.close(), transports)
+    except RuntimeError:  # Python ends, and starts no thread any more
         for transport in transports:
             transport.close()
 

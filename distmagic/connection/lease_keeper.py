@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Executor
 
 from distmagic.connection.link import Link
+from distmagic.connection.parallel import begin
 from distmagic.errors import DistmagicError
 from distmagic.remote.wire import protocol
 
@@ -13,12 +13,12 @@ from distmagic.remote.wire import protocol
 class LeaseKeeper:
     """Renews a lease of `lease_s` seconds over links, four times in its length, from the first link on until `close`.
 
-    It has a thread of its own, because the main thread may wait for an answer of the user. The messages are sent on
-    threads of `pool`: a link that takes nothing holds up no other one.
+    It has a thread of its own, because the main thread may wait for an answer of the user. So has each message: a link
+    that takes nothing holds up no other one, and it is sent the next message when it has taken the one before.
     """
 
-    def __init__(self, lease_s: float, pool: Executor) -> None:
-        self._lease_s, self._pool = lease_s, pool
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
         self._links: tuple[Link, ...] = ()  # replaced as a whole, so that it can be read at any time
         self._is_over = threading.Event()
         self._lock = threading.Lock()
@@ -43,9 +43,12 @@ class LeaseKeeper:
         self._is_over.set()
 
     def _renew(self) -> None:
+        sending: dict[Link, threading.Thread] = {}
         while not self._is_over.wait(self._lease_s / 4):
+            sending = {link: thread for link, thread in sending.items() if thread.is_alive()}
             for link in self._links:
-                self._pool.submit(send_quietly, link, protocol.RenewLease())
+                if link not in sending:
+                    sending[link] = begin(send_quietly, link, protocol.RenewLease())
 
 
 def send_quietly(link: Link, message: protocol.Message) -> None:

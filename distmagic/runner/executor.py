@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from distmagic.connection import job_requests
 from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL
+from distmagic.connection.parallel import begin, in_parallel
 from distmagic.connection.reach import Reaching
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
@@ -52,19 +51,17 @@ class Executor:
         self._reaching = reaching
         self._joiner = joiner
         self._is_over = threading.Event()
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
-        self._lease_keeper = LeaseKeeper(lease_s, self._pool)
+        self._lease_keeper = LeaseKeeper(lease_s)
 
     def perform(self, action: Action) -> None:
         """Begin an action, and return at once. The main thread calls this."""
         if isinstance(action, Send):
             for link in action.links:
-                self._pool.submit(send_quietly, link, action.message)
+                begin(send_quietly, link, action.message)
         elif isinstance(action, Close):
-            self._pool.submit(action.link.close)
+            begin(action.link.close)
         else:
-            act = self._ACTS[type(action)]
-            threading.Thread(target=act, args=(self, action), name="distmagic-run", daemon=True).start()
+            begin(self._ACTS[type(action)], self, action)
 
     def keep_lease_over(self, links: tuple[Link, ...]) -> None:
         """Renew the job's lease over these links from now on."""
@@ -165,9 +162,7 @@ class Executor:
         self._is_over.set()
         self._lease_keeper.close()
         self._queue.close()
-        for link in links:
-            link.close()
-        self._pool.shutdown(wait=False)
+        in_parallel(Link.close, links)
 
     _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
         Listen: _listen,

@@ -11,14 +11,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
+from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, Unreachable
 from distmagic.payload import blobs
@@ -138,15 +138,20 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
 
 def _following(links: Mapping[int, Link], job: str) -> dict[int, Link]:
     """Ask each host for the events of its node; return the links that still work. The others are tried again."""
-    found = {}
-    for node_rank, link in links.items():
+
+    def follow(node_rank: int) -> bool:
+        link = links[node_rank]
         try:
             link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
         except ConnectionLost:
             link.close()
-        else:
-            found[node_rank] = link
-    return found
+            return False
+        return True
+
+    are_followed = in_parallel(follow, list(links))
+    return {
+        node_rank: links[node_rank] for node_rank, is_followed in zip(links, are_followed, strict=True) if is_followed
+    }
 
 
 def _followed(loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts) -> Followed:
@@ -221,7 +226,7 @@ def _plan(
     loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str
 ) -> Plan:  # fmt: skip
     """Return the plan, and note its warnings."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
+    pool = threads_for(1, "prepare")
     awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
     prepared = pool.submit(prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, awaited=awaited)
     pool.shutdown(wait=False)
@@ -275,10 +280,9 @@ class _Start:
 
         If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
         """
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-start")
-        renewing = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-lease")
+        pool = threads_for(len(self.links), "start")
         # Nodes that have started have a lease, and a slow host may take longer than that to start.
-        lease_keeper = LeaseKeeper(self.plan.terms.lease_s, renewing)
+        lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
         started: list[Future[None]] = []
         try:
             self.loop.result(pool.submit(self._deliver))
@@ -302,8 +306,7 @@ class _Start:
             raise
         finally:
             lease_keeper.close()
-            for each in (pool, renewing):
-                each.shutdown(wait=False)
+            pool.shutdown(wait=False)
         return requests[0], lost
 
     def _at_free_port(self) -> Plan:
@@ -394,7 +397,7 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
             return  # out of reach: its own lease ends it, and the verdict says so
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 
-    pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-sweep")
+    pool = threads_for(len(lost), "sweep")
     try:
         loop.wait_for([pool.submit(sweep, node_rank) for node_rank in lost])
     except KeyboardInterrupt:

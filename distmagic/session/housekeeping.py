@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, as_completed, wait
 from dataclasses import dataclass
 from functools import partial
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL, in_parallel, join_errors, raise_first
+from distmagic.connection.parallel import in_parallel, join_errors, raise_first, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning.jobs import Job, found_jobs
@@ -66,7 +66,7 @@ class Housekeeping:
             link.finish()
             return start.node_rank
 
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-add")
+        pool = threads_for(len(others), "add")
         names = {pool.submit(join, link): link.host.name for link in others}
         try:
             for one in as_completed(names):
@@ -93,7 +93,7 @@ class Housekeeping:
         unknown: dict[str, DistmagicError] = {}
         for host_index, why in reaching.absent.items():
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-stop")
+        pool = threads_for(len(links), "stop")
         stops = {node: pool.submit(links[node].stop, job.name, node) for node in job.running if node in links}
         try:
             wait(stops.values())

@@ -45,8 +45,8 @@ _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 class Session(Housekeeping):
     """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
 
-    def __init__(self) -> None:
-        self._connections = Connections(self._connect)
+    def __init__(self, connections: Connections | None = None) -> None:
+        self._connections = connections or Connections(self._connect)
         self._allocations = Allocations(connect)
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[Host, tuple[Access, str]] = {}  # hosts that were asked to keep something loaded
@@ -84,9 +84,11 @@ class Session(Housekeeping):
     ) -> Reaching:  # fmt: skip
         """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come.
 
-        Of `spare` hosts only the names are needed for now: they may come to a job that is followed.
+        Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `SpecError`
+        where this machine's limits are too low for so many hosts.
         """
         hosts = hosts or (LOCALHOST,)
+        self._connections.check_room(hosts, access)
         pythons = tuple(python_of(host, access) for host in (*hosts, *spare))
 
         def open_link(host: Host, python: str) -> Link:

@@ -65,8 +65,9 @@ A rank
                                running --(its node's Final)----> stopped
 
 A rank is in `workers` from its first Worker on. It *fails* if it ended badly and nobody asked it to end. It is *stopped* if torchrun, an agent or this notebook ended
-it. `first_failure` is the rank that failed first. One exception: a rank that only lost a peer ("connection closed by
-peer") gives way to a rank whose own failure arrives within two seconds. torchrun may start a rank again (Worker with
+it. `first_failure` is the rank that failed first. Two exceptions: a rank that only lost a peer ("connection closed by
+peer") gives way to a rank whose own failure arrives within two seconds; and a rank that SIGTERM ended was stopped after
+all, if torchrun reports then that the process of a rank beside it had failed after its return. torchrun may start a rank again (Worker with
 a higher `restart`), or on another node in a later round of the rendezvous: then the old failure counts no more.
 
 Which node has which ranks is decided in fold_ranks.py: by the plan where the plan knows it, else by the lead's rounds.
@@ -90,7 +91,7 @@ Fields that only occur together
 - `abandoned`: the run ended before it had begun on all hosts. `stopping` is "interrupted" or "" then.
 - `culprit`: only with `stopping`, and only where the nodes found out among themselves.
 - `first_failure`: always a key of `workers`; that rank's phase is failed.
-- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`.
+- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it took a first failure back.
 - `lost`: each node at most once. `unreached`: only nodes that tell Endpoint "unreached"; kept if that is why it stops.
 - `held`: events of nodes that are in a later round than the lead; empty where there is one round.
 - `is_elastic`: 0 < `min_nodes` < number of nodes. Nodes are only ever added (NodeAdded, lead), never removed.

@@ -9,7 +9,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from distmagic.remote.wire.protocol import Ended
+from distmagic.remote.wire.protocol import Ended, Exit
 
 _ECHOES = (
     "closed by peer",
@@ -42,6 +42,13 @@ def is_echo(end: Ended) -> bool:
 def is_by_sigterm(end: Ended) -> bool:
     """Whether SIGTERM ended the rank: torchrun and the agent ask so."""
     return end.outcome == "signalled" and end.code == -signal.SIGTERM
+
+
+def has_failed_afterwards(end: Ended | None, exit_: Exit | None) -> bool:
+    """Whether a rank's process failed by itself after the rank had ended well."""
+    if end is None or exit_ is None or not is_good(end):
+        return False
+    return exit_.code not in (0, -signal.SIGTERM)
 
 
 def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:

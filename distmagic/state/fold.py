@@ -14,7 +14,7 @@ from dataclasses import replace
 from distmagic.remote.gang.liveness import MOST_NODES
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import known_stop_reason
-from distmagic.state import fold_launcher, fold_ranks
+from distmagic.state import failure_kind, fold_launcher, fold_ranks
 from distmagic.state.builder import RunStateBuilder
 from distmagic.state.events import Event
 from distmagic.state.model import NodeState, RunState
@@ -120,6 +120,23 @@ def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded)
         worker = draft.workers.get(exit_.rank)
         if worker is not None and worker.node_rank == node:
             draft.workers[exit_.rank] = replace(worker, exit=exit_)
+    _explain_by_torchrun(draft, node, what)
+
+
+def _explain_by_torchrun(draft: RunStateBuilder, node: int, what: protocol.EngineEnded) -> None:
+    """Take a first failure back that was torchrun's doing: SIGTERM, because a rank beside it failed after its return."""
+    first = None if draft.first_failure is None else draft.workers[draft.first_failure]
+    if first is None or first.ended is None or first.node_rank != node:
+        return
+    if not failure_kind.is_by_sigterm(first.ended):
+        return
+    for exit_ in what.exits:
+        worker = draft.workers.get(exit_.rank)
+        if worker is not None and worker.node_rank == node and failure_kind.has_failed_afterwards(worker.ended, exit_):
+            draft.workers[first.rank] = replace(first, phase="stopped")
+            draft.first_failure = None
+            draft.failed_node = node
+            return
 
 
 def _peer_state(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from distmagic import sanitize
@@ -195,17 +194,6 @@ def _how(code: int, meaning: str) -> str:
     return f"{how} ({meaning})" if meaning else how
 
 
-def _is_late(worker: WorkerState) -> bool:
-    """Whether a rank's process failed by itself after the rank had ended well."""
-    ended, exit_ = worker.ended, worker.exit
-    return (
-        ended is not None
-        and failure_kind.is_good(ended)
-        and exit_ is not None
-        and exit_.code not in (0, -signal.SIGTERM)
-    )
-
-
 def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
     """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
     assert worker.exit is not None
@@ -305,7 +293,7 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
             "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
         )
     for worker in state.workers.values():
-        if worker.node_rank == node.node_rank and _is_late(worker):
+        if worker.node_rank == node.node_rank and failure_kind.has_failed_afterwards(worker.ended, worker.exit):
             return _failed_afterwards(state, worker)
     for worker in state.workers.values():
         if worker.ended is not None and worker.ended.failure is not None:

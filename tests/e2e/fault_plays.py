@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from types import SimpleNamespace
 from distmagic.api import session
 from distmagic.planning.jobs import Job
 from distmagic.request.hosts import parse_hosts
+from distmagic.state.model import RunState
 from tests.e2e import faults, runner
-from tests.e2e.faults import Fault, Play, Told, Way
+from tests.e2e.faults import Act, Fault, Play, Told, Way
 from tests.e2e.runner import as_value, reach
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
@@ -104,6 +106,24 @@ def is_clean(lab: Lab) -> bool:
     return not any(host.leftovers() for host in lab.hosts)
 
 
+# ---- in this very kernel
+
+
+def interrupt(_: Lab, __: RunState) -> None:
+    """Press Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def doze(seconds: float) -> Act:
+    """Stand still for a while, as a laptop that is closed does: another process wakes this one."""
+
+    def stand_still(_: Lab, __: RunState) -> None:
+        script = 'kill -STOP "$1"; sleep "$2"; kill -CONT "$1"'
+        subprocess.run(["sh", "-c", script, "sh", str(os.getpid()), str(seconds)], check=True)
+
+    return stand_still
+
+
 # ---- beside another job
 
 
@@ -150,11 +170,7 @@ def while_connecting(break_it: Callable[[Lab], object]) -> Play:
 
 def disk_full(fault: Fault, lab: Lab) -> Told:
     """Fill the disk of dm2 while its rank prints, and make room again: all is shown, though its log has not all of it."""
-    host = lab.hosts[1]
-    host.limit_home(32 << 20)
-    full = (faults.training, lambda *_: host.exec(["sh", "-c", "cat /dev/zero > ~/filler"]))
-    noticed = (lambda state, _: bool(state.notices), lambda *_: host.exec(["rm", "filler"]))
-    told = faults.play(replace(fault, way=Way(steps=(full, noticed), numbers=fault.way.numbers)), lab)
+    told = faults.play(replace(fault, way=replace(fault.way, play=None)), lab)
     for one in told.ranks:
         assert one.lines == [str(i) for i in range(fault.way.numbers)]
     assert told.results == {"0": fault.way.numbers, "1": fault.way.numbers}

@@ -1,4 +1,4 @@
-"""What tests/e2e/test_faults.py and test_chaos.py share: the work that is disturbed, what disturbs it, what must hold then."""
+"""What tests/e2e/test_faults.py and test_pairs.py share: the work that is disturbed, what disturbs it, what must hold then."""
 
 from __future__ import annotations
 
@@ -81,15 +81,16 @@ def told_of(attempt: Callable[[], object]) -> Told:
         run = attempt()
         assert isinstance(run, Run)
         words = "; ".join(("done", *run.state.notices))
-        return Told(outcome=words, results={str(rank): run.results[rank] for rank in run.results}, **_seen(run.state))
+        return Told(outcome=words, results={str(rank): run.results[rank] for rank in run.results}, **seen(run.state))
     except RunError as error:
         words = f"{type(error).__name__}: {error.message}"
-        return Told(outcome=words, **(_seen(error.run.state) if isinstance(error.run, Run) else {}))
+        return Told(outcome=words, **(seen(error.run.state) if isinstance(error.run, Run) else {}))
     except DistmagicError as error:
         return Told(outcome=f"{type(error).__name__}: {error.message}")
 
 
-def _seen(state: RunState) -> dict[str, Any]:
+def seen(state: RunState) -> dict[str, Any]:
+    """Return the fields of `Told` that the last state of a run gives."""
     lost = {node for node, _ in state.lost}
     ranks = [
         Shown(
@@ -228,7 +229,8 @@ class Way:
     """How a fault is brought about; all but `steps` and `misdeed` seldom said.
 
     `steps` happen while the run goes on, `misdeed` is done by rank 1; `before` and `at_last` are done to the lab before
-    the run and before the hosts are looked at. `numbers` is how far the ranks count.
+    the run and before the hosts are looked at. `numbers` is how far the ranks count. A row with a `play` is brought about
+    by that alone; its `steps` are for pairs then.
     """
 
     steps: tuple[tuple[When, Act], ...] = ()

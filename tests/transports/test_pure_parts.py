@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
-from distmagic.transports import asking, ssh_words, troubles
+from distmagic.request.spec import Access
+from distmagic.transports import asking, ssh_command, ssh_words, troubles
+from distmagic.transports.local import connecting_program
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
 from distmagic.transports.ssh import known_hosts
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.troubles import Trouble
+from tests.lab.waiting import wait_until
 
 HOSTILE = (
     "plain", "a b", "", "it's", "a\\b", "a\\\\b", "\\", "!x", "a!b", "!!", "\\!", "$HOME", "`id`", "$(id)", "~", "~/x",
@@ -313,3 +320,53 @@ def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(monkeypatch:
     process._drainer.join(10.0)
     assert process.stderr() == "half a sen"
     assert noise == []
+
+
+# ---- many connections
+
+
+def test_a_connection_leaves_nothing_with_the_log() -> None:
+    from distmagic.transports.ssh.client import SshSession
+
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            SshSession(ours, "gpu-a", 1.0).close()
+    handlers = logging.getLogger("paramiko").handlers
+    assert len([one for one in handlers if isinstance(one, logging.NullHandler)]) == 1
+
+
+def test_a_known_hosts_file_is_read_once_and_again_after_an_edit(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text("gpu-a ssh-ed25519 AAAA\n")
+    first = known_hosts.read([str(file)])
+    assert known_hosts.read([str(file)])[0] is first[0]
+    file.write_text("gpu-a,gpu-b ssh-ed25519 AAAA\n")
+    assert [key.patterns for key in known_hosts.read([str(file)])] == ["gpu-a,gpu-b"]
+    file.unlink()
+    assert known_hosts.read([str(file)]) == ()
+
+
+def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_limit(tmp_path: Path) -> None:
+    """They may share a bastion, which turns away clients when too many are on their way."""
+    client = tmp_path / "ssh"
+    client.write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/connecting.$$\n"
+        f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done\necho distmagic-ready\nexec cat\n"
+    )
+    client.chmod(0o700)
+    access = Access(ssh_command=str(client), connect_timeout_s=60)
+
+    def connect(number: int) -> None:
+        ssh_command.connect(Host(name=f"gpu-{number}"), access, asking.NoAsker()).close()
+
+    with ThreadPoolExecutor(20) as pool:
+        connected = [pool.submit(connect, number) for number in range(20)]
+        try:
+            wait_until(lambda: len(list(tmp_path.glob("connecting.*"))) == 16, "sixteen programs that connect")
+            assert not connecting_program.acquire(blocking=False)
+        finally:
+            (tmp_path / "go").touch()
+        for one in connected:
+            one.result()
+    assert len(list(tmp_path.glob("connecting.*"))) == 20

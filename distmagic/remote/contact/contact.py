@@ -183,8 +183,11 @@ class Contact:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
-        self._relay(conn, protocol.FollowJob(job=request.job, node_rank=request.node_rank))
+        follow = protocol.FollowJob(job=request.job, node_rank=request.node_rank)
+        has_spoken = self._relay(conn, follow)
         wait()
+        if not has_spoken and not processes.marked(request.job):
+            shutil.rmtree(run_dir, ignore_errors=True)  # an agent that has not begun removes nothing itself
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
     def _spawn(

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from distmagic.connection import connections
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
@@ -155,3 +156,13 @@ def test_a_forked_child_leaves_the_connections_to_its_parent(kernel: Kernel, mon
     assert not kernel.logins[0].is_closed
     kernel.link()
     assert len(kernel.logins) == 1
+
+
+def test_when_python_ends_and_starts_no_thread_connections_are_closed_all_the_same(kernel, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    kernel.link()
+    monkeypatch.setattr(connections, "in_parallel", refuse)
+    kernel.connections.close()
+    assert kernel.logins[0].is_closed

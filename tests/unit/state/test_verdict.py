@@ -93,6 +93,21 @@ def test_a_rank_whose_process_fails_after_its_return():
     )
 
 
+def test_a_rank_whose_process_fails_after_its_return_while_another_one_still_works():
+    """SIGTERM of torchrun ends the other one, whose end arrives first: nobody has asked it to end from outside."""
+    crashed = p.Exit(rank=0, local_rank=0, pid=1, code=-11)
+    stopped = p.Exit(rank=1, local_rank=1, pid=2, code=-15)
+    engine = at(p.EngineEnded(code=1, exits=(crashed, stopped)))
+    state = over(ended(0), killed(1, number=15), at(StopRequested(reason="failed")), engine, code=1, reason="failed")
+    how = f"was ended by signal 11 ({exit_codes.meaning_of(-11)})"
+    kind, message, _ = said(state)
+    assert (kind, message) == (
+        WorkerFailed,
+        f"rank 0 (gpu-a, local_rank 0) returned, but its process {how} while it shut down.",
+    )
+    assert (state.phase, state.workers[1].phase) == ("failed", "stopped")
+
+
 def test_a_child_that_was_killed():
     failure = p.Failure(
         type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed.", traceback="T"

@@ -140,6 +140,16 @@ def test_an_agent_of_another_version_is_not_spoken_to(link: Link, agent: PlayedA
 # ---- hosts on which something is amiss
 
 
+def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_nothing(link: Link, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "blobs")  # somebody makes room: the program of the agent is gone
+    job = f"job-{secrets.token_hex(4)}"
+    with pytest.raises(PreflightError) as caught:
+        link.start(replace(START, job=job, node_rank=0))
+    assert str(caught.value).startswith("localhost: its agent ended at once: ")
+    assert "No such file or directory" in str(caught.value)
+    assert not places.run_dir(job, 0).exists()
+
+
 def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
     link: Link, agent: PlayedAgent, tmp_path: Path
 ) -> None:

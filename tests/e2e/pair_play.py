@@ -1,0 +1,191 @@
+"""Plays a pair on the lab: starts its job, lets it be struck, and brings back what its ranks returned."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import distmagic
+from distmagic.api import session
+from distmagic.errors import RunError
+from distmagic.planning.jobs import whereabouts
+from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Detached, Run
+from distmagic.state.model import RunState
+from tests.e2e import faults, runner
+from tests.e2e.pair_stage import Stage
+from tests.e2e.pairs import STEP_S, Pair, Strike, draw
+from tests.e2e.runner import as_value
+from tests.lab import Lab
+
+LEASE_S = 15.0
+CONNECT_S = 3.0
+HANG_S = 30.0  # of an elastic job: longer than it takes to form anew
+
+
+def train(
+    steps: int, token: str, step_s: float, result_bytes: int, *, together: bool,
+    misdeeds: tuple[tuple[int, int, Callable[[], object]], ...], payload: bytes,
+) -> dict[str, Any]:  # fmt: skip
+    """Count up to `steps`; `together` with the other ranks, from the last snapshot on.
+
+    `misdeeds` are (rank, step, what). Returns the token of this run, how far it came, and what was summed.
+    """
+    import os
+    import time
+
+    import distmagic
+
+    rank, step, total = int(os.environ["RANK"]), 0, 0.0
+    if together:
+        import torch
+        import torch.distributed as dist
+
+        from distmagic import checkpoint
+
+        dist.init_process_group("gloo")
+        snapshot = checkpoint.load("snapshot.pt") or {"step": 0, "total": 0.0}
+        step, total = snapshot["step"], snapshot["total"]
+    while step < steps:
+        print(step)
+        step += 1
+        if together:
+            one = torch.ones(1)
+            dist.all_reduce(one)
+            total += float(one) / dist.get_world_size()
+        distmagic.report(step=step, total=steps, value=step)
+        for struck, at_step, misdeed in misdeeds:
+            if (rank, step) == (struck, at_step):
+                misdeed()
+        if together:
+            checkpoint.save({"step": step, "total": total}, "snapshot.pt", step=step)
+        time.sleep(step_s)
+    if together:
+        dist.destroy_process_group()
+    time.sleep(0.2 * rank)  # so that there is a moment in which some ranks have ended
+    return {"token": token, "rank": rank, "step": step, "total": total, "data": bytes(result_bytes)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What became of a pair. `run` is what is left of the job, also of one that failed; `error` what was raised.
+
+    `results` are those that came; `seen` is the last state that was shown, `hits` the strikes that struck.
+    """
+
+    pair: Pair
+    token: str
+    hits: tuple[Strike, ...]
+    seen: RunState | None
+    run: Run | None = None
+    error: BaseException | None = None
+    results: Mapping[int, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in a line."""
+        if self.error is None:
+            return "done"
+        return f"{type(self.error).__name__}: {str(getattr(self.error, 'message', self.error))[:300]}"
+
+
+def play(pair: Pair, lab: Lab) -> Played:
+    """Let the job of a pair run and be struck. What `pair` has broken on the hosts stays broken."""
+    session().close()  # so that the moments of connecting come in every pair
+    for strike in pair.strikes:
+        strike.row.way.before(lab)
+    if pair.grows:
+        faults.host_of(lab, pair.job.names[-1]).kill()
+    token = f"{pair.seed}-struck"
+    stage, run, error, results = Stage(lab, pair), None, None, {}
+    try:
+        with _started(pair, lab, token) as follow, stage:
+            run = follow(stage)
+            results = {rank: run.results[rank] for rank in run.results}
+    except RunError as caught:
+        run, error = caught.run if isinstance(caught.run, Run) else None, caught
+    except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - promises.py judges it
+        error = caught
+    return Played(
+        pair=pair, token=token, hits=tuple(stage.hits), seen=stage.last, run=run, error=error, results=results
+    )
+
+
+@contextmanager
+def _started(pair: Pair, lab: Lab, token: str) -> Iterator[Callable[[Stage], Run]]:
+    """Yield what brings the job to its end, shown on a stage. A job that is followed runs by then."""
+    if pair.job.kind != "followed":
+        yield lambda stage: launch(pair, lab, token, stage)
+        return
+    if not pair.job.is_killed:
+        launch(pair, lab, token, runner.Watch(), detach=True)
+        session().close()
+        yield lambda stage: _follow(pair, lab, stage)
+        return
+    script = "from tests.e2e import pair_play; pair_play.be_killed()"
+    argv = [sys.executable, "-c", script, str(lab.ssh_config), str(pair.seed), token]
+    kernel = subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
+    assert kernel.stdout is not None
+    try:
+        assert kernel.stdout.readline() == "up\n"
+        kernel.kill()
+        yield lambda stage: _follow(pair, lab, stage)
+    finally:
+        kernel.kill()
+        kernel.communicate()
+
+
+def be_killed() -> None:
+    """Be the kernel that starts a job, says "up" when it works, and is killed."""
+    config, seed, token = sys.argv[1:]
+    screen = runner.Watch(runner.at_work(1), lambda: print("up", flush=True))
+    launch(draw(int(seed)), SimpleNamespace(ssh_config=config), token, screen)
+
+
+def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bool = False) -> Any:
+    """Run the job of a pair to its end."""
+    misdeeds = []
+    for strike in pair.strikes:
+        if strike.row.way.misdeed is not None:
+            moment = strike.moment
+            misdeeds.append((moment.rank, moment.step, as_value(strike.row.way.misdeed)))
+    options: dict[str, Any] = {"lease_s": LEASE_S, "connect_timeout_s": CONNECT_S, "node_lost_after_s": 20.0}
+    if pair.job.kind == "elastic":
+        # Members that hear the lead and not each other wait for ever, but for this limit.
+        options |= {"nnodes": (1, 3), "max_restarts": 4, "node_lost_after_s": 4.0, "hang_timeout_s": HANG_S}
+    return distmagic.run(
+        as_value(train),
+        pair.steps,
+        token,
+        STEP_S,
+        pair.result_bytes,
+        kwargs={
+            "together": pair.job.kind in ("together", "elastic"),
+            "misdeeds": tuple(misdeeds),
+            "payload": random.Random(pair.seed).randbytes(pair.job.payload_bytes),
+        },
+        hosts=pair.job.hosts_line,
+        access=runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0),
+        screen=screen,
+        detach=detach,
+        **(options | pair.options),
+    )
+
+
+def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run:
+    """Find the job and follow it to its end, as another kernel does."""
+    hosts = parse_hosts(pair.job.hosts_line)
+    (job,) = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
+    reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
+    found = session().attach(reaching, job, stage)
+    while isinstance(found, Detached):  # an interrupt ended the following, and not the job
+        reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
+        found = session().attach(reaching, job, stage)
+    return found

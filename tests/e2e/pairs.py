@@ -1,0 +1,293 @@
+"""Pairs of faults: two rows of the fault table that strike one job, each at a moment of its own.
+
+    seed          --draw-->            Pair: a job, two strikes, the moment of each          (here; pure)
+    Pair, lab     --pair_play.play-->  Played: what the notebook was told, what was hit      (side effects)
+    Played, lab   --promises.check-->  nothing, or an AssertionError                         (looks, changes nothing)
+
+`pair_stage.py` brings strikes about. A moment is an event of the run ("rank 1 has reported step 7", "dm2 has got half
+of the payload"), never a time, so that a seed gives the same pair on a slow machine too. The table says what a user
+is told of one fault; nobody wrote down what is told of two. So a pair is held to the promises alone, whatever the two do
+to each other: promises.py has them.
+
+A row takes part by what its `Way` has: `steps`, whose first moment is replaced by the one that was drawn; a `misdeed`,
+done by a rank at a step that was drawn; or `before`. A row that has only a `play` does not take part.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from distmagic.state.model import RunState
+from tests.e2e import faults
+from tests.e2e.fault_table import BESIDE_OTHERS, TABLE
+from tests.e2e.faults import Fault
+
+# plain: ranks that don't talk to each other. together: they sum numbers over gloo in each step. elastic: the same, and
+# the job may lose hosts and get others. followed: the notebook that started it has left it, this one attaches to it.
+Kind = Literal["plain", "together", "elastic", "followed"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Phase = Literal[
+    "beginning", "connecting", "delivering", "starting", "meeting", "running", "growing", "ending", "fetching",
+    "with the other", "noticed",
+]  # fmt: skip
+_COMMON: tuple[Phase, ...] = (
+    "connecting",
+    "delivering",
+    "starting",
+    "meeting",
+    "running",
+    "running",
+    "ending",
+    "fetching",
+)
+PHASES: dict[Kind, tuple[Phase, ...]] = {
+    "plain": _COMMON,
+    "together": _COMMON,
+    "elastic": (
+        "connecting",
+        "delivering",
+        "starting",
+        "meeting",
+        "running",
+        "growing",
+        "growing",
+        "ending",
+        "fetching",
+    ),
+    "followed": ("connecting", "running", "running", "ending", "fetching"),
+}
+# Where what is struck is not there in each phase: by the first word of the row.
+_THERE: dict[str, tuple[Phase, ...]] = {
+    "rank": ("running", "ending"),
+    "mount": ("connecting", "delivering", "starting"),  # busy afterwards: files on it are open
+    "torchrun": ("meeting", "running", "growing", "ending"),
+    "agent": ("meeting", "running", "growing", "ending"),
+    "contact": ("delivering", "starting", "meeting", "running", "growing", "ending", "fetching"),
+    "sshd's": ("delivering", "starting", "meeting", "running", "growing", "ending", "fetching"),
+}
+
+STEP_S = 0.05
+FEW_STEPS, MANY_STEPS = 60, 110
+SMALL_PAYLOAD, LARGE_PAYLOAD = 10_000, 12 << 20  # bytes; a large one goes from host to host
+SMALL_RESULT, LARGE_RESULT = 1000, 3 << 20  # bytes; a small one comes with the end of the run
+
+
+def _takes_part(fault: Fault) -> bool:
+    way = fault.way
+    return bool(way.steps) or (way.play is None)
+
+
+ROWS: dict[str, Fault] = {fault.name: fault for fault in (*TABLE, *BESIDE_OTHERS) if _takes_part(fault)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When something strikes. `host`, `rank` and `step` count in the phases whose words name them."""
+
+    phase: Phase
+    host: str = ""
+    rank: int = 0
+    step: int = 0
+
+    def __str__(self) -> str:
+        words = {
+            "beginning": "before the run",
+            "connecting": f"when {self.host} has let the notebook in",
+            "delivering": f"when {self.host} has got half of the payload",
+            "starting": f"when {self.host} is about to be told to start",
+            "meeting": "when all agents run",
+            "running": f"when rank {self.rank} has reported step {self.step}",
+            "growing": "when one more host is a node",
+            "ending": "when a rank has ended",
+            "fetching": f"when half of the result of rank {self.rank} has come",
+            "with the other": "at the same time",
+            "noticed": "when the notebook has noticed",
+        }
+        return words[self.phase]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """A row of the table, and when it happens."""
+
+    fault: str
+    moment: Moment
+
+    @property
+    def row(self) -> Fault:
+        """The row itself."""
+        return ROWS[self.fault]
+
+    def __str__(self) -> str:
+        return f"[{self.row.process}: {self.row.kind}] {self.moment}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is struck.
+
+    `hosts` are as after --hosts, with their ranks: the order says who leads. `is_warm`: the hosts keep torch loaded.
+    `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached. Its ranks
+    count up to `steps`, or further.
+    """
+
+    kind: Kind
+    hosts: tuple[tuple[str, int], ...]
+    steps: int
+    payload_bytes: int
+    is_warm: bool
+    is_killed: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its hosts, the lead's first."""
+        return tuple(name for name, _ in self.hosts)
+
+    @property
+    def hosts_line(self) -> str:
+        """What stands after --hosts."""
+        return ",".join(f"{name}:{slots}" for name, slots in self.hosts)
+
+    @property
+    def ranks(self) -> int:
+        """How many there are when all hosts have come."""
+        return sum(slots for _, slots in self.hosts)
+
+    def __str__(self) -> str:
+        words = [self.kind]
+        if self.kind == "followed":
+            words.append("(its kernel was killed)" if self.is_killed else "(detached)")
+        words += ["on", self.hosts_line, "warm" if self.is_warm else "cold"]
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One round: a job, and what strikes it."""
+
+    seed: int
+    job: Job
+    strikes: tuple[Strike, Strike]
+
+    @property
+    def phases(self) -> set[Phase]:
+        """When something strikes."""
+        return {strike.moment.phase for strike in self.strikes}
+
+    @property
+    def grows(self) -> bool:
+        """Whether its last host is switched on only when the others work."""
+        return "growing" in self.phases
+
+    @property
+    def steps(self) -> int:
+        """How far its ranks count; one that grows for longer, because a host needs some seconds to come."""
+        return self.job.steps + (MANY_STEPS if self.grows else 0)
+
+    @property
+    def result_bytes(self) -> int:
+        """What comes back of each rank: so much that it has to be fetched, where a strike waits for that."""
+        return LARGE_RESULT if "fetching" in self.phases else SMALL_RESULT
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The options that the two rows want; where they differ, those of the second one."""
+        first, second = (strike.row.way.options for strike in self.strikes)
+        return {**first, **second}
+
+    def __str__(self) -> str:
+        first, second = self.strikes
+        return f"{self.job}: {first} + {second}"
+
+
+# ---- drawing
+
+
+def draw(seed: int) -> Pair:
+    """Return the pair of a seed, always the same one."""
+    rng = random.Random(seed)
+    kind = rng.choice((*KINDS, "plain", "followed"))  # twice: these take the least time
+    rows = (_row(rng, kind), _row(rng, kind))
+    needs_time = kind == "elastic" or any(row.way.numbers > FEW_STEPS for row in rows)
+    job = Job(
+        kind=kind,
+        hosts=_hosts(rng, kind),
+        steps=MANY_STEPS if needs_time else FEW_STEPS,
+        payload_bytes=rng.choice((SMALL_PAYLOAD, SMALL_PAYLOAD, LARGE_PAYLOAD)),
+        is_warm=rng.random() < 0.4,
+        is_killed=rng.random() < 0.5,
+    )
+    first = _moment(rng, rows[0], job, PHASES[kind])
+    second = None
+    if first.phase != "beginning" and rows[1].way.steps:
+        relative: Phase | None = rng.choice((None, None, "with the other", "noticed"))
+        second = Moment(phase=relative) if relative is not None else None
+    if second is None:
+        second = _moment(rng, rows[1], job, _from(first, PHASES[kind]))
+    strikes = (Strike(fault=rows[0].name, moment=first), Strike(fault=rows[1].name, moment=second))
+    return Pair(seed=seed, job=job, strikes=strikes)
+
+
+def _row(rng: random.Random, kind: Kind) -> Fault:
+    """Return a row: first what is struck is drawn, so that what has many rows is not struck more often."""
+    groups: dict[str, list[Fault]] = {}
+    for row in ROWS.values():
+        # A job whose hosts never hear each other can't be detached, so nobody follows it.
+        if kind != "followed" or row.moment != "from the beginning":
+            groups.setdefault(row.process.split()[0], []).append(row)
+    return rng.choice(groups[rng.choice(sorted(groups))])
+
+
+def _hosts(rng: random.Random, kind: Kind) -> tuple[tuple[str, int], ...]:
+    """Return hosts and their ranks. The table strikes dm1 and dm2: either may lead."""
+    if kind == "elastic":
+        names = ["dm1", "dm2", "dm3"]
+        rng.shuffle(names)
+        return tuple((name, 1) for name in names)
+    names = ["dm1", "dm2"]
+    rng.shuffle(names)
+    return (names[0], 1), (names[1], rng.choice((1, 2)))
+
+
+def _from(other: Moment, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Return the phases that don't come before another moment."""
+    return phases[phases.index(other.phase) :] if other.phase in phases else phases
+
+
+def _moment(rng: random.Random, row: Fault, job: Job, phases: tuple[Phase, ...]) -> Moment:
+    """Return when a row strikes: in one of these phases, if what it strikes is there then."""
+    host, rank, step = rng.choice(job.names), rng.randrange(job.ranks), rng.randint(2, job.steps - 10)
+    if not row.way.steps and row.way.misdeed is None:
+        return Moment(phase="beginning")
+    there = _THERE.get(row.process.split()[0], phases)
+    phase = rng.choice([phase for phase in phases if phase in there] or there[-1:])
+    if row.way.misdeed is not None:
+        return Moment(phase="running", rank=rank, step=job.steps if phase == "ending" else step)
+    return Moment(phase=phase, host=host, rank=rank, step=step)
+
+
+# ---- moments that the state of the run shows
+
+
+def has_come(moment: Moment, state: RunState) -> bool:
+    """Whether the state shows that a moment has come; the others are noticed where they happen: see pair_stage.py."""
+    if moment.phase == "meeting":
+        return faults.hosts_answer(state, 0.0)
+    if moment.phase == "running":
+        worker = state.workers.get(moment.rank)
+        return worker is not None and (worker.step or 0) >= moment.step
+    if moment.phase == "growing":
+        has_begun = any(worker.step for worker in state.workers.values())
+        return has_begun and len(state.nodes) == 3  # it began with two
+    if moment.phase == "ending":
+        return any(worker.ended is not None for worker in state.workers.values())
+    return False
+
+
+def is_noticed(state: RunState) -> bool:
+    """Whether the notebook has noticed that something is wrong."""
+    is_broken = any(node.broken for node in state.nodes)
+    return bool(state.stopping or state.lost or state.notices or is_broken or state.first_failure is not None)

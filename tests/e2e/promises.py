@@ -1,0 +1,238 @@
+"""What holds after any pair of faults, whatever the two did to each other. Nothing here knows what a pair should lead to.
+
+1. The cell ends: with the results of all ranks, or with an error of ours that names a host or a rank, or the user's wish.
+2. No process and no temporary file of ours is left on a host that is up, nor a temporary file in the notebook.
+3. What the ranks wrote was shown once and in order, and each journal counts its events without a gap.
+4. Results are those of this run, and those that could not be fetched come once the hosts are whole again.
+5. The kernel is as good as new: the next run, in the same session, is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+
+import distmagic
+from distmagic.api import session
+from distmagic.errors import Cancelled, DistmagicError, Hung, NoResult, TimedOut
+from distmagic.remote.records import journal
+from distmagic.request.hosts import parse_hosts
+from tests.e2e import faults, runner
+from tests.e2e.faults import Told
+from tests.e2e.pair_play import LEASE_S, Played, train
+from tests.e2e.pairs import Pair, Strike
+from tests.e2e.runner import as_value
+from tests.lab import Lab, LabHost
+from tests.lab.waiting import wait_until
+
+CLEAN_S = LEASE_S + 15.0  # a host that this notebook lost keeps what it has until its lease has run out
+SOON_S = 3.0  # in which nobody looks in
+_NAMED = re.compile(r"\bdm[123]\b|\brank \d+\b")
+_OWN_FAULT = re.compile(r"fault of distmagic|broke down|\b\w+Error\(")  # the last: an exception as Python writes it
+
+
+def check(played: Played, lab: Lab, temporary: Path) -> None:
+    """Assert all promises of a pair that was played; the lab is whole afterwards. `temporary` is TMPDIR of the notebook."""
+    check_outcome(played)
+    repair(lab)
+    if not played.pair.job.is_warm:
+        check_clean(played, lab)
+    switch_on(played, lab)
+    check_late_results(played)
+    check_next_run(played.pair, lab)
+    session().down()
+    check_clean(played, lab)
+    check_shown(played, lab)
+    check_journals(played, lab)
+    assert list(temporary.iterdir()) == [], "left in the notebook's TMPDIR"
+
+
+# ---- 1. how it ended
+
+
+def check_outcome(played: Played) -> None:
+    """Assert that the cell ended well, or with an error that a user can act upon."""
+    if played.error is None:
+        check_results(played)
+        return
+    struck = {strike.row.process for strike in played.hits}
+    if isinstance(played.error, KeyboardInterrupt):
+        assert "notebook" in struck, "nobody has interrupted it"
+        is_outside = bool(played.pair.phases & {"connecting", "fetching"})  # before there is a run, or after it
+        assert is_outside or isinstance(played.error, Cancelled), "a run that is interrupted says how it stands"
+        return
+    assert is_true(played), "nobody has asked a rank to end"
+    assert isinstance(played.error, DistmagicError), "an exception that is none of ours"
+    notices = played.seen.notices if played.seen is not None else ()
+    for text in (played.error.message, *notices):
+        assert not _OWN_FAULT.search(text), text
+    if isinstance(played.error, TimedOut):
+        assert "timeout_s" in played.pair.options, "nobody has asked for a limit of time"
+    else:
+        is_parted = any("what the lead sends" in strike.fault for strike in played.hits)
+        assert is_parted or not isinstance(played.error, Hung), "it stood still"
+        assert _NAMED.search(played.error.message), "it names neither a host nor a rank"
+    assert not is_survived(played), "a run survives each of the two alone"
+
+
+def is_true(played: Played) -> bool:
+    """Whether a rank is not said to be ended from outside, where only torchrun or the agent did that."""
+    return "SIGTERM: asked to end from outside" not in played.outcome
+
+
+def is_survived(played: Played) -> bool:
+    """Whether both faults are of those that a run survives, and struck when it was running."""
+    pair = played.pair
+    if not pair.options.keys() <= {"node_lost_after_s"}:
+        return False  # a row may ask for a limit of time, which counts whether it strikes or not
+    if pair.job.kind == "together":
+        return False  # ranks that talk to each other may fail of what others don't notice
+    for strike in pair.strikes:
+        is_struck = strike in played.hits or strike.row.way.misdeed is not None
+        has_begun = strike.moment.phase in ("beginning", "running", "growing", "noticed", "with the other")
+        is_harmless = strike.row.outcome.partition(";")[0] == "done"
+        if pair.job.kind == "elastic":
+            is_harmless = _is_survived_without_host(strike, pair)
+        if is_struck and not (has_begun and is_harmless):
+            return False
+    return True
+
+
+def _is_survived_without_host(strike: Strike, pair: Pair) -> bool:
+    """Whether an elastic job goes on, at worst without the host that is struck; its lead is dm3, which no row strikes."""
+    lost = ("torchrun", "agent", "contact", "sshd's", "link", "host")
+    is_machine = strike.row.process.split()[0] in lost
+    return pair.job.names[0] == "dm3" and is_machine and strike.row.way.misdeed is None
+
+
+def _ranks_at_end(played: Played) -> int:
+    """Return how many ranks there must be: of an elastic job, as many as its hosts say that there were at last."""
+    if played.pair.job.kind != "elastic":
+        return played.pair.job.ranks
+    assert played.run is not None
+    return played.run.state.world_size
+
+
+# ---- 2. what is left
+
+
+def repair(lab: Lab) -> None:
+    """Take back what still disturbs hosts that are up."""
+    for host in lab.hosts:
+        if host.is_up:
+            host.heal()
+            host.undrop()
+            host.thaw()
+
+
+def switch_on(played: Played, lab: Lab) -> None:
+    """Switch all hosts on; off and on again the one whose home was another disk, or was read-only."""
+    if not _has_whole_logs(played):
+        lab.hosts[1].kill()
+    for host in lab.hosts:
+        host.start()
+
+
+def check_clean(played: Played, lab: Lab) -> None:
+    """Wait until all hosts are clean. Where an agent was killed, it may be the next contact that cleans up."""
+    needs_contact = any(strike.row.process.split()[0] in ("agent", "tmp") for strike in played.hits)
+    lately = time.monotonic() + SOON_S
+
+    def is_clean() -> bool:
+        if not any(host.leftovers() for host in lab.hosts):
+            return True
+        if needs_contact and time.monotonic() > lately:
+            for host in lab.hosts:
+                with contextlib.suppress(DistmagicError):
+                    session().jobs(runner.reach(lab, parse_hosts(host.name)))
+        return False
+
+    with contextlib.suppress(AssertionError):
+        wait_until(is_clean, "clean hosts", CLEAN_S)
+    lab.assert_clean(0.0)
+
+
+# ---- 3. what was shown
+
+
+def check_shown(played: Played, lab: Lab) -> None:
+    """Assert that what was shown of each rank is what it wrote, once and in order."""
+    if played.run is None or played.pair.job.kind == "elastic":
+        return  # in an elastic job a rank is several processes, on several hosts
+    told = Told(outcome=played.outcome, **faults.seen(played.run.state))
+    if _has_whole_logs(played):
+        faults.assert_read_once(lab, told)
+    for one in told.ranks:
+        numbers = [int(line) for line in one.lines if line.isdecimal()]
+        assert numbers == sorted(set(numbers)), f"the lines of rank {one.rank}"
+
+
+def _has_whole_logs(played: Played) -> bool:
+    return not any(strike.row.process.split()[0] in ("disk", "home", "mount") for strike in played.pair.strikes)
+
+
+def check_journals(played: Played, lab: Lab) -> None:
+    """Assert that the journals on all hosts count their events from 1 on, without a gap."""
+    if not _has_whole_logs(played):
+        return
+    for host in lab.hosts:
+        for folder in host.home.glob(".distmagic/jobs/*/*"):
+            numbers = [number for number, _ in journal.read(folder)]
+            assert numbers == list(range(1, len(numbers) + 1)), f"the journal of {folder.name}"
+
+
+# ---- 4. results
+
+
+def check_results(played: Played) -> None:
+    """Assert that all ranks returned what this run returns. Where a disk takes nothing, a result may be missing: by name."""
+    assert played.run is not None
+    for rank in range(_ranks_at_end(played)):
+        if rank in played.results:
+            _check_result(played, rank, played.results[rank])
+            continue
+        assert not _has_whole_logs(played), f"there is no result of rank {rank}"
+        with contextlib.suppress(NoResult):
+            raise AssertionError(f"rank {rank} has a result after all: {played.run.results[rank]}")
+
+
+def _check_result(played: Played, rank: int, result: dict[str, object]) -> None:
+    assert result["token"] == played.token, "a result of another run"
+    assert (result["rank"], result["step"]) == (rank, played.pair.steps)
+    assert result["data"] == bytes(played.pair.result_bytes)
+    if played.pair.job.kind in ("together", "elastic"):
+        assert result["total"] == played.pair.steps, "each step is made once"
+
+
+def check_late_results(played: Played) -> None:
+    """Assert that results which ranks left come now, if they did not come while the hosts were disturbed."""
+    if played.run is None or not _has_whole_logs(played):
+        return
+    for rank in played.run.results:
+        _check_result(played, rank, played.run.results[rank])
+
+
+# ---- 5. the kernel
+
+
+def check_next_run(pair: Pair, lab: Lab) -> None:
+    """Assert that the next run of the same session is done, on the same hosts."""
+    token = f"{pair.seed}-next"
+    access = runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0)
+    run = distmagic.run(
+        as_value(train), 2, token, 0.01, 10, kwargs={"together": False, "misdeeds": (), "payload": b""},
+        hosts=pair.job.hosts_line, access=access, screen=runner.Watch(),
+    )  # fmt: skip
+    assert run.state.phase == "done"
+    assert [run.results[rank]["token"] for rank in run.results] == [token] * pair.job.ranks
+    assert run.state.notices == (), "of a run that nothing disturbs"
+    for host in lab.hosts:
+        assert half_files(host) == [], f"half of what was sent to {host.name}"
+
+
+def half_files(host: LabHost) -> list[str]:
+    """Return the names of payload files on a host that have not come wholly."""
+    names = host.exec(["ls", "-A", ".distmagic/blobs"]).stdout.split()
+    return [name for name in names if len(name) != 64]

@@ -1,0 +1,96 @@
+"""Two faults at once: twenty pairs that are always the same, or as many as `make chaos SEED=... ROUNDS=...` asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from distmagic.state.events import Broken
+from tests.builders.events import at, begun, progress
+from tests.e2e import pair_play, promises
+from tests.e2e.faults import Fault, Way
+from tests.e2e.pair_stage import Stage
+from tests.e2e.pairs import PHASES, ROWS, Moment, Strike, draw
+from tests.lab import Lab
+
+SEED = int(os.environ.get("DISTMAGIC_CHAOS_SEED", "1"))
+ROUNDS = int(os.environ.get("DISTMAGIC_CHAOS_ROUNDS", "20"))
+IS_WATCHED = "DISTMAGIC_CHAOS_ROUNDS" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
+
+
+@pytest.mark.needs("lab")
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+def test_whatever_two_faults_do_the_promises_hold(
+    lab: Lab, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    pair, began_s = draw(seed), time.monotonic()
+    outcome, promised = "the cell did not end", "kept"
+    try:
+        played = pair_play.play(pair, lab)
+        outcome = f"{len(played.hits)} of 2 struck: {played.outcome}"
+        promises.check(played, lab, temporary)
+    except BaseException as error:
+        promised = f"NOT KEPT: {type(error).__name__}: {error}"
+        raise
+    finally:
+        line = f"{pair}: {outcome}: {promised} ({time.monotonic() - began_s:.0f} s; make chaos SEED={seed} ROUNDS=1)"
+        with capsys.disabled() if IS_WATCHED else nullcontext():  # else it is shown where the test fails
+            print(f"\n{line}")
+
+
+def strike_at(moment: Moment, name: str, done: list[str], monkeypatch: pytest.MonkeyPatch) -> Strike:
+    """Return a strike that only notes itself, and its cure."""
+    steps = (
+        (lambda *_: True, lambda *_: done.append(name)),
+        (lambda *_: False, lambda *_: done.append(f"{name} is over")),
+    )
+    monkeypatch.setitem(ROWS, name, Fault(name, "", "", "", Way(steps=steps)))
+    return Strike(fault=name, moment=moment)
+
+
+def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    first = strike_at(Moment(phase="running", rank=2, step=7), "first", done, monkeypatch)
+    second = strike_at(Moment(phase="noticed"), "second", done, monkeypatch)
+    with Stage(cast(Lab, None), replace(draw(1), strikes=(first, second))) as stage:
+        stage.show(begun(progress(2, 1, step=6)))
+        assert done == []
+        stage.show(begun(progress(2, 1, step=7)))
+        assert done == ["first"]
+        stage.show(begun(progress(2, 1, step=8), at(Broken(why="no answer"), 1)))
+        assert done == ["first", "second"]
+        assert stage.hits == [first, second]
+    assert sorted(done[2:]) == ["first is over", "second is over"]
+
+
+def test_a_seed_is_the_same_pair_in_each_process() -> None:
+    script = "from tests.e2e.pairs import draw; print([str(draw(seed)) for seed in range(50)])"
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    argv = [sys.executable, "-c", script]
+    other = subprocess.run(
+        argv, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=True
+    )
+    assert other.stdout == f"{[str(draw(seed)) for seed in range(50)]}\n"
+
+
+def test_every_row_and_every_phase_takes_part() -> None:
+    pairs = [draw(seed) for seed in range(3000)]
+    strikes = [strike for pair in pairs for strike in pair.strikes]
+    assert {strike.fault for strike in strikes} == set(ROWS)
+    for kind, phases in PHASES.items():
+        drawn = {strike.moment.phase for pair in pairs for strike in pair.strikes if pair.job.kind == kind}
+        assert drawn >= {*phases, "with the other", "noticed"}, kind

@@ -4,6 +4,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
 
     the cell's line   --request/flags.parse_line-->        Request: a JobSpec (what; no host in it) and an Access
     --hosts, settings --request/config.choose_hosts-->     Hosts
+    --on slurm        --clusters/allocation-->             Hosts that a scheduler gives
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
     Hosts             --connection/reach.Reaching-->       a Link to each host, and its Facts
@@ -24,6 +25,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     playground/    throw-away SSH hosts on this machine
     session/       one kernel's hosts and jobs
     screens/       puts a run where a user looks: notebook, terminal, log
+    clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
     runner/        one run from its start to its end; all threads of a run
     connection/    links to hosts: opened, kept idle, used again
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
@@ -37,6 +39,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
 
 On the hosts, with Python's standard library alone, `remote/`, which travels there as one zip:
 
+    remote/keeper/    starts contacts on a node of a scheduler; travels as text, before the zip
     remote/contact/   answers a notebook over one SSH channel, receives and serves blobs, keeps templates
     remote/agent/     one node's job: starts torchrun, gathers what ranks report, ends every process
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = (
+    "AllocationEnded",
     "AuthenticationError",
     "Cancelled",
     "ConnectionLost",

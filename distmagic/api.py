@@ -13,10 +13,12 @@ from typing import Any, NoReturn
 from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.render.screen import Screen
+from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options, unknown_option
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
+from distmagic.session.place import Place
 from distmagic.session.session import Session
 
 
@@ -33,6 +35,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     hosts: str | Sequence[Host] | None = None,
+    allocation: AllocationRequest | None = None,
     nproc_per_node: Slots | None = None,
     nnodes: int | tuple[int, int] | None = None,
     max_restarts: int = 0,
@@ -66,6 +69,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
 
         kwargs               keyword arguments of fn
         hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: DISTMAGIC_HOSTS, else here
+        allocation           nodes of a scheduler in place of hosts: a `distmagic.request.allocation.AllocationRequest`
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
         max_restarts         restarts of all ranks after a failure
@@ -133,12 +137,14 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
     with closing(asker_of()) as asker:
-        reaching = session().reach(tuple(hosts), access, asker, spec)
+        allocated = None if allocation is None else session().allocation(allocation, access, asker, spec)
+        place = Place(session(), access, asker, spec, hosts=tuple(hosts), allocation=allocated)
         try:
             call = partial(fn, *args, **(kwargs or {}))
             payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
             screen = screen or screen_for()
+            reaching = place.reach(screen)
         except BaseException:
-            reaching.cancel()
+            place.cancel()
             raise
         return session().launch(reaching, spec, payload, screen)

@@ -1,7 +1,8 @@
 """Every error a user can meet, by whose turn it is to act.
 
 - the user's request: `SpecError` and under it `NoResult`; `PayloadError`
-- the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`
+- the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`;
+  `AllocationEnded`
 - the wire: `WireError` and under it `ConnectionLost`, `ProtocolError`
 - the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Hung`, `Cancelled`, `TimedOut`
 
@@ -71,6 +72,10 @@ class AuthenticationError(HostError):
 
 class PreflightError(HostError):
     """The host was reached but can't run the job: Python, torch, disk, a directory."""
+
+
+class AllocationEnded(DistmagicError):
+    """The scheduler's job that held the hosts has ended: a time limit, scancel, a node that failed."""
 
 
 class HostErrors(DistmagicError):

@@ -14,6 +14,7 @@ from hypothesis import settings
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 from tests.lab import HostSetup, Lab, isolate  # noqa: E402
+from tests.lab.slurm import SlurmLab  # noqa: E402
 from tests.system.components import in_ci, reason_without  # noqa: E402
 
 # No test is timed: a busy machine would make a slow example a failure.
@@ -70,3 +71,19 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
     yield make
     for made in labs:
         made.down()
+
+
+@pytest.fixture(scope="session")
+def session_slurm() -> Iterator[SlurmLab]:
+    """Slurm on a log-in node and two others, up for the whole session. Tests ask for `slurm`."""
+    _require("lab", "slurm")
+    with SlurmLab(2) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm(session_slurm: SlurmLab) -> Iterator[SlurmLab]:
+    """Slurm without a job before the test and after it."""
+    session_slurm.mend()
+    yield session_slurm
+    session_slurm.mend()

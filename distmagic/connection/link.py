@@ -96,7 +96,7 @@ class Link:
                 raise Unreachable(
                     name,
                     f"connected, but {what} within {timeout_s:g} s.",
-                    f"Is the machine overloaded, or its home directory's file server down? Try: ssh {name} true",
+                    f"Is the machine overloaded, or its home directory's file server down? Try: {self.host.by_hand} true",
                 ) from None
             raise
         finally:
@@ -142,7 +142,7 @@ class Link:
             return ConnectionLost(f"{self.host.name}: the connection was closed.")
         code = self._process.wait(2.0)
         words = self._process.stderr().split()
-        return preflight.no_python(self.host.name, python, code, " ".join(words))
+        return preflight.no_python(self.host.name, python, code, " ".join(words), self.host.by_hand)
 
     # ---- before the start
 

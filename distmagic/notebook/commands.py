@@ -146,8 +146,13 @@ SUBCOMMANDS = (
         handler=job_commands.status,
     ),
     Subcommand(
+        name="allocations",
+        usages=(Usage(arguments="[PLACE]", text="list your allocations of Slurm; take hold of slurm:JOB"),),
+        handler=host_commands.allocations,
+    ),
+    Subcommand(
         name="down",
-        usages=(Usage(arguments="", text="end that, and the connections to all hosts"),),
+        usages=(Usage(arguments="", text="end what is kept, connections and allocations"),),
         handler=host_commands.down,
     ),
     Subcommand(

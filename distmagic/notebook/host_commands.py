@@ -5,15 +5,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flags
+from distmagic.request.allocation import AllocationRequest, parse_place
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
+from distmagic.request.spec import JobSpec
+
+if TYPE_CHECKING:
+    from distmagic.clusters.job_states import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +71,44 @@ def playground(line: CommandLine) -> None:
     print(f"{listed(chosen.hosts)}  ({chosen.source}; %distributed playground stop ends them)")
 
 
+def allocations(line: CommandLine) -> None:
+    """List what Slurm has of this user's allocations, or take hold of one of them."""
+    if len(line.words) > 1:
+        raise SpecError("%distributed allocations takes one place.", "Write %distributed allocations slurm:LOGIN.")
+    login, job = parse_place(line.words[0] if line.words else "slurm")
+    session = line.notebook.session()
+    access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
+    if job:
+        taken = session.allocation(AllocationRequest(login=login, job=job), access, line.asker, JobSpec())
+        nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
+        print(f"Slurm job {job}: {listed(nodes)}")
+        return
+    held = {host.allocation.rpartition(":")[2] for host in session.allocated}
+    print(sanitize.lines(allocations_table(session.allocations(login, access, line.asker), held)))
+
+
+def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
+    """Return the table of allocations; `held` are the numbers of those that this notebook holds."""
+    if not states:
+        return "Slurm has no allocation of distmagic's that is yours"
+    rows = [("job", "state", "nodes", "time left", "notebook")]
+    for one in states:
+        whose = "this notebook" if one.job in held else one.comment.partition(":")[2]
+        rows.append((one.job, one.state.lower(), ",".join(one.nodes) or one.reason, one.left, whose))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
 def down(line: CommandLine) -> None:
-    """End what hosts keep loaded for the next run, and all connections."""
+    """End what hosts keep loaded for the next run, all connections, and the allocations of this notebook."""
     if line.words:
         raise SpecError(
             "%distributed down takes nothing after it.",
-            "It ends the connections to all hosts.",
+            "It ends the connections to all hosts, and this notebook's allocations.",
         )
     unreached = line.notebook.down()
     if unreached:

@@ -204,7 +204,11 @@ def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
 
 
 def _hosts(line: CommandLine) -> tuple[Host, ...]:
-    return line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
+    named = line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
+    held = line.notebook.session().allocated
+    if held and named == (LOCALHOST,):
+        return held
+    return (*named, *held)
 
 
 def _reach(line: CommandLine, hosts: tuple[Host, ...], spare: tuple[Host, ...] = ()) -> Reaching:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distmagic.connection.reach import Reaching
     from distmagic.payload.pack import Payload
     from distmagic.render.screen import Screen
+    from distmagic.session.place import Place
 
 NAMES = ("distributed", "distmagic")  # the second for notebooks in which another extension owns the first
 
@@ -88,28 +89,41 @@ class Magics:
         """Do what `cell` promises; `names` are given the names of the run as soon as they are known."""
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names += [request.output] if request.output else []
-        hosts = self.notebook.choose(request, os.environ).hosts
-        access = self.notebook.access(request, hosts)
         plan, filename = self._read(cell, whole=request.whole)
         names[:0] = plan.targets
         session = self.notebook.session()
+        if request.dry_run and request.allocation is not None:
+            print(sanitize.lines(session.preview(request.allocation, request.access, request.spec)))
+            return None
         with closing(asker_of(self.shell)) as asker:
             # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
             # prepare for the run, which a dry run is not.
-            reaching = session.reach(hosts, access, asker, None if request.dry_run else request.spec)
+            place = self._place(request, asker)
             try:
                 if request.dry_run:
-                    print(sanitize.lines(session.dry_run(reaching, request.spec)))
+                    print(sanitize.lines(session.dry_run(place.reach(), request.spec)))
                     return None
                 payload = self._payload(plan, filename, request, asker)
                 screen = self.notebook.backend.screen_for(self.shell)
+                reaching = place.reach(screen)
             except KeyboardInterrupt as interrupt:
-                reaching.cancel()
+                place.cancel()
                 raise _cancelled(interrupt) from None
             except BaseException:
-                reaching.cancel()
+                place.cancel()
                 raise
             return self._launch(request, reaching, payload, screen, names)
+
+    def _place(self, request: flags.Request, asker: NotebookAsker) -> Place:
+        """Return where the cell runs, its hosts being reached already as far as they are known."""
+        from distmagic.session.place import Place
+
+        session, spec = self.notebook.session(), None if request.dry_run else request.spec
+        if request.allocation is None:
+            hosts = self.notebook.choose(request, os.environ).hosts
+            return Place(session, self.notebook.access(request, hosts), asker, spec, hosts=hosts)
+        allocation = session.allocation(request.allocation, request.access, asker, request.spec)
+        return Place(session, request.access, asker, spec, allocation=allocation)
 
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
         """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""

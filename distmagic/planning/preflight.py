@@ -13,10 +13,12 @@ from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
 
 
-def no_python(host: str, python: str, code: int | None, stderr: str) -> ConnectionLost | PreflightError:
+def no_python(
+    host: str, python: str, code: int | None, stderr: str, by_hand: str
+) -> ConnectionLost | PreflightError:  # fmt: skip
     """Return the error of an interpreter that ended before it wrote anything on stdout.
 
-    `code` is its exit code, None where that is not known.
+    `code` is its exit code, None where that is not known; `by_hand` is the command that runs another one there.
     """
     is_shells_answer = code in (126, 127)
     if code in (None, 1) and "not found" in stderr.lower():  # 1: csh
@@ -34,7 +36,7 @@ def no_python(host: str, python: str, code: int | None, stderr: str) -> Connecti
     return PreflightError(
         host,
         f"{python} ended before it said anything (exit code {code}{words}).",
-        f"Try by hand: ssh {host} {python} -c 'import sys'",
+        f"Try by hand: {by_hand} {python} -c 'import sys'",
     )
 
 

@@ -3,10 +3,11 @@
 Text and values come in, frozen records go out; a mistake is a `SpecError` that names the flag or the line. Nothing here
 reaches a host or runs the cell; config.py alone reads a file, the hostfile. Read the modules in this order:
 
-    hosts.py    hosts as users write them: lists and hostfiles
-    spec.py     `JobSpec` (what to run) and `Access` (how hosts are reached), with all checks of values
-    flags.py    the line of `%%distributed` becomes a `Request`
-    config.py   the notebook's settings, and which hosts count
-    cell.py     the cell: statements for the notebook, one expression for every rank
+    hosts.py         hosts as users write them: lists and hostfiles
+    spec.py          `JobSpec` (what to run) and `Access` (how hosts are reached), with all checks of values
+    allocation.py    what is asked of a scheduler, and where it is
+    flags.py         the line of `%%distributed` becomes a `Request`
+    config.py        the notebook's settings, and which hosts count
+    cell.py          the cell: statements for the notebook, one expression for every rank
     notebook_effects.py  which of those statements act in the notebook alone, though they were meant for the ranks
 """

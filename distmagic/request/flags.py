@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from distmagic.errors import SpecError
+from distmagic.request.allocation import IDLE_S, AllocationRequest, parse_place
 from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
 from distmagic.request.spec import (
     CONNECT_TIMEOUT_S,
@@ -26,6 +27,7 @@ from distmagic.request.spec import (
 )
 
 _USUAL = JobSpec()
+SBATCH_FLAGS = ("gpus-per-node", "partition", "time", "account", "qos", "constraint", "mem", "exclusive", "reservation")
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -44,6 +46,7 @@ class Defaults:
 class Request:
     """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
 
+    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves.
     `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`.
     """
@@ -52,6 +55,7 @@ class Request:
     access: Access = field(default_factory=Access)
     hosts: tuple[Host, ...] | None = None
     hostfile: str | None = None
+    allocation: AllocationRequest | None = None
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
     names_nproc: bool = False
@@ -71,6 +75,7 @@ def parse_line(line: str, defaults: Defaults) -> Request:
         access=_access(args, defaults.access),
         hosts=args.hosts,
         hostfile=args.hostfile,
+        allocation=_allocation(args, defaults.environ),
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
@@ -180,6 +185,39 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     return replace(base, pythons=tuple(pythons.items()), **given)
 
 
+def _allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> AllocationRequest | None:
+    """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
+    options = []
+    for name in SBATCH_FLAGS:
+        value = getattr(args, name.replace("-", "_"))
+        if value not in (None, False):
+            options.append((name, "" if value is True else value))
+    options += args.slurm
+    for name, value in (*options, ("nodes", args.nodes), ("setup", args.setup), ("idle", args.idle)):
+        if args.on is None and value is not None:
+            raise SpecError(f"--{name} is for hosts of a scheduler.", "Add --on slurm, or leave it out.")
+    if args.on is None:
+        return None
+    if args.hosts is not None or args.hostfile is not None:
+        raise SpecError("--on asks a scheduler for hosts, and --hosts or --hostfile names some.", "Keep one of them.")
+    login, job = parse_place(args.on)
+    if not (login or job or options or args.nodes):
+        job = environ.get("SLURM_JOB_ID", "")  # of a JupyterLab that runs on one of the nodes
+    given = {"nodes": args.nodes, "setup": args.setup, "idle_s": args.idle}
+    known = {name: value for name, value in given.items() if value is not None}
+    if job and (options or args.nodes or args.setup):
+        raise SpecError(
+            f"Slurm job {job} has its nodes already.", "Leave out --nodes, --setup and what sbatch would be told."
+        )
+    return AllocationRequest(login=login, job=job, options=tuple(options), **known)
+
+
+def _sbatch_option(text: str) -> tuple[str, str]:
+    """Return (name, value) of `NAME=VALUE`, or (name, "") of a switch."""
+    name, _, value = text.partition("=")
+    return name.removeprefix("--"), value
+
+
 def _parse(words: list[str]) -> argparse.Namespace:
     args, unknown = _parser().parse_known_args([_hyphened(word) for word in words])
     if unknown:
@@ -201,7 +239,7 @@ def _unknown(word: str) -> SpecError:
             f"{word!r} is not a flag.", f"Hosts are named with --hosts {word}; %distributed --help lists all flags."
         )
     name = word.partition("=")[0]
-    close = difflib.get_close_matches(name, flag_names(), n=1)
+    close = difflib.get_close_matches(name, flag_names(), n=1) if name.startswith("--") else []
     guess = f"Did you mean {close[0]}? " if close else ""
     return SpecError(f"{name} is not a flag of %%distributed.", f"{guess}%distributed --help lists all flags.")
 
@@ -226,7 +264,7 @@ def _parser() -> _Parser:
         names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
         if not flag.metavar:
             parser.add_argument(*names, action="store_true", help=flag.help)
-        elif flag.name in ("env", "python"):  # may be repeated
+        elif flag.name in ("env", "python", "slurm"):  # may be repeated
             parser.add_argument(
                 *names, metavar=flag.metavar, type=flag.read, action="append", default=[], help=flag.help
             )
@@ -299,6 +337,20 @@ _FLAGS = (
     _Flag("hostfile", "a file with a host a line: gpu-a slots=4", "FILE"),
     _Flag("ssh-config", "OpenSSH configuration instead of ~/.ssh/config", "FILE"),
     _Flag("ssh-command", "reach hosts with the system's ssh program, such as ssh", "PROGRAM"),
+    _Flag("on", "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB", "PLACE"),
+    _Flag("nodes", "nodes of the allocation (1)", "N", _number("--nodes")),
+    _Flag("gpus-per-node", "GPUs on each node, as sbatch takes them", "N"),
+    _Flag("partition", "partition of the allocation", "NAME"),
+    _Flag("time", "time limit of the allocation, as sbatch takes it: 2:00:00", "TIME"),
+    _Flag("account", "account that pays for it", "NAME"),
+    _Flag("qos", "its quality of service", "NAME"),
+    _Flag("constraint", "features that its nodes must have", "LIST"),
+    _Flag("mem", "memory of each node: 64G", "SIZE"),
+    _Flag("exclusive", "whole nodes"),
+    _Flag("reservation", "reservation to take the nodes from", "NAME"),
+    _Flag("slurm", "any other option of sbatch; may be repeated", "NAME[=VALUE]", _sbatch_option),
+    _Flag("setup", "shell that every node runs first: 'module load cuda'", "TEXT"),
+    _Flag("idle", f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)", "TIME", _time("--idle")),
     _Flag("connect-timeout", f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)", "TIME", _time("--connect-timeout")),
     _Flag("python", "interpreter of all hosts, or of one; may be repeated", "[HOST=]PATH", _python),
     _Flag("nproc-per-node", "ranks a host: N, gpu, cpu or auto", "N", lambda t: parse_slots(t, "--nproc-per-node")),

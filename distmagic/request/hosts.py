@@ -23,17 +23,29 @@ _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One machine as the user named it. `slots` is its number of ranks, None where none was given."""
+    """One machine as the user named it. `slots` is its number of ranks, None where none was given.
+
+    `allocation` is that of a scheduler whose node it is, "" for a host that stands for itself: the same name in the
+    next allocation is another place.
+    """
 
     name: str
     user: str | None = None
     port: int | None = None
     slots: Slots | None = None
+    allocation: str = ""
 
     @property
     def is_local(self) -> bool:
         """Whether it is this machine, reached without SSH."""
-        return self.name == "localhost" and self.user is None and self.port is None
+        return self.name == "localhost" and self.user is None and self.port is None and not self.allocation
+
+    @property
+    def by_hand(self) -> str:
+        """The command that runs a program there by hand, to which the program is added."""
+        if self.allocation:
+            return f"srun --jobid={self.allocation.rpartition(':')[2]} --overlap -N1 -n1 -w {self.name}"
+        return f"ssh {self.name}"
 
     def __str__(self) -> str:
         return self.name

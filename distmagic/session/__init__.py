@@ -5,6 +5,8 @@ jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing h
 about it. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
+    allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
+    place.py          where one cell runs; waits for nodes that are still pending
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
     owner.py          under which name hosts know who began a job

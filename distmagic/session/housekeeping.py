@@ -18,6 +18,8 @@ from distmagic.remote.wire.protocol import ListTemplates, Template, Templates
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.state.hangs import Explanation
 
+_LOOK_S = 0.2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
@@ -94,13 +96,16 @@ class Housekeeping:
         for host_index, why in reaching.absent.items():
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
         pool = threads_for(len(links), "stop")
-        stops = {node: pool.submit(links[node].stop, job.name, node) for node in job.running if node in links}
+        stops: dict[int, Future[None]] = {}
+        was_interrupted = False
         try:
-            wait(stops.values())
+            for node in job.running:
+                if node in links:
+                    stops[node] = pool.submit(links[node].stop, job.name, node)
+            while wait(stops.values(), _LOOK_S).not_done:
+                pass  # an interrupt that comes just before a wait is noticed when it is over
         except KeyboardInterrupt:
             was_interrupted = True
-        else:
-            was_interrupted = False
         pool.shutdown(wait=False, cancel_futures=True)
         for node, stop in stops.items():
             error = _why_unknown(stop, job.hosts[node])

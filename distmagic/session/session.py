@@ -11,6 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from distmagic.clusters import submission
+from distmagic.clusters.allocation import Allocation
+from distmagic.clusters.job_states import JobState
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
@@ -23,16 +26,20 @@ from distmagic.planning import plan as planning
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
 from distmagic.render.screen import Screen
+from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
+from distmagic.session.allocations import Allocations, keeper_python
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.local_hints import local_hint
 from distmagic.session.owner import owner
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
+from distmagic.transports import Transport
+from distmagic.transports.asking import Asker
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 
@@ -41,10 +48,37 @@ class Session(Housekeeping):
     """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
 
     def __init__(self, connections: Connections | None = None) -> None:
-        self._connections = connections or Connections(connect)
+        self._connections = connections or Connections(self._connect)
+        self._allocations = Allocations(connect)
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[Host, tuple[Access, str]] = {}  # hosts that were asked to keep something loaded
         self._followed: set[str] = set()  # jobs that this kernel follows just now
+
+    def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
+        """Return a way to a host: through its allocation, or by itself."""
+        return self._allocations.transport(host, asker) if host.allocation else connect(host, access, asker)
+
+    def allocation(self, request: AllocationRequest, access: Access, asker: NotebookAsker, spec: JobSpec) -> Allocation:
+        """Return the allocation of a run that is to come; where none is held, one is submitted and pending.
+
+        Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
+        """
+        return self._allocations.get(request, access, asker, owner(), is_elastic=spec.is_elastic)
+
+    def preview(self, request: AllocationRequest, access: Access, spec: JobSpec) -> str:
+        """Return what would be submitted for an allocation; nothing is."""
+        if request.job:
+            return f"Slurm job {request.job} would be used as it is."
+        return submission.preview(request, keeper_python(access), access.lease_s, is_elastic=spec.is_elastic)
+
+    def allocations(self, login: str, access: Access, asker: NotebookAsker) -> tuple[JobState, ...]:
+        """Return all allocations of this user, also those of other kernels."""
+        return self._allocations.listed(login, access, asker)
+
+    @property
+    def allocated(self) -> tuple[Host, ...]:
+        """The nodes that this kernel holds."""
+        return self._allocations.hosts
 
     def reach(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
@@ -167,11 +201,13 @@ class Session(Housekeeping):
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""
         told = self._connections.cool()
-        rest = [host for host in self._warmed if host.name not in told]
+        held = self.allocated
+        rest = [host for host in self._warmed if host.name not in told and (not host.allocation or host in held)]
         with closing(NotebookAsker(can_ask=False)) as asker:
             untold = [name for name in in_parallel(partial(self._cool, asker), rest) if name]
         self._warmed = {}
-        self.close()
+        self._connections.close()
+        self._allocations.end()
         return tuple(sorted(untold))
 
     def _cool(self, asker: NotebookAsker, host: Host) -> str:
@@ -186,8 +222,12 @@ class Session(Housekeeping):
         return ""
 
     def close(self) -> None:
-        """End what hosts keep loaded, where a conversation rests, and close all connections."""
+        """End what hosts keep loaded, where a conversation rests, and close all connections.
+
+        Allocations end too, but for those on which a detached job runs.
+        """
         self._connections.close()
+        self._allocations.leave()
 
 
 def python_of(host: Host, access: Access) -> str:

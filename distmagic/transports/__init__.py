@@ -11,6 +11,9 @@ the contract, run over every implementation. Read the modules in this order:
     ssh/             transport: paramiko, one connection a host and a channel a process
     ssh_command.py   transport: the system's `ssh` program, for configurations that paramiko can't do
     ssh_words.py     what that program says when it fails, understood
+    srun.py          transport: nodes of a Slurm job, each process a step of srun on a log-in node
+    srun_words.py    what srun is told, and what it says when it fails
+    program_text.py  a small program as an argument, for where nothing of ours is yet
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ class Process(Protocol):
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
 
     def read(self, max_bytes: int = 65536) -> bytes:
-        """Return some bytes of its stdout, as soon as there are any; b"" at end of file or after `close`."""
+        """Return some bytes of its stdout, as soon as there are any; b"" at end of file or after `close`.
+
+        Where only now it is known that the process could not be started, raises what `start` raises.
+        """
 
     def stderr(self) -> str:
         """Return what it has written to stderr so far, at most the last 8 KiB."""

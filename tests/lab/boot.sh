@@ -35,6 +35,7 @@ cover /tmp 1777 "${HOST_TMP:-}"
 cover /var/tmp 1777
 cover /run 755
 cover /home 755
+cover /root 755 # where a Python may lie that other users of a host need, too
 mkdir -p /run/sshd /home/node
 mount -n --bind "$HOST_HOME" /home/node
 mount -n -t tmpfs -o mode=1777 tmpfs /dev/shm

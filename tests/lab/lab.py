@@ -54,7 +54,7 @@ class Lab:
         number = next(_NETWORKS) if network is None else network
         self._bridge = f"dmbr{number}"
         self._shared_home, self._shared_tmp = shared_home, shared_tmp
-        self._net, self._net6 = f"10.99.{number}", f"fd99::{number + 1:x}:0:0:"
+        self._net, self._net6 = f"10.99.{number}", f"fd99:{number + 1:x}::"
         self.address = f"{self._net}.1"
         files.make_key(self.identity)
         all_setups = (*setups, *(HostSetup() for _ in range(count - len(setups))))

@@ -39,6 +39,10 @@ COMPONENTS = {
         Component(
             name="systemd", programs=("systemd",), packages=("systemd", "dbus", "dbus-user-session", "libpam-systemd")
         ),
+        Component(name="munged", programs=("munged",), packages=("munge",)),
+        Component(name="slurmctld", programs=("slurmctld",), packages=("slurmctld",)),
+        Component(name="slurmd", programs=("slurmd",), packages=("slurmd",)),
+        Component(name="srun", programs=("srun",), packages=("slurm-client",)),
         Component(name="csh", programs=("csh", "tcsh"), packages=("csh",)),
         Component(
             name="browser",
@@ -47,8 +51,12 @@ COMPONENTS = {
         ),
     )
 }
-_LAB = ("ssh", "sshd", "ip", "nft", "nsenter", "mount")
-TEST_NEEDS = ("lab", *(name for name in COMPONENTS if name not in _LAB))  # what a test says that it needs
+_SETS = {  # what is made of several of them
+    "lab": ("ssh", "sshd", "ip", "nft", "nsenter", "mount"),
+    "slurm": ("munged", "slurmctld", "slurmd", "srun"),
+}
+_OF_SETS = {part for parts in _SETS.values() for part in parts}
+TEST_NEEDS = (*_SETS, *(name for name in COMPONENTS if name not in _OF_SETS))  # what a test says that it needs
 
 
 def in_ci() -> bool:
@@ -64,9 +72,10 @@ def missing() -> tuple[Component, ...]:
 def reason_without(*names: str) -> str:
     """Return why a test that needs these components can't run here, "" if it can.
 
-    "lab" stands for all that the lab of SSH hosts is made of. Raises KeyError for what is not in the table.
+    "lab" stands for all that the lab of SSH hosts is made of, "slurm" for Slurm's daemons and commands.
+    Raises KeyError for what is not in the table.
     """
-    wanted = [part for name in names for part in (_LAB if name == "lab" else (name,))]
+    wanted = [part for name in names for part in _SETS.get(name, (name,))]
     if "lab" in names and not sys.platform.startswith("linux"):
         return "the lab of SSH hosts is made of Linux namespaces"
     if "lab" in names and os.geteuid() != 0:

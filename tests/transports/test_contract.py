@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
-from distmagic.transports import Transport, local
+from distmagic.transports import Process, Transport, local
+from distmagic.transports.srun import Node, SrunTransport
+from tests.builders.keepers import LocalKeeper, request_of
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import CONTRACT
 from tests.transports.sshd import Sshd
@@ -16,16 +19,42 @@ from tests.transports.sshd import Sshd
 SSH = pytest.mark.needs("sshd")
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=SSH), pytest.param("ssh_command", marks=SSH)])
+@pytest.fixture(params=["local", "usher", pytest.param("ssh", marks=SSH), pytest.param("ssh_command", marks=SSH)])
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     if request.param == "local":
         made: Transport = local.connect()
+    elif request.param == "usher":
+        node = request.getfixturevalue("keeper")
+        made = SrunTransport(StepsHere(node), Node(name="here", job=node.job, python=sys.executable))
     else:
         home: Home = request.getfixturevalue("home")
         server: Sshd = request.getfixturevalue("server")
         made = _connect(request.param, home, server)
     with contextlib.closing(made):
         yield made
+
+
+class StepsHere:
+    """A log-in node whose srun starts its steps on this machine: the usher is run in its place."""
+
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, node: LocalKeeper) -> None:
+        self._node = node
+
+    def start(self, argv: tuple[str, ...]) -> Process:
+        """Run the usher of an srun."""
+        return self._node.usher(request_of(argv))
+
+    def close(self) -> None:
+        """Let go."""
+        self._node.close()
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[LocalKeeper]:
+    with LocalKeeper(leads=False) as node:
+        yield node
 
 
 def _connect(kind: str, home: Home, server: Sshd) -> Transport:

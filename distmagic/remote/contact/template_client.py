@@ -39,7 +39,7 @@ AT_RUN_TIME = {
     *TORCHRUN_VARIABLES, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PWD", "OLDPWD", "SHLVL", "_", "TERM",
     "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME",
 }  # fmt: skip
-AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
+AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_", "SLURM_", "SLURMD_", "SRUN_", "PMI")
 
 
 def variables(warm: protocol.TemplateRequest) -> dict[str, str]:

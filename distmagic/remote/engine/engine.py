@@ -25,6 +25,12 @@ _MONITOR_S = 0.02  # between two looks of torchrun at its ranks
 _ENDPOINT_S = 3.0  # to wait until the lead listens
 _ATTEMPT_S = 0.5  # for one connection to it
 _PAUSE_S = 0.005  # between two attempts
+# Libraries take these for a rank's own, and they are those of the one task in whose step all ranks of a node are.
+_OF_A_TASK = (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_GTIDS",
+    "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT",
+)  # fmt: skip
+_MISLEADING = ("PET_", "TORCHELASTIC_", "SLURM_STEP_", "SLURM_STEPID", "SLURM_TASK", "SLURM_CPU_BIND", "PMI")
 
 
 def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
@@ -34,7 +40,8 @@ def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, r
     """
     own = {}
     for name, value in host.items():
-        if name not in TORCHRUN_VARIABLES and not name.startswith(("PET_", "TORCHELASTIC_")):
+        is_known = name in TORCHRUN_VARIABLES or name in _OF_A_TASK
+        if not is_known and not name.startswith(_MISLEADING):
             own[name] = value
     env = {**start.defaults, **own, **start.env, processes.MARK: start.job}
     env["DISTMAGIC_WORKER"] = json.dumps(

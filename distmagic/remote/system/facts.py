@@ -121,7 +121,7 @@ def _text_of(path: Path) -> str:
 def route(peer: str) -> tuple[str, str]:
     """Return this host's own address on the way to `peer`, and the interface that has it.
 
-    For "" it is the address that the SSH client has connected to.
+    For "" it is the address that the SSH client has connected to, or towards the log-in node of a scheduler.
     """
     address = _address_towards(peer) if peer else _address_of_contact()
     return address, interface_of(address)
@@ -131,6 +131,10 @@ def _address_of_contact() -> str:
     words = os.environ.get("SSH_CONNECTION", "").split()  # client address, client port, server address, server port
     if len(words) == 4 and interface_of(words[2]):
         return words[2]
+    client = os.environ.get("DISTMAGIC_CLIENT", "")  # of a node's keeper: the address of the log-in node
+    if client:
+        with contextlib.suppress(OSError):
+            return _address_towards(client)
     return "127.0.0.1"  # no SSH, or an old variable: its address is gone, as on a laptop that changed networks
 
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from distmagic.clusters.job_states import JobState
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
-from distmagic.request.hosts import parse_hosts
+from distmagic.request.allocation import AllocationRequest
+from distmagic.request.hosts import Host, parse_hosts
 from distmagic.session.housekeeping import Stopped
 
 
@@ -23,12 +25,36 @@ class FakeReaching:
 
 
 @dataclass
+class FakeAllocation:
+    """Two nodes, after a while in which it says why."""
+
+    log: list[str]
+    request: AllocationRequest
+    hosts: tuple[Host, ...] = ()
+    failure: BaseException | None = None
+
+    def wait(self, asker, tell):
+        tell("Slurm job 17 is pending.")
+        self.log.append("wait")
+        if self.failure:
+            raise self.failure
+        self.hosts = tuple(Host(name=name, allocation="here:slurm:17") for name in ("a1", "a2"))
+        return self.hosts
+
+    def end(self) -> None:
+        self.log.append("end of the allocation")
+
+
+@dataclass
 class FakeSession:
     """Runs one rank here: a run is what the thunk returned."""
 
     log: list[str] = field(default_factory=list)
     failure: Exception | None = None
     untold: tuple[str, ...] = ()
+    given: FakeAllocation | None = None
+    states: tuple[JobState, ...] = ()
+    allocated: tuple[Host, ...] = ()
     found: tuple[Job, ...] = ()
     stopped: Stopped | None = None
     reachings: list[FakeReaching] = field(default_factory=list)
@@ -38,6 +64,19 @@ class FakeSession:
         self.log.append("reach")
         self.reachings.append(FakeReaching())
         return self.reachings[-1]
+
+    def allocation(self, request, access, asker, spec):
+        self.log.append("allocate")
+        self.wanted = request
+        self.given = self.given or FakeAllocation(self.log, request)
+        return self.given
+
+    def allocations(self, login, access, asker):
+        self.log.append(f"allocations of {login or 'this machine'}")
+        return self.states
+
+    def preview(self, request, access, spec):
+        return f"would submit {request.nodes} nodes"
 
     def launch(self, reaching, spec, payload, screen):
         assert not reaching.cancelled
@@ -91,6 +130,17 @@ class FakePlayground:
         self.stopped = True
 
 
+@dataclass
+class FakeScreen:
+    """Keeps what it was to show."""
+
+    shell: InteractiveShell
+    notices: list[str] = field(default_factory=list)
+
+    def show(self, state) -> None:
+        self.notices += state.notices
+
+
 class Lab:
     """A shell with the extension loaded, and what the fakes were given."""
 
@@ -103,7 +153,7 @@ class Lab:
             session=lambda: self.session,
             pack_call=self.pack,
             pack_whole=self.pack,
-            screen_for=lambda shell: ("screen of", shell),
+            screen_for=FakeScreen,
             playground=self.playground,
         )
         magic.load_ipython_extension(shell, self.backend)

@@ -13,7 +13,7 @@ from distmagic import api
 from distmagic.errors import SpecError
 from distmagic.request.spec import Access, JobSpec
 
-OWN = {"fn", "args", "kwargs", "hosts", "access", "payload_limit_bytes", "screen", "unknown"}
+OWN = {"fn", "args", "kwargs", "hosts", "allocation", "access", "payload_limit_bytes", "screen", "unknown"}
 PARAMETERS = inspect.signature(distmagic.run).parameters
 
 

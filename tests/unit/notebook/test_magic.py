@@ -33,7 +33,7 @@ from distmagic.playground.playground import Playground
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session.session import Session
-from tests.unit.notebook.fakes import FakePlayground, FakeReaching, FakeSession, Lab
+from tests.unit.notebook.fakes import FakePlayground, FakeReaching, FakeScreen, FakeSession, Lab
 
 WAIT_S = 10
 
@@ -64,7 +64,7 @@ def test_statements_run_here_and_the_last_expression_on_ranks(lab):
     assert lab.session.log == ["reach", "launch"]
     assert lab.shell.user_ns["_run"] == 9
     assert lab.value("f(5) + n") == 18
-    assert lab.session.screen == ("screen of", lab.shell)
+    assert lab.session.screen == FakeScreen(lab.shell)
     assert not lab.session.reachings[0].cancelled
 
 
@@ -460,11 +460,11 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -474,7 +474,10 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
         ("hosts --file x", "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE."),
         ("playground", "%distributed playground needs a number of hosts.\nWrite %distributed playground 2."),
         ("playground 0", "%distributed playground needs a number of hosts.\nWrite %distributed playground 2."),
-        ("down now", "%distributed down takes nothing after it.\nIt ends the connections to all hosts."),
+        (
+            "down now",
+            "%distributed down takes nothing after it.\nIt ends the connections to all hosts, and this notebook's allocations.",
+        ),
     ],
 )
 def test_a_wrong_command_says_what_to_write(lab, line, message):

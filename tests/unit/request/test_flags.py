@@ -13,6 +13,7 @@ from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES
 from distmagic.notebook.completion import Completer
 from distmagic.request import flags
+from distmagic.request.allocation import AllocationRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
@@ -175,6 +176,45 @@ def test_any_line_is_a_request_or_a_spec_error(line):
 
 
 # ---- the choice of hosts
+
+
+def test_what_is_asked_of_slurm():
+    line = (
+        "--on slurm:me@login1 --nodes 2 --gpus-per-node 4 --partition gpu --time 2:00:00 --exclusive"
+        " --slurm cpus-per-task=16 --slurm=--hint=nomultithread --setup 'module load cuda; set -x' --idle 5m"
+    )
+    assert parse(line).allocation == AllocationRequest(
+        login="me@login1", nodes=2, setup="module load cuda; set -x", idle_s=300.0,
+        options=(
+            ("gpus-per-node", "4"), ("partition", "gpu"), ("time", "2:00:00"), ("exclusive", ""),
+            ("cpus-per-task", "16"), ("hint", "nomultithread"),
+        ),
+    )  # fmt: skip
+    assert parse("").allocation is None
+
+
+def test_a_job_that_is_there():
+    assert parse("--on slurm:login1:17").allocation == AllocationRequest(login="login1", job="17")
+    around = {"SLURM_JOB_ID": "7"}
+    assert parse("--on slurm", environ=around).allocation == AllocationRequest(job="7")
+    assert parse("--on slurm --nodes 2", environ=around).allocation == AllocationRequest(nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--nodes 2", "--nodes is for hosts of a scheduler.\nAdd --on slurm, or leave it out."),
+        ("--exclusive", "--exclusive is for hosts of a scheduler.\nAdd --on slurm, or leave it out."),
+        ("--slurm hint=x", "--hint is for hosts of a scheduler.\nAdd --on slurm, or leave it out."),
+        ("--on slurm --hosts a", "--on asks a scheduler for hosts, and --hosts or --hostfile names some.\nKeep one of them."),
+        ("--on slurm:17 --nodes 2", "Slurm job 17 has its nodes already.\nLeave out --nodes, --setup and what sbatch would be told."),
+        ("--on slurm --nodes 0", "--nodes 0 is no number of nodes.\nUse 1 to 10,000."),
+        ("--on slurm --slurm gpus=8", "--gpus counts GPUs of the whole job, and a step on one node can't have any then.\nWrite --gpus-per-node N."),
+        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, or --on slurm:LOGIN with the name of a log-in node."),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_asked_of_slurm(line, message):
+    assert refusal(line) == message
 
 
 def test_precedence_of_hosts(tmp_path):

@@ -1,0 +1,289 @@
+"""One allocation of Slurm: submitted, waited for, held by its lease while the kernel lives, ended.
+
+    pending   sbatch has given it a number; `wait` looks at it less and less often
+    held      its nodes are known and the lead's keeper has said "ready"; a thread renews the lease over that pipe,
+              and opens another one when it breaks. Nothing asks squeue
+    ended     told by a pipe that breaks and by squeue, which is asked once then; `error` says how
+
+Promised: a kernel that is gone leaves no allocation, after the lease at the latest, or, if it was pending, after the
+first lease of its keeper. Not promised: that squeue is right at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from distmagic.clusters import job_states, slurm, submission
+from distmagic.clusters.shell import Shell
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import AllocationEnded, ConnectionLost, DistmagicError, SpecError, Unreachable
+from distmagic.request.allocation import AllocationRequest
+from distmagic.request.hosts import Host
+from distmagic.transports.asking import Asker
+from distmagic.transports.srun import Node, SrunProcess, SrunTransport
+
+SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
+_LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
+_SOON_S = 5.0  # for a command while the kernel ends
+_AGAIN_S = 2.0  # between attempts to hold it again
+_COMPLETING_S = 15.0  # for a job that ends to say how
+ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --slurm cpus-per-task=8, or --exclusive."
+_RENEW, _END, _LEAVE = b".", b"e", b"b"  # see remote/keeper/keeper.py
+
+Tell = Callable[[str], object]
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between looks at a pending job: 1 s for ten looks, then 5, 15, and 30 for ever."""
+    yield from [1.0] * 10
+    yield from [5.0] * 6
+    yield from [15.0] * 8
+    yield from itertools.repeat(30.0)
+
+
+class Allocation:
+    """One job of Slurm whose nodes are this kernel's. `hosts` are its nodes, () while it is pending.
+
+    `job` is its number; `name` tells it from the jobs of other clusters. `error` says how it ended, None before that.
+    """
+
+    def __init__(
+        self, request: AllocationRequest, shell: Shell, job: str, cluster: str, python: str, lease_s: float
+    ) -> None:
+        self.request, self.job = request, job
+        self.name = f"{request.login or 'here'}:{cluster or 'slurm'}:{job}"
+        self.hosts: tuple[Host, ...] = ()
+        self.error: DistmagicError | None = None
+        self._has_one_core = False
+        self._shell, self._cluster, self._python, self._lease_s = shell, cluster, python, lease_s
+        self._lease: SrunProcess | None = None
+        self._is_over = threading.Event()
+        self._looking = threading.Lock()
+        self._looked_at = 0.0
+        self._connected: set[str] = set()  # nodes to which there was a connection once
+        self._owner = os.getpid()
+        atexit.register(self.leave)  # after paramiko's, which is imported by now, and so before it
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return self.error is None and not self._is_over.is_set()
+
+    def check(self, asker: Asker) -> bool:
+        """Return whether it can be used; where the pipe of its lease is broken, by a look and another pipe.
+
+        Raises `Unreachable` and what connecting raises where nobody can tell.
+        """
+        lease = self._lease
+        if self.is_alive and lease is not None and lease.wait(0) is not None:
+            try:
+                self._hold(asker, self.hosts[0].name, time.monotonic() + SETUP_S)
+            except AllocationEnded:
+                return False
+        return self.is_alive
+
+    # ---- pending
+
+    def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
+        """Return the nodes as soon as they are ours; `tell` is called with what it waits for.
+
+        Call it on the main thread: questions are asked there. Raises `AllocationEnded` for a job that ended before, and
+        KeyboardInterrupt, which leaves it as it is.
+        """
+        if self.hosts:
+            return self.hosts
+        for pause_s in pauses():
+            state = self._pending(asker, tell)
+            if state is not None:
+                break
+            asker.serve(pause_s)
+        assert state is not None
+        tell(f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up.")
+        if not state.comment.startswith(f"{submission.JOB_NAME}:"):
+            step = submission.keepers_step(
+                self.job, self._cluster, state.nodes, self._python, self._lease_s, self.request.idle_s
+            )
+            self._shell.run(step, asker)  # if they can't be started, their connections say why
+        self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
+        self._has_one_core = state.cpus <= len(state.nodes)
+        self.hosts = tuple(Host(name=name, allocation=self.name) for name in state.nodes)
+        threading.Thread(target=self._keep_renewing, name="distmagic-allocation", daemon=True).start()
+        return self.hosts
+
+    def _pending(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState | None:
+        """Look once; return the row of a job that runs, None for one that waits. Raises `AllocationEnded`."""
+        try:
+            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(self.job)
+        except (ConnectionLost, Unreachable) as error:
+            tell(f"How Slurm job {self.job} stands is not known: {error.message}")
+            return None
+        if state is not None and state.is_pending:
+            tell(job_states.waiting(state))
+            return None
+        if state is None or not state.is_running:
+            self.error = job_states.ended(self.job, state, slurm.printed(self._shell, self.job, asker))
+            raise self.error
+        return state if state.nodes else None
+
+    def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
+        """Open the pipe that renews the lease; returns when the lead's keeper is ready.
+
+        Raises `AllocationEnded`, and after `end_s` why there is no keeper.
+        """
+        while True:
+            trouble = self._try_to_hold(asker, lead)
+            if trouble is None:
+                return
+            self._look_at_end(asker)
+            if time.monotonic() > end_s or self._is_over.wait(_AGAIN_S):
+                raise trouble
+
+    def _try_to_hold(self, asker: Asker, lead: str) -> DistmagicError | None:
+        """Open the pipe once; return what was in the way, None if nothing was."""
+        trouble: DistmagicError = ConnectionLost(f"{lead}: its keeper has ended.")
+        try:
+            self._shell.connect(asker)
+            lease = self._transport(lead).hold()
+        except (ConnectionLost, Unreachable) as error:
+            return error
+        try:
+            if lease.read() == b"ready\n":
+                self._lease = lease
+                return None
+        except (AllocationEnded, Unreachable) as error:
+            trouble = error
+        lease.close()
+        return trouble
+
+    # ---- held
+
+    def transport(self, host: Host, asker: Asker) -> SrunTransport:
+        """Return the way to one of the nodes. Raises `AllocationEnded` if they are ours no longer."""
+        self._shell.connect(asker)
+        if self.error is None and host.name in self._connected:
+            self._look_at_end(asker)  # an earlier connection is broken
+        if self.error is not None:
+            raise self.error
+        self._connected.add(host.name)
+        made = self._transport(host.name)
+        if self._has_one_core and host == self.hosts[0]:
+            made.warnings = (ONE_CORE,)
+        return made
+
+    def _transport(self, name: str) -> SrunTransport:
+        node = Node(name=name, job=self.job, cluster=self._cluster, python=self._python)
+        return SrunTransport(self._shell, node)
+
+    def _look_at_end(self, asker: Asker) -> None:
+        """Ask squeue whether it has ended, not more often than is good; raise how, if so. Silence is no answer."""
+        with self._looking:
+            if self.error is None and time.monotonic() > self._looked_at + _LOOK_S:
+                self._looked_at = time.monotonic()
+                try:
+                    state = self._settled_state(asker)
+                except DistmagicError:
+                    return
+                if state is None or not (state.is_running or state.is_pending):
+                    said = "" if self.hosts else slurm.printed(self._shell, self.job, asker)
+                    self.error = job_states.ended(self.job, state, said)
+        if self.error is not None:
+            raise self.error
+
+    def _settled_state(self, asker: Asker) -> job_states.JobState | None:
+        """Return the job's row; while its processes are being ended it does not say yet how it ended."""
+        end_s = time.monotonic() + _COMPLETING_S
+        while True:
+            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(self.job)
+            if state is None or state.state != "COMPLETING" or time.monotonic() > end_s:
+                return state
+            time.sleep(_AGAIN_S / 4)
+
+    def _keep_renewing(self) -> None:
+        """Renew the lease four times in its length, over a new pipe where the old one is broken."""
+        pause_s = self._lease_s / 4
+        while not self._is_over.wait(pause_s):
+            pause_s = self._lease_s / 4
+            lease = self._lease
+            if self.error is not None or lease is None:
+                return
+            try:
+                lease.write(_RENEW)
+            except DistmagicError:
+                pause_s = _AGAIN_S
+                with suppress(DistmagicError):
+                    self._hold(NotebookAsker(can_ask=False), self.hosts[0].name, 0.0)
+
+    # ---- the end
+
+    def end(self) -> None:
+        """Give the nodes back, whatever runs there; a job that was not submitted for us goes on without our processes."""
+        self._finish(_END)
+
+    def leave(self) -> None:
+        """Give the nodes back as soon as no job runs there; called when the kernel ends."""
+        if os.getpid() == self._owner:  # else in a forked child, whose parent it belongs to
+            self._finish(_LEAVE)
+
+    def _finish(self, word: bytes) -> None:
+        atexit.unregister(self.leave)
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        was_told = self._tell_lead(word)
+        is_wanted = word == _LEAVE and bool(self.hosts)  # a job may run there: the lease ends it
+        if not was_told and not is_wanted and self.error is None and not self.request.job:
+            with suppress(RuntimeError):  # a Python that ends starts no thread: its first lease ends the job
+                slurm.cancel(self._shell, self.job, self._cluster, NotebookAsker(can_ask=False), _SOON_S)
+        if self.error is None:
+            self.error = AllocationEnded(
+                f"Slurm job {self.job} was given back.", "Run the cell again: it asks for new nodes."
+            )
+
+    def _tell_lead(self, word: bytes) -> bool:
+        """Tell the lead's keeper over the pipe of the lease, and close that; return whether there was one that works."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return False
+        try:
+            lease.write(word)
+            lease.close_stdin()
+            lease.wait(_SOON_S)
+        except DistmagicError:
+            return False
+        finally:
+            lease.close()
+        return True
+
+
+def submitted(
+    request: AllocationRequest,
+    shell: Shell,
+    asker: Asker,
+    *,
+    comment: str,
+    python: str,
+    lease_s: float,
+    is_elastic: bool,
+) -> Allocation:
+    """Return a new allocation, which is pending. Raises `SpecError`, `Unreachable` and what connecting raises."""
+    job, cluster = slurm.submit(
+        shell, request, asker, comment=comment, python=python, lease_s=lease_s, is_elastic=is_elastic
+    )
+    return Allocation(request, shell, job, cluster, python, lease_s)
+
+
+def found(request: AllocationRequest, shell: Shell, asker: Asker, *, python: str, lease_s: float) -> Allocation:
+    """Return an allocation that is there: another kernel's, or one that was not made for us at all.
+
+    Raises `SpecError` where there is none of this number.
+    """
+    state = slurm.look(shell, (request.job,), "", asker).get(request.job)
+    if state is None or not (state.is_running or state.is_pending):
+        raise SpecError(f"Slurm has no job {request.job} that runs.", "%distributed allocations lists yours.")
+    return Allocation(request, shell, request.job, "", python, lease_s)

@@ -1,0 +1,120 @@
+"""The log-in node: one connection to it, and commands there, each with a time limit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.transports import Process, Transport
+from distmagic.transports.asking import Asker
+
+COMMAND_S = 30.0  # Slurm's commands wait long for a controller that is away
+_LONGEST = 16 << 20  # of an answer
+_END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How a command ended; `code` is None where that is not known."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+class Shell:
+    """A log-in node as a `Transport` that many share; safe to use from threads.
+
+    `connect` makes the connection. One that is lost is made again by the next call of `connect`, which may ask the user;
+    `start` never asks.
+    """
+
+    def __init__(self, name: str, connect: Callable[[Asker], Transport]) -> None:
+        self.name = name
+        self.warnings: tuple[str, ...] = ()
+        self._make = connect
+        self._transport: Transport | None = None
+        self._connecting = threading.Lock()
+
+    def connect(self, asker: Asker) -> None:
+        """Connect unless that is done. Raises what a transport raises."""
+        with self._connecting:
+            if self._transport is None:
+                self._transport = self._make(asker)
+                self.warnings = self._transport.warnings
+
+    def start(self, argv: tuple[str, ...]) -> Process:
+        """Start a process there. Raises `ConnectionLost` where the connection is lost."""
+        transport = self._transport
+        if transport is None:
+            raise ConnectionLost(f"{self.name}: the connection is lost.")
+        try:
+            return transport.start(argv)
+        except (ConnectionLost, Unreachable):
+            self._drop(transport)
+            raise
+
+    def _drop(self, broken: Transport) -> None:
+        with self._connecting:
+            if self._transport is broken:
+                self._transport = None
+        broken.close()
+
+    def run(self, argv: tuple[str, ...], asker: Asker, stdin: str = "", timeout_s: float = COMMAND_S) -> Answer:
+        """Run a command to its end. Raises `Unreachable` if it takes too long, and what `connect` and `start` raise."""
+        try:
+            self.connect(asker)
+            process = self.start(argv)
+        except ConnectionLost:  # noticed only now
+            self.connect(asker)
+            process = self.start(argv)
+        late = threading.Event()
+        timer = threading.Timer(timeout_s, _give_up, (process, late))
+        timer.daemon = True
+        timer.start()
+        try:
+            with suppress(ConnectionLost):  # it ended without reading; its words say why
+                process.write(stdin.encode())
+            process.close_stdin()
+            out = _read(process)
+            code = None if late.is_set() else process.wait(_END_S)
+        finally:
+            timer.cancel()
+            process.close()
+        if late.is_set():
+            raise Unreachable(
+                self.name,
+                f"{_program(argv)} gave no answer within {timeout_s:g} s.",
+                "Try it by hand; scontrol ping says if Slurm is up.",
+            )
+        return Answer(code=code, out=out.decode(errors="replace"), err=process.stderr())
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._connecting:
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+
+def _give_up(process: Process, late: threading.Event) -> None:
+    late.set()
+    process.close()
+
+
+def _read(process: Process) -> bytes:
+    out = b""
+    while len(out) < _LONGEST:
+        data = process.read()
+        if not data:
+            break
+        out += data
+    return out
+
+
+def _program(argv: tuple[str, ...]) -> str:
+    """Return the program that a command runs, behind what takes variables away."""
+    return argv[4] if argv[:1] == ("sh",) and len(argv) > 4 else argv[0]

@@ -1,0 +1,10 @@
+"""Starts contacts on a node of an allocation, so that what they start outlives the srun that brought them.
+
+Under Slurm everything that a step has started ends with the step. So a keeper runs in a step that lasts as long as the
+allocation, and starts there what is asked for. A connection is an srun task that only ushers: it hands its three pipes
+to the keeper over a unix socket, and tells how the process ended. Nothing here knows of torch, jobs or the bundle: both
+modules travel as text (transports/program_text.py), before the bundle is there, and run on any Python from 3.6 on.
+
+    usher.py     one connection: hands its pipes to the keeper of its node, and waits
+    keeper.py    one node: starts processes on pipes that ushers bring; the lead's ends the allocation when nobody needs it
+"""

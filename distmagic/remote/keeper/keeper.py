@@ -1,0 +1,395 @@
+"""One node's process in the long-lived step of an allocation: starts what ushers ask for, on the pipes they bring.
+
+Its last argument is a line of JSON: {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900, "step": []}.
+
+    usher's socket                     keeper
+    one line of JSON and three pipes   starts argv on the pipes, in a session of its own
+                                       {"code": N} when that process has ended
+    closed before that                 SIGTERM to that process, SIGKILL soon after: it would hold the pipes of a dead step.
+                                       What it has started itself, in sessions of their own, goes on
+
+    a lease's pipe (no argv)           the lead answers "ready"; each byte renews the lease, an "e" ends the allocation,
+                                       a "b" gives the lease up: the allocation ends as soon as no job runs
+
+The lead's end is the end of the allocation. It ends when its lease has run out and no job runs on its node, when no job
+has run for `idle_s`, and when it is told to. It starts the others with the command `step`, an srun; they end when their
+stdin does, which is the lead's end of a pipe, or with their step. So all have ended before the job has. Every keeper passes SIGTERM
+on (scancel, the time limit, preemption reach only its own process group), and ends when all that it started has ended.
+"""
+
+import array
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from typing import Any
+
+KILL_S = 2.0  # between SIGTERM and SIGKILL, for the process of a connection that is gone
+END_S = 20.0  # for all that was started to end; Slurm itself kills after its KillWait, 30 s where it is not changed
+LOOK_S = 5.0  # between two looks if a job still runs, when nobody renews the lease
+_TURN_S = 1.0
+_LONGEST = 1 << 20  # of a request
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+_JOB = b"\0DISTMAGIC_JOB="  # in the variables of an agent and its ranks; a template has dashes after it
+_LOG = ".distmagic-slurm-"  # the batch script's output, which is only for a keeper that does not come up
+
+
+class Connection:
+    """One usher: its socket, the pipes that it brought, and the process that has them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.said = b""
+        self.pipes: list[int] = []
+        self.pid = 0
+        self.is_lease = False
+        self.kill_at = 0.0  # when a process whose usher is gone is killed
+
+
+class Lease:
+    """When the lead ends by itself. Pure; all times are of one clock, in seconds."""
+
+    def __init__(self, now: float, settings: "dict[str, Any]") -> None:
+        self._lease_s, self._idle_s = settings["lease_s"], settings["idle_s"]
+        self._until = now + settings["first_lease_s"]
+        self._used_at = now
+
+    def renew(self, now: float) -> None:
+        """The notebook is there."""
+        self._until = now + self._lease_s
+
+    def give_up(self, now: float) -> None:
+        """The notebook is about to be gone."""
+        self._until = now
+
+    def use(self, now: float) -> None:
+        """A connection was made."""
+        self._used_at = now
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is worth a look if a job runs."""
+        return bool(now > self._until or now > self._used_at + self._idle_s)
+
+    def is_over(self, now: float, *, has_job: bool) -> bool:
+        """Whether the allocation ends now."""
+        if has_job:
+            self._used_at = now
+            self._until = max(self._until, now + LOOK_S)
+            return False
+        return self.is_due(now)
+
+
+class Keeper:
+    """The keeper of one node, from its socket's first day to its last."""
+
+    def __init__(self, settings: "dict[str, Any]") -> None:
+        self._leads = settings["leads"]
+        self._lease = Lease(time.time(), settings)
+        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{os.environ['SLURM_JOB_ID']}.{node}"
+        self._connections: dict[int, Connection] = {}  # by the descriptor of its socket
+        self._leases: dict[int, Connection] = {}  # connections whose stdin renews the lease, by the descriptor of that
+        self._orphans: list[Connection] = []  # connections without an usher whose process is about to end
+        self._is_ending = False
+        self._wake, wake = os.pipe()
+        for end in (self._wake, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end_soon)
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what loses its parent becomes a child of ours
+        self._listener = self._listen()
+        self._others = _start_others(settings)
+
+    def _listen(self) -> socket.socket:
+        try:
+            os.mkdir(self._folder, 0o700)
+        except FileExistsError:  # of a keeper that was killed, or of one that is here already
+            about = os.lstat(self._folder)
+            if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+                raise OSError(f"{self._folder} is not this user's alone") from None
+        path = self._folder + "/keeper"
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.connect(path)
+        except OSError:
+            listener.close()
+        else:
+            sys.exit(0)  # another keeper of this job serves the node
+        if os.path.lexists(path):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(64)
+        return listener
+
+    def _end_soon(self, *_: object) -> None:
+        self._is_ending = True
+
+    def run(self) -> None:
+        """Serve until the end, and end what was started."""
+        _remove_log()
+        try:
+            while not self._is_ending:
+                self._turn()
+                if self._leads and self._is_over():
+                    self._is_ending = True
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._listener.close()
+        self._end()
+
+    def _is_over(self) -> bool:
+        now = time.time()
+        return self._lease.is_due(now) and self._lease.is_over(now, has_job=_has_job(os.getpid()))
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        sources = [self._wake, self._listener.fileno()]
+        if not self._leads:
+            sources.append(0)
+        for number in sources + list(self._connections) + list(self._leases):
+            poll.register(number, select.POLLIN)
+        for number, _ in poll.poll(1000 * _TURN_S):
+            if number == self._wake:
+                os.read(self._wake, 4096)
+            elif number == 0 and not os.read(0, 4096):
+                self._is_ending = True  # the lead has ended
+            elif number == self._listener.fileno():
+                self._accept()
+            elif number in self._leases:
+                self._renew(number)
+            elif number in self._connections:
+                self._hear(self._connections[number])
+        self._reap()
+        self._kill_orphans()
+
+    # ---- ushers
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", peer)[1] not in (0, os.getuid()):
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._connections[sock.fileno()] = Connection(sock)
+
+    def _hear(self, connection: Connection) -> None:
+        """Take a part of a request, or notice that an usher is gone."""
+        try:
+            data, extra, _, _ = connection.sock.recvmsg(65536, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+        except BlockingIOError:
+            return
+        except OSError:
+            data, extra = b"", []
+        for level, kind, numbers in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found = array.array("i")
+                found.frombytes(numbers[: len(numbers) - len(numbers) % found.itemsize])
+                connection.pipes += list(found)
+        connection.said += data
+        if not data or len(connection.said) > _LONGEST:
+            self._lose(connection)
+        elif connection.said.endswith(b"\n") and len(connection.pipes) == 3 and not connection.pid:
+            try:
+                self._begin(connection, json.loads(connection.said.decode()))
+            except (ValueError, KeyError, TypeError, IndexError):  # no request of an usher of ours
+                self._lose(connection)
+
+    def _begin(self, connection: Connection, request: "dict[str, Any]") -> None:
+        self._lease.use(time.time())
+        if request.get("lease"):
+            connection.is_lease = True
+            self._leases[connection.pipes[0]] = connection
+            self._lease.renew(time.time())
+            _write(connection.pipes[1], b"ready\n")
+            return
+        connection.pid, code = _start(request["argv"], connection.pipes, request.get("client", ""))
+        self._close_pipes(connection)
+        if not connection.pid:
+            self._answer(connection, code)
+
+    def _renew(self, number: int) -> None:
+        data = os.read(number, 4096)
+        if not data:
+            self._answer(self._leases[number], 0)
+        elif b"e" in data:
+            self._is_ending = True
+        elif b"b" in data:
+            self._lease.give_up(time.time())
+        else:
+            self._lease.renew(time.time())
+
+    def _lose(self, connection: Connection) -> None:
+        """An usher is gone: its step is over, and the process that has its pipes must not hold them."""
+        self._close(connection)
+        if connection.pid:
+            _send(connection.pid, signal.SIGTERM)
+            connection.kill_at = time.time() + KILL_S
+            self._orphans.append(connection)
+
+    def _answer(self, connection: Connection, code: int) -> None:
+        try:
+            connection.sock.sendall(json.dumps({"code": code}).encode() + b"\n")
+        except OSError:
+            pass  # it is gone as well
+        self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._connections.pop(connection.sock.fileno(), None)
+        connection.sock.close()
+        self._close_pipes(connection)
+
+    def _close_pipes(self, connection: Connection) -> None:
+        for number in connection.pipes:
+            self._leases.pop(number, None)
+            os.close(number)
+        connection.pipes = []
+
+    # ---- processes
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+            for connection in [one for one in self._connections.values() if one.pid == pid]:
+                self._answer(connection, code)
+            self._orphans = [one for one in self._orphans if one.pid != pid]
+
+    def _kill_orphans(self) -> None:
+        for connection in self._orphans:  # none of them is reaped yet, so their numbers are still theirs
+            if time.time() > connection.kill_at:
+                _send(connection.pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Send SIGTERM to every child, also to those that become ours when their parent has ended; wait for them."""
+        end_s = time.time() + END_S
+        told: set[int] = set()
+        if self._others is not None:
+            assert self._others.stdin is not None
+            self._others.stdin.close()
+            told.add(self._others.pid)  # srun would kill the others at once
+        while time.time() < end_s:
+            self._reap()
+            children = [pid for pid, parent in _parents().items() if parent == os.getpid()]
+            if not children:
+                return
+            for pid in children:
+                if pid not in told:
+                    told.add(pid)
+                    _send(pid, signal.SIGTERM)
+            time.sleep(0.02)
+
+
+def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None":
+    """Start the keepers of the other nodes by the same command as this one; None where there are none."""
+    if not settings["step"]:
+        return None
+    with open("/proc/self/cmdline", "rb") as file:
+        own = file.read().decode().split("\0")[:-2]  # without the settings
+    theirs = json.dumps(dict(settings, leads=False, step=[]))
+    # A session of its own: a signal for this process is none for srun.
+    child = subprocess.Popen(settings["step"] + own + [theirs], stdin=subprocess.PIPE, start_new_session=True)
+    child.returncode = 0  # it is waited for by `_reap`
+    return child
+
+
+def _start(argv: "list[str]", pipes: "list[int]", client: str) -> "tuple[int, int]":
+    """Start a process on three pipes; return (pid, 0), or (0, the code that a shell gives where it can't be)."""
+    home = os.path.expanduser("~")
+    environment = dict(os.environ)
+    environment["DISTMAGIC_CLIENT"] = client
+    words = [os.path.expanduser(argv[0]), *argv[1:]]
+    try:
+        child = subprocess.Popen(
+            words, stdin=pipes[0], stdout=pipes[1], stderr=pipes[2], cwd=home if os.path.isdir(home) else "/",
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        _write(pipes[2], f"{words[0]}: {error}\n".encode())
+        return 0, 127 if isinstance(error, FileNotFoundError) else 126
+    child.returncode = 0  # it is waited for by `_reap`
+    return child.pid, 0
+
+
+def _write(number: int, data: bytes) -> None:
+    try:
+        os.write(number, data)
+    except OSError:
+        pass  # nobody reads it any more
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it ended by itself
+
+
+def _parents() -> "dict[int, int]":
+    """Return {process: its parent} of all that runs, without zombies."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    words = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            if words[0] not in (b"Z", b"X"):
+                found[int(name)] = int(words[1])
+    return found
+
+
+def _has_job(top: int) -> bool:
+    """Whether a process below `top` belongs to a job of distmagic."""
+    parents = _parents()
+    below = {top}
+    more = True
+    while more:
+        new = {pid for pid, parent in parents.items() if parent in below} - below
+        below |= new
+        more = bool(new)
+    return any(_is_of_job(pid) for pid in below - {top})
+
+
+def _is_of_job(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = b"\0" + file.read()
+    except OSError:
+        return False
+    _, found, value = variables.partition(_JOB)
+    return bool(found) and not value.startswith((b"-", b"\0"))
+
+
+def _remove_log() -> None:
+    """Remove the file that the batch script's output goes to: from now on a connection tells what is wrong."""
+    path = os.readlink("/proc/self/fd/2")
+    if os.path.basename(path).startswith(_LOG):
+        os.unlink(path)
+
+
+def main(text: str) -> None:
+    """Keep this node until the allocation ends."""
+    for name in ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"):
+        os.environ.pop(name, None)  # those of the log-in node, which sbatch has passed on
+    Keeper(json.loads(text)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[2])

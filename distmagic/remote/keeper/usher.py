@@ -1,0 +1,73 @@
+"""The task of one srun: hands its stdin, stdout and stderr to the keeper of this node, and ends as that process ends.
+
+Its last argument is a line of JSON: {"job": "17", "patience_s": 60, "argv": ["python3", ...]}, or "lease": true in place
+of argv. The exit code is that of the process, 128 + N for a signal N; `NO_KEEPER` where no keeper took the pipes.
+"""
+
+import array
+import json
+import os
+import socket
+import sys
+import time
+
+NO_KEEPER = 118  # no code of a shell, of srun or of Python
+_TURN_S = 0.05
+
+
+def main(text: str) -> int:
+    """Hand the pipes over, and wait; return the exit code."""
+    request = json.loads(text)
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    path = f"/tmp/distmagic-{os.getuid()}-slurm.{request['job']}.{node}/keeper"
+    connection, error = _dial(path, request["patience_s"])
+    if connection is None:
+        sys.stderr.write(f"distmagic: no keeper answers on {node}: {error}\n")
+        return NO_KEEPER
+    request["client"] = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    pipes = array.array("i", [0, 1, 2])
+    line = json.dumps(request).encode() + b"\n"
+    sent = connection.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pipes)])
+    if sent < len(line):
+        connection.sendall(line[sent:])
+    # From now on the pipes are the process's alone: their end of file must come when it closes them, not when we end.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    return _code(connection)
+
+
+def _dial(path: str, patience_s: float) -> "tuple[socket.socket | None, str]":
+    """Connect to the keeper, which may still be starting; return (socket, "") or (None, why not)."""
+    end_s = time.time() + patience_s
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            # Nobody but this user can put a socket into a directory that is his and closed to others.
+            about = os.lstat(os.path.dirname(path))
+            if about.st_uid != os.getuid() or about.st_mode & 0o077:
+                return None, f"{os.path.dirname(path)} is not this user's alone"
+            connection.connect(path)
+        except OSError as error:
+            connection.close()
+            if time.time() > end_s:
+                return None, error.strerror or str(error)
+        else:
+            return connection, ""
+        time.sleep(_TURN_S)
+
+
+def _code(connection: socket.socket) -> int:
+    """Return the exit code that the keeper tells."""
+    said = b""
+    while not said.endswith(b"\n"):
+        data = connection.recv(4096)
+        if not data:
+            return NO_KEEPER  # it ended, and its allocation with it
+        said += data
+    code = int(json.loads(said.decode())["code"])
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2]))

@@ -1,0 +1,107 @@
+"""The allocations of one kernel: submitted once, used by every cell that asks for the same, and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distmagic.clusters import slurm, submission
+from distmagic.clusters.allocation import Allocation, found, submitted
+from distmagic.clusters.job_states import JobState
+from distmagic.clusters.shell import Shell
+from distmagic.errors import AllocationEnded
+from distmagic.request.allocation import AllocationRequest
+from distmagic.request.hosts import LOCALHOST, Host, parse_host
+from distmagic.request.spec import Access
+from distmagic.transports import Transport
+from distmagic.transports.asking import Asker
+
+_ShellKey = tuple[str, str | None, str | None]
+
+
+def keeper_python(access: Access) -> str:
+    """Return the interpreter of keepers and ushers: that of all nodes."""
+    return access.python_of("") or "python3"
+
+
+class Allocations:
+    """What this kernel has of a scheduler. Used by the main thread, but for `transport`."""
+
+    def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
+        self._connect = connect
+        self._shells: dict[_ShellKey, Shell] = {}
+        self._all: list[Allocation] = []
+
+    @property
+    def alive(self) -> tuple[Allocation, ...]:
+        """Those that can still be used, the oldest first."""
+        self._all = [one for one in self._all if one.is_alive]
+        return tuple(self._all)
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The nodes of all of them."""
+        return tuple(host for one in self.alive for host in one.hosts)
+
+    def get(
+        self, request: AllocationRequest, access: Access, asker: Asker, owner: str, *, is_elastic: bool
+    ) -> Allocation:
+        """Return the allocation that a cell asks for: one that is held, or a new one, which is pending."""
+        for one in self.alive:
+            is_wanted = one.request == request or (request.job and request.job == one.job)
+            if is_wanted and one.check(asker):
+                return one
+        shell = self.shell(request.login, access)
+        python = keeper_python(access)
+        if request.job:
+            made = found(request, shell, asker, python=python, lease_s=access.lease_s)
+        else:
+            comment = submission.comment_of(owner)
+            made = submitted(
+                request, shell, asker, comment=comment, python=python, lease_s=access.lease_s, is_elastic=is_elastic
+            )
+        self._all.append(made)
+        return made
+
+    def shell(self, login: str, access: Access) -> Shell:
+        """Return the way to a log-in node, "" being this machine."""
+        key = (login, access.ssh_config, access.ssh_command)
+        if key not in self._shells:
+            host = parse_host(login) if login else LOCALHOST
+
+            def connect(asker: Asker) -> Transport:
+                return self._connect(host, access, asker)
+
+            self._shells[key] = Shell(host.name if login else "this machine", connect)
+        return self._shells[key]
+
+    def transport(self, host: Host, asker: Asker) -> Transport:
+        """Return the way to a node. Raises `AllocationEnded` if it is ours no longer."""
+        for one in self._all:
+            if one.name == host.allocation:
+                return one.transport(host, asker)
+        job = host.allocation.rpartition(":")[2]
+        raise AllocationEnded(f"Slurm job {job} has ended.", "Run the cell again: it asks for new nodes.")
+
+    def listed(self, login: str, access: Access, asker: Asker) -> tuple[JobState, ...]:
+        """Return what Slurm has of this user's allocations, those of other kernels too. Raises `Unreachable`."""
+        states = slurm.look(self.shell(login, access), (), "", asker).values()
+        ours = [one for one in states if one.comment.startswith(f"{submission.JOB_NAME}:")]
+        return tuple(one for one in ours if one.is_pending or one.is_running)
+
+    def end(self) -> None:
+        """Give all nodes back, whatever runs there, and close the connections to log-in nodes."""
+        for one in self._all:
+            one.end()
+        self._forget()
+
+    def leave(self) -> None:
+        """Give all nodes back on which no job runs, and close the connections to log-in nodes."""
+        for one in self._all:
+            one.leave()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._all = []
+        for shell in self._shells.values():
+            shell.close()
+        self._shells = {}

@@ -1,0 +1,55 @@
+"""Where a cell runs: hosts that are named, or nodes of a scheduler, for which it may have to wait."""
+
+from __future__ import annotations
+
+from distmagic.clusters.allocation import Allocation
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.connection.reach import Reaching
+from distmagic.render.screen import Screen
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access, JobSpec
+from distmagic.session.session import Session
+from distmagic.state.fold import begin
+
+
+class Place:
+    """The hosts of one cell. Those that are known are being reached from the beginning; `reach` waits for the others.
+
+    Either `hosts` or `allocation` says where it is.
+    """
+
+    def __init__(
+        self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec | None,
+        *, hosts: tuple[Host, ...] = (), allocation: Allocation | None = None,
+    ) -> None:  # fmt: skip
+        self._session, self._access, self._asker, self._spec = session, access, asker, spec
+        self._allocation = allocation
+        self._reaching: Reaching | None = None
+        known = hosts if allocation is None else allocation.hosts
+        if known or allocation is None:
+            self._begin(known)
+
+    def _begin(self, hosts: tuple[Host, ...]) -> Reaching:
+        self._reaching = self._session.reach(hosts, self._access, self._asker, self._spec)
+        return self._reaching
+
+    def reach(self, screen: Screen | None = None) -> Reaching:
+        """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for."""
+        if self._reaching is not None:
+            return self._reaching
+        allocation = self._allocation
+        assert allocation is not None
+        names = [f"node {number}" for number in range(1, allocation.request.nodes + 1)]
+
+        def tell(text: str) -> None:
+            if screen is not None:
+                screen.show(begin("", names, notices=(text,)))
+
+        return self._begin(allocation.wait(self._asker, tell))
+
+    def cancel(self) -> None:
+        """Give up. An allocation that is held stays for the next cell; one that is still pending is cancelled."""
+        if self._reaching is not None:
+            self._reaching.cancel()
+        elif self._allocation is not None and not self._allocation.hosts:
+            self._allocation.end()

@@ -1,0 +1,148 @@
+"""What `srun` is told, and what it says when it fails, understood. Pure.
+
+Slurm's variables are options of its commands: SLURM_CPUS_PER_TASK of a surrounding job would shape our step. So every
+command of Slurm is started by `clean`, which takes them away, but for those that say which cluster is meant and those
+in which users keep their own choice of account and partition.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from distmagic.errors import AllocationEnded, DistmagicError, HostError, PreflightError, Unreachable
+
+KEPT_VARIABLES = (
+    "SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION",
+    "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS",
+)  # fmt: skip
+_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SINFO_", "SQUEUE_", "SCANCEL_", "PMI", "PMIX_")
+_CLEAN = (
+    "for name in $(env | sed -n 's/^\\([A-Z][A-Z0-9_]*\\)=.*/\\1/p'); do "
+    f"case $name in {'|'.join(KEPT_VARIABLES)}) ;; "
+    f'{"|".join(f"{prefix}*" for prefix in _PREFIXES)}) unset "$name";; esac; done; exec "$@"'
+)
+
+# overlap: beside the keeper's step, which has all resources. unbuffered: bytes without a line's end arrive at once.
+# gres=none: the keeper has the GPUs, and a job that asked for --gpus in all would refuse any other step.
+# propagate=NONE, chdir: limits and directory of the log-in node mean nothing on this one.
+STEP_OPTIONS = (
+    "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--gres=none", "--mpi=none", "--cpu-bind=none",
+    "--kill-on-bad-exit=0", "--propagate=NONE", "--chdir=/", "--quiet",
+)  # fmt: skip
+
+
+def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that runs `argv` without the variables of a job around it."""
+    return ("sh", "-c", _CLEAN, "sh", *argv)
+
+
+def step(job: str, cluster: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours."""
+    of_cluster = (f"--clusters={cluster}",) if cluster else ()
+    return clean(("srun", f"--jobid={job}", *of_cluster, f"--nodelist={node}", *STEP_OPTIONS, *argv))
+
+
+_TASK_ENDED = re.compile(
+    r"^(?:srun: (?:error|Terminating|launch/slurm|Force|Job step|Complete|.*\bexited\b)|slurmstepd: error: \*\*\*)"
+)
+
+
+def own_words(said: str) -> str:
+    """Return what a process wrote on stderr without srun's own lines about how it ended."""
+    kept = [line for line in said.splitlines(keepends=True) if not _TASK_ENDED.match(line)]
+    return "".join(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """One reason why there is no step. `{job}` and `{node}` stand in its words."""
+
+    pattern: str
+    kind: type[DistmagicError]
+    message: str
+    hint: str
+
+
+_AGAIN = "It is tried again; squeue -j {job} shows how the job stands."
+_CAUSES = (
+    _Cause(
+        r"distmagic: no keeper answers",
+        Unreachable,
+        "its keeper does not answer; it starts the ranks' processes, and ends with the job.",
+        _AGAIN,
+    ),
+    _Cause(
+        r"job \d+ has expired|Invalid job id|Job/step already complet|job.*(?:already finished|completing)",
+        AllocationEnded,
+        "Slurm job {job} has ended, and {node} is no longer ours.",
+        "Run the cell again: it asks for new nodes.",
+    ),
+    _Cause(
+        r"unrecogni[sz]ed option '?--overlap",
+        PreflightError,
+        "this Slurm has no srun --overlap (it came with 20.11), so no step can be started beside another.",
+        "Reach the nodes with --hosts, where the cluster lets you log in there, or ask for a newer Slurm.",
+    ),
+    _Cause(
+        r"Memory required by task is not available|Requested nodes are busy|step creation (?:temporarily )?disabled"
+        r"|Job step creation temporarily",
+        Unreachable,
+        "Slurm starts no step there for now; after a restart of its controller that lasts up to half a minute.",
+        _AGAIN,
+    ),
+    _Cause(
+        r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were transmitted"
+        r"|slurm_receive_msg|Connection timed out|Communication connection failure",
+        Unreachable,
+        "Slurm's controller or the node's slurmd does not answer.",
+        _AGAIN,
+    ),
+    _Cause(
+        r"Invalid generic resource|Insufficient GRES",
+        PreflightError,
+        "the job's GPUs are counted in all (--gpus), which leaves none for a single step.",
+        "Ask for --gpus-per-node.",
+    ),
+    _Cause(
+        r"Access/permission denied|User not authorized|Invalid user",
+        PreflightError,
+        "Slurm lets this user start nothing in job {job}.",
+        "Name a job of your own: squeue --me lists them.",
+    ),
+    _Cause(
+        r"Requested node configuration is not available|Invalid node name|not in (?:the )?(?:job|allocation)",
+        PreflightError,
+        "it is no node of Slurm job {job}.",
+        "squeue -j {job} -o %N shows the job's nodes.",
+    ),
+    _Cause(
+        r"execve\(\): .*No such file",
+        PreflightError,
+        "there is no such Python on the node.",
+        "Name one that the nodes have: --python /path/to/python3",
+    ),
+    _Cause(
+        r"srun: (?:not found|command not found|No such file)",
+        PreflightError,
+        "there is no program srun on the log-in node.",
+        "Name a node on which Slurm's commands work: --on slurm:LOGIN.",
+    ),
+)
+
+
+def trouble(node: str, job: str, said: str) -> DistmagicError | None:
+    """Return why a step on `node` of `job` did not begin, from its stderr; None if it says nothing of the kind."""
+    for cause in _CAUSES:
+        if re.search(cause.pattern, said, re.IGNORECASE):
+            message = cause.message.format(job=job, node=node)
+            hint = cause.hint.format(job=job, node=node)
+            if issubclass(cause.kind, HostError):
+                return cause.kind(node, message, hint)
+            return cause.kind(message, hint)
+    errors = re.findall(r"(?m)^srun: error: (?!.*(?:task \d|Exited with))(.+)$", said)
+    if errors:
+        return Unreachable(
+            node, f"srun could not start anything there: {errors[-1]}.".replace("..", "."), _AGAIN.format(job=job)
+        )
+    return None

@@ -1,0 +1,74 @@
+"""A keeper that runs on this machine as if it were a node of a job, and a transport through its ushers."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from distmagic.transports import Process, local, program_text
+from tests.lab.waiting import wait_until
+
+
+class LocalKeeper:
+    """A keeper inside a `with`, of a job that no Slurm knows. It implements `Transport`: a process a start."""
+
+    warnings: tuple[str, ...] = ()
+
+    def __init__(
+        self, *, leads: bool = True, first_lease_s: float = 60, lease_s: float = 60, idle_s: float = 60,
+        step: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.job = str(secrets.randbelow(10**9))
+        self.folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{self.job}.here")
+        self._settings = {
+            "leads": leads, "first_lease_s": first_lease_s, "lease_s": lease_s, "idle_s": idle_s, "step": step,
+        }  # fmt: skip
+        self._local = local.connect()
+
+    def __enter__(self) -> LocalKeeper:  # noqa: PYI034 - typing.Self is of Python 3.11
+        node = {"SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "here"}
+        self.process = subprocess.Popen(
+            program_text.command(sys.executable, "keeper", self._settings), env={**os.environ, **node},
+            stdin=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._local.close()
+        self.process.terminate()
+        self.process.wait(30)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def usher(self, request: dict[str, object], patience_s: float = 20) -> Process:
+        """Start one usher, as a step of srun would."""
+        words = program_text.command(sys.executable, "usher", {"job": self.job, "patience_s": patience_s, **request})
+        return self._local.start(("env", "SLURMD_NODENAME=here", "SLURM_LAUNCH_NODE_IPADDR=10.0.0.9", *words))
+
+    def start(self, argv: tuple[str, ...]) -> Process:
+        """Start `argv` through an usher."""
+        return self.usher({"argv": argv})
+
+    def close(self) -> None:
+        """Let go of all pipes."""
+        self._local.close()
+
+    def wait_ended(self) -> int:
+        """Return the exit code of the keeper, which must end by itself."""
+        wait_until(lambda: self.process.poll() is not None, "the keeper to end", 30)
+        assert not self.folder.exists()
+        return self.process.returncode
+
+
+def request_of(command: tuple[str, ...]) -> dict[str, object]:
+    """Return the request in a command of `program_text`."""
+    found = json.loads(command[-1])
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,233 @@
+"""Real Slurm over hosts of a lab: munged, slurmctld and slurmd from Debian's packages, with private files and ports.
+
+    dm1         where users log in: Slurm's commands, no slurmd
+    dm2 ...     the nodes
+    the last    slurmctld, so that it can be away while the others are there
+
+Every host has its own /run, and so its own munged at the usual place. /etc/slurm is the lab's on every host.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+from tests.lab.host import LabHost
+from tests.lab.lab import Lab
+from tests.lab.waiting import wait_until
+from tests.system.components import COMPONENTS
+
+USER, UID = "ann", 2345  # an ordinary user of all hosts
+_FREEZER = Path("/sys/fs/cgroup/freezer")
+_SLURM_CONF = """\
+ClusterName=lab
+SlurmctldHost={controller}({controller_address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+StateSaveLocation=/run/slurm/state
+SlurmdSpoolDir=/run/slurm/spool
+SlurmctldPidFile=/run/slurm/slurmctld.pid
+SlurmdPidFile=/run/slurm/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SwitchType=switch/none
+MpiDefault=none
+ProctrackType={proctrack}
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+GresTypes=gpu
+ReturnToService=2
+SlurmctldTimeout=10
+SlurmdTimeout=10
+KillWait=10
+MinJobAge=300
+SlurmdParameters=config_overrides
+"""
+
+
+def has_cgroups() -> bool:
+    """Whether Slurm can track processes by cgroups here, so that a step's end kills all that it has started."""
+    return (_FREEZER / "release_agent").exists() and os.access(_FREEZER, os.W_OK)
+
+
+class SlurmLab:
+    """A lab with Slurm, up inside a `with`. `tracks_by` says how Slurm finds the processes of a step."""
+
+    def __init__(self, nodes: int = 2, *, network: int | None = None) -> None:
+        self.lab = Lab(nodes + 2, network=network)
+        self.login, *middle = self.lab.hosts
+        self.nodes, self.controller = tuple(middle[:-1]), middle[-1]
+        self.tracks_by = "proctrack/cgroup" if has_cgroups() else "proctrack/linuxproc"
+        self.folder = self.lab.folder / "slurm"
+
+    def __enter__(self) -> SlurmLab:  # noqa: PYI034 - typing.Self is of Python 3.11
+        return self.up()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.down()
+
+    # ---- power
+
+    def up(self) -> SlurmLab:
+        """Start all hosts and daemons, and return when all nodes are idle."""
+        self.lab.folder.chmod(0o711)  # its user reads the keys of log-in, and Slurm's configuration
+        self._write_files()
+        try:
+            self.lab.up()
+            for host in self.lab.hosts:
+                self._prepare(host)
+            self.start_controller()
+            for host in self.nodes:
+                self.start_node(host)
+            wait_until(lambda: self._states() == {"idle"}, "all nodes of Slurm to be idle", 30)
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def down(self) -> None:
+        """End all of it; safe to call twice."""
+        self.lab.down()
+        for host in self.nodes:
+            _remove_cgroups(_FREEZER / f"slurm_{self._node_name(host)}")
+
+    def _write_files(self) -> None:
+        self.folder.mkdir(mode=0o755)
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        address = self.controller.address
+        text = _SLURM_CONF.format(
+            controller=self.controller.name,
+            controller_address=address,
+            folder=self.folder,
+            proctrack=self.tracks_by,
+        )
+        names = ",".join(self.names)
+        for host in self.nodes:
+            name = self._node_name(host)
+            text += (
+                f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} CPUs=8 RealMemory=8000 Gres=gpu:2\n"
+            )
+        text += f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE DefaultTime=30 State=UP\n"
+        text += f"PartitionName=short Nodes={names} MaxTime=10 State=UP\n"
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "gres.conf").write_text("Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n")
+        (self.folder / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
+        )
+        (self.folder / "plugstack.conf").write_text("")
+
+    def _node_name(self, host: LabHost) -> str:
+        """Return Slurm's name of a host. It is no host name, and has this process in it: cgroups have it in theirs."""
+        return f"p{os.getpid()}n{self.nodes.index(host) + 1}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What Slurm calls its nodes, in order."""
+        return tuple(self._node_name(host) for host in self.nodes)
+
+    def _prepare(self, host: LabHost) -> None:
+        """Give a host its user, its directories, Slurm's configuration and a munged."""
+        munged = COMPONENTS["munged"].path() or "munged"
+        script = f"""
+            set -eu
+            echo '{USER}:x:{UID}:{UID}:an ordinary user:/home/{USER}:/bin/bash' >>/etc/passwd
+            echo '{USER}:*:19000:0:99999:7:::' >>/etc/shadow
+            mkdir -m 700 /home/{USER}; chown {UID}:{UID} /home/{USER}
+            mkdir -p /run/munge /run/slurm/state /run/slurm/spool
+            chmod 755 /run/munge /run/slurm
+            cp {self.folder}/munge.key /run/munge/key; chmod 400 /run/munge/key
+            mount -n --bind {self.folder} /etc/slurm
+            {munged} --force --key-file=/run/munge/key --log-file=/run/munge/log --pid-file=/run/munge/pid \\
+                --seed-file=/run/munge/seed --num-threads=2
+        """
+        _must(host, ["sh", "-c", script])
+
+    def start_controller(self) -> None:
+        """Start slurmctld, which goes on with the state that it had."""
+        _must(self.controller, ["slurmctld"])
+
+    def stop_controller(self) -> None:
+        """End slurmctld."""
+        _must(self.controller, ["sh", "-c", "kill $(cat /run/slurm/slurmctld.pid)"])
+        wait_until(lambda: not _runs(self.controller, "slurmctld"), "slurmctld to end")
+
+    def start_node(self, host: LabHost) -> None:
+        """Start the slurmd of a node."""
+        _must(host, ["slurmd", "-N", self._node_name(host)])
+
+    # ---- looking at it
+
+    def _states(self) -> set[str]:
+        return set(self.command("sinfo", "-h", "-N", "-o", "%t").split())
+
+    def command(self, *argv: str) -> str:
+        """Run a command of Slurm as root on the log-in node, and return its output."""
+        return self.login.exec(list(argv)).stdout
+
+    def jobs(self) -> tuple[str, ...]:
+        """Return the numbers of all jobs that have not ended."""
+        return tuple(self.command("squeue", "-h", "-o", "%i").split())
+
+    def mend(self) -> None:
+        """Mend every cable and firewall, start what was stopped, end every job; return when all nodes are free."""
+        for host in self.lab.hosts:
+            host.undrop()
+            host.heal()
+        if not _runs(self.controller, "slurmctld"):
+            self.start_controller()
+        for host in self.nodes:
+            if not _runs(host, "slurmd"):
+                self.start_node(host)
+        self.cancel_all()
+
+    def cancel_all(self) -> None:
+        """End every job, and return when all nodes are free."""
+        for job in self.jobs():
+            self.command("scancel", job)
+        wait_until(lambda: not self.jobs() and self._states() == {"idle"}, "no job of Slurm", 40)
+
+    def assert_clean(self, within_s: float = 20.0) -> None:
+        """Assert that Slurm has no job, and that no host has a process or a file of distmagic's."""
+        try:
+            wait_until(lambda: not self.jobs(), "no job of Slurm", within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.command('squeue')}") from None
+        self.lab.assert_clean(within_s)
+        logs = [name for host in self.lab.hosts for name in host.files("/home") if ".distmagic-slurm-" in name]
+        assert logs == [], "the output of batch scripts was left"
+
+
+def _must(host: LabHost, argv: list[str]) -> None:
+    done = host.exec(argv)
+    assert done.returncode == 0, f"{host.name}: {argv[-1]}: {done.stdout}{done.stderr}"
+
+
+def _remove_cgroups(top: Path) -> None:
+    """Remove a tree of cgroups, whose processes have ended with their host."""
+
+    def is_gone() -> bool:
+        for folder, _, _ in os.walk(top, topdown=False):
+            try:
+                Path(folder).rmdir()
+            except OSError:
+                return False
+        return True
+
+    if top.exists():
+        wait_until(is_gone, f"the cgroups of {top.name} to go")
+
+
+def _runs(host: LabHost, name: str) -> bool:
+    return any(process.name == name for process in host.processes())

@@ -1,0 +1,46 @@
+"""`%%distributed --on slurm:LOGIN` in a notebook: two cells in one allocation, jobs on its nodes, and its end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.lab.slurm import SlurmLab
+from tests.lab.waiting import wait_until
+from tests.notebooks.kernel import live_notebook
+
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(150)]
+
+CELL = """\
+%%distributed --on slurm:dm1 --nodes 2 --slurm cpus-per-task=2
+import os
+def where():
+    return os.environ["RANK"], os.uname().nodename
+where()
+"""
+
+
+def test_cells_on_nodes_of_slurm(slurm: SlurmLab, tmp_path: Path):
+    one, two = slurm.names
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f"%config Distmagic.ssh_config = {str(slurm.lab.ssh_config)!r}")
+        assert "Slurm has no allocation of distmagic's that is yours" in notebook.run(
+            "%distributed allocations slurm:dm1"
+        )
+        shown = notebook.run(CELL)
+        assert re.search(rf"{one}.*\n.*{two}", shown)
+        assert notebook.run("dict(_run.results)") == "{0: ('0', 'dm2'), 1: ('1', 'dm3')}"
+        (job,) = slurm.jobs()
+        notebook.run(CELL)
+        assert slurm.jobs() == (job,)
+        assert re.search(
+            rf"{job} +running +{one},{two} .*this notebook", notebook.run("%distributed allocations slurm:dm1")
+        )
+        assert len(re.findall(rf"done +{one}, {two}", notebook.run("%distributed jobs"))) >= 2
+        refused = notebook.fail(CELL.replace("--nodes 2", "--nodes 2 --partition nope"))
+        assert "SpecError: Slurm has no such partition, or not for you" in refused
+        notebook.run("%distributed down")
+        wait_until(lambda: not slurm.jobs(), "the allocation to end", 10)
+    slurm.assert_clean()

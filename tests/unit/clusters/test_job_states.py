@@ -1,0 +1,108 @@
+"""Rows of squeue, understood, and in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.clusters import job_states
+from distmagic.clusters.job_states import JobState, ended, never_starts, rows, waiting
+
+PRINTED = """\
+CLUSTER: east
+17|PENDING|Resources||2026-03-04T05:06:07|30:00|2|distmagic:lab:/a.ipynb
+18|RUNNING|None|a[1-2],b7|2026-03-04T05:06:07|29:58|16|(null)
+19|PENDING|ReqNodeNotAvail, UnavailableNodes:a3||N/A|30:00|1|a|b
+20|COMPLETED|None|a1|N/A|0:00|1|
+welcome to the cluster
+"""
+
+
+def test_rows():
+    found = rows(PRINTED)
+    assert list(found) == ["17", "18", "19", "20"]
+    assert found["17"] == JobState(
+        job="17", state="PENDING", reason="Resources", starts="2026-03-04T05:06:07", left="30:00", cpus=2,
+        comment="distmagic:lab:/a.ipynb",
+    )  # fmt: skip
+    assert found["18"].nodes == ("a1", "a2", "b7")
+    assert (found["18"].is_running, found["17"].is_pending, found["20"].is_running) == (True, True, False)
+    assert found["19"].comment == "a|b"
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id", "17|RUNNING", "a|b|c|d|e|f|g|h"])
+def test_what_is_no_row(text):
+    assert rows(text) == {}
+
+
+def test_broken_names_of_nodes_are_no_nodes():
+    assert rows("18|RUNNING|None|a[1-|x|y|1|")["18"].nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        ("Resources", "Slurm job 17 is pending: the nodes it needs are busy (Resources)."),
+        ("Priority", "Slurm job 17 is pending: jobs with a higher priority come first (Priority)."),
+        ("QOSMaxGRESPerUser", "Slurm job 17 is pending: a limit of your account or quality of service is reached (QOSMaxGRESPerUser)."),
+        ("ReqNodeNotAvail, UnavailableNodes:a3", "Slurm job 17 is pending: nodes that it needs are down, reserved or being drained (ReqNodeNotAvail)."),
+        ("NeverHeardOf", "Slurm job 17 is pending (NeverHeardOf)."),
+        ("", "Slurm job 17 is pending."),
+    ],
+)  # fmt: skip
+def test_reasons_in_words(reason, sentence):
+    state = JobState(job="17", state="PENDING", reason=reason)
+    assert waiting(state) == sentence
+
+
+def test_when_it_may_start():
+    state = JobState(job="17", state="PENDING", reason="Resources", starts="2026-03-04T05:06:07")
+    assert waiting(state).endswith("(Resources). Slurm expects it to start at 2026-03-04 05:06:07.")
+
+
+def test_nodes_that_are_made_ready():
+    state = JobState(job="17", state="CONFIGURING", reason="None")
+    assert waiting(state) == "Slurm job 17 is pending: its nodes are being made ready (CONFIGURING)."
+
+
+@pytest.mark.parametrize(
+    ("reason", "never"), [("PartitionNodeLimit", True), ("Resources", False), ("BadConstraints", True)]
+)
+def test_what_never_starts(reason, never):
+    assert never_starts(JobState(job="1", state="PENDING", reason=reason)) == never
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "hint"),
+    [
+        ("TIMEOUT", "reached its time limit", "Ask for more: --time"),
+        ("PREEMPTED", "was preempted", "not preempted"),
+        ("NODE_FAIL", "lost a node", "other nodes"),
+        ("OUT_OF_MEMORY", "used more memory", "--mem"),
+        ("CANCELLED", "was cancelled with scancel, not by this notebook", "new nodes"),
+        ("COMPLETED", "has ended: nobody used it", "new nodes"),
+        ("NEW_WORD", "has ended (NEW_WORD)", "new nodes"),
+    ],
+)
+def test_ends_in_words(word, message, hint):
+    error = ended("17", JobState(job="17", state=word))
+    assert f"Slurm job 17 {message}" in error.message
+    assert hint in error.hint
+
+
+def test_an_end_that_is_no_longer_known_and_what_a_script_printed():
+    assert ended("17", None).message == "Slurm job 17 has ended, and Slurm no longer says how."
+    failed = ended("17", JobState(job="17", state="FAILED"), "python3: not found\n")
+    assert failed.message.endswith("its batch script ended before its time. It printed: python3: not found")
+
+
+def test_one_question_for_all_jobs():
+    command = job_states.squeue(("17", "18"), "east")
+    assert command == (
+        "squeue",
+        "--noheader",
+        "--clusters=east",
+        "--jobs=17,18",
+        "--states=all",
+        f"--format={job_states.FORMAT}",
+    )
+    assert "--me" in job_states.squeue((), "")

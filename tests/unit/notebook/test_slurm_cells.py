@@ -1,0 +1,83 @@
+"""Cells on nodes of Slurm, over a fake session: what happens when, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+from distmagic.clusters.job_states import JobState
+from distmagic.errors import Cancelled, SpecError
+from distmagic.notebook.host_commands import allocations_table
+from distmagic.request.allocation import AllocationRequest
+from distmagic.request.hosts import Host
+from tests.unit.notebook.fakes import FakeAllocation, Lab
+
+CELL = "%%distributed --on slurm:login1 --nodes 2\nseen = 1\ndef f():\n    return 5\nf()"
+
+
+def test_the_job_is_submitted_the_cell_runs_and_then_it_waits(lab: Lab):
+    assert lab.value(CELL) == 5
+    assert lab.session.log == ["allocate", "wait", "reach", "launch"]
+    assert lab.shell.user_ns["seen"] == 1
+    assert [host.name for host in lab.session.hosts] == ["a1", "a2"]
+    assert lab.session.screen.notices == ["Slurm job 17 is pending."]
+    assert (lab.session.wanted.login, lab.session.wanted.nodes) == ("login1", 2)
+
+
+def test_nodes_that_are_held_are_reached_at_once(lab: Lab):
+    lab.value(CELL)
+    lab.session.log.clear()
+    assert lab.value(CELL) == 5
+    assert lab.session.log == ["allocate", "reach", "launch"]
+
+
+def test_a_mistake_in_the_cell_gives_a_pending_job_back(lab: Lab):
+    assert isinstance(lab.run(CELL.replace("seen = 1", "1 / 0")).error_in_exec, ZeroDivisionError)
+    assert lab.session.log == ["allocate", "end of the allocation"]
+
+
+def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab: Lab):
+    request = AllocationRequest(nodes=2)
+    lab.session.given = FakeAllocation(lab.session.log, request, failure=KeyboardInterrupt())
+    assert isinstance(lab.run(CELL).error_in_exec, Cancelled)
+    assert lab.session.log == ["allocate", "wait", "end of the allocation"]
+
+
+def test_a_cell_that_is_no_python_asks_for_nothing(lab: Lab):
+    assert isinstance(lab.run("%%distributed --on slurm\nf(").error_in_exec, SpecError)
+    assert lab.session.log == []
+
+
+def test_a_dry_run_submits_nothing(lab: Lab, capsys):
+    lab.value(CELL.replace("--nodes 2", "--nodes 2 --dry-run"))
+    assert "would submit 2 nodes" in capsys.readouterr().out
+    assert lab.session.log == []
+
+
+def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
+    lab.session.allocated = (Host(name="a1", allocation="here:slurm:17"),)
+    lab.value("%distributed jobs")
+    assert [host.name for host in lab.session.hosts] == ["a1"]
+    lab.value("%distributed hosts gpu-a")
+    lab.value("%distributed jobs")
+    assert [host.name for host in lab.session.hosts] == ["gpu-a", "a1"]
+
+
+def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):
+    lab.session.states = (JobState(job="17", state="RUNNING", nodes=("a1",), left="9:00", comment="distmagic:me"),)
+    lab.value("%distributed allocations slurm:login1")
+    assert "17   running  a1     9:00       me" in capsys.readouterr().out
+    lab.value("%distributed allocations slurm:login1:17")
+    assert "Slurm job 17: a1, a2" in capsys.readouterr().out
+    assert lab.session.wanted.job == "17"
+    assert lab.session.log == ["allocations of login1", "allocate", "wait"]
+
+
+def test_the_table_of_allocations():
+    states = [
+        JobState(job="17", state="RUNNING", nodes=("a1", "a2"), left="9:00", comment="distmagic:me:/a.ipynb"),
+        JobState(job="18", state="PENDING", reason="Resources", left="30:00", comment="distmagic:you"),
+    ]
+    assert allocations_table(states, {"17"}).splitlines() == [
+        "job  state    nodes      time left  notebook",
+        "17   running  a1,a2      9:00       this notebook",
+        "18   pending  Resources  30:00      you",
+    ]
+    assert allocations_table([], set()) == "Slurm has no allocation of distmagic's that is yours"

@@ -1,0 +1,207 @@
+"""A keeper and its ushers on this machine, without Slurm: what starts, what ends with what, and when it all ends."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote.keeper import keeper, usher
+from distmagic.remote.keeper.keeper import LOOK_S, Lease
+from distmagic.transports import Process
+from tests.builders.keepers import LocalKeeper
+from tests.lab.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="keepers run on Linux nodes")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def read_all(process: Process) -> bytes:
+    parts = []
+    while data := process.read():
+        parts.append(data)
+    return b"".join(parts)
+
+
+def sleeper(transport: LocalKeeper) -> int:
+    """Start a process that starts another one in a session of its own, as a contact starts an agent; return that one."""
+    process = transport.start(("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!; cat"))
+    return int(process.read())
+
+
+@pytest.mark.parametrize("module", [keeper, usher])
+def test_they_run_on_old_pythons(module):
+    ast.parse(Path(module.__file__).read_text(), feature_version=(3, 6))
+    assert "from __future__" not in Path(module.__file__).read_text()
+
+
+def test_the_process_has_a_session_of_its_own_and_knows_who_came():
+    with LocalKeeper() as node:
+        text = 'import os; print(os.getsid(0) == os.getpid(), os.environ["DISTMAGIC_CLIENT"], os.getcwd())'
+        process = node.start((sys.executable, "-c", text))
+        assert read_all(process).decode().split() == ["True", "10.0.0.9", os.path.expanduser("~")]
+
+
+def test_what_a_process_has_started_outlives_it_and_its_usher():
+    with LocalKeeper() as node:
+        pid = sleeper(node)
+        (gone,) = node._local._processes
+        os.kill(gone.pid, signal.SIGKILL)
+        other = node.start(("echo", "still here"))
+        assert other.read() == b"still here\n"
+        assert is_alive(pid)
+    wait_until(lambda: not is_alive(pid), "what was started to end with the keeper")
+
+
+def test_a_process_whose_usher_is_killed_ends_also_if_it_ignores_sigterm():
+    with LocalKeeper() as node:
+        process = node.start(("sh", "-c", "trap '' TERM; echo $$; while :; do sleep 1; done"))
+        pid = int(process.read())
+        (step,) = node._local._processes
+        os.kill(step.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), "the process to be killed", keeper.KILL_S + 10)
+
+
+def test_sigterm_is_passed_on_to_all_and_leaves_nothing():
+    with LocalKeeper() as node:
+        pid = sleeper(node)
+        node.process.terminate()
+        assert node.wait_ended() == 0
+        assert not is_alive(pid)
+
+
+def test_the_lead_ends_when_nobody_comes():
+    with LocalKeeper(first_lease_s=0.5) as node:
+        assert node.wait_ended() == 0
+
+
+def test_another_keeper_ends_with_the_lead_whose_output_it_reads():
+    with LocalKeeper(leads=False) as node:
+        pid = sleeper(node)
+        node.process.stdin.close()
+        assert node.wait_ended() == 0
+        assert not is_alive(pid)
+
+
+def test_the_lead_starts_the_others_and_waits_for_their_end():
+    others = "/tmp/distmagic-{}-slurm.{}.there"
+    with LocalKeeper(step=("env", "SLURMD_NODENAME=there")) as node:
+        folder = Path(others.format(os.getuid(), node.job))
+        wait_until((folder / "keeper").exists, "the other keeper to be up")
+        node.process.terminate()
+        assert node.wait_ended() == 0
+        assert not folder.exists()
+
+
+def test_another_keeper_does_not_count_the_time():
+    with LocalKeeper(leads=False, first_lease_s=0.1, lease_s=0.1, idle_s=0.1) as node:
+        process = node.start(("sleep", "2.5"))
+        assert process.wait(20) == 0
+        assert node.process.poll() is None
+
+
+def test_a_lease_is_renewed_and_ends():
+    with LocalKeeper(first_lease_s=60, lease_s=1.5) as node:
+        lease = node.usher({"lease": True})
+        assert lease.read() == b"ready\n"
+        for _ in range(3):
+            assert lease.wait(0.8) is None
+            lease.write(b".")
+        assert node.process.poll() is None
+        assert node.wait_ended() == 0
+
+
+def test_an_allocation_that_is_told_to_end_ends_at_once():
+    with LocalKeeper() as node:
+        lease = node.usher({"lease": True})
+        assert lease.read() == b"ready\n"
+        lease.write(b"e")
+        assert node.wait_ended() == 0
+        assert lease.read() == b""
+
+
+def test_an_unused_allocation_ends_though_the_notebook_is_there():
+    with LocalKeeper(idle_s=1.0) as node:
+        lease = node.usher({"lease": True})
+        assert lease.read() == b"ready\n"
+        assert node.wait_ended() == 0
+
+
+def test_a_job_that_runs_holds_the_allocation_without_a_notebook(monkeypatch):
+    with LocalKeeper(first_lease_s=0.5, idle_s=0.5) as node:
+        process = node.start(("env", "DISTMAGIC_JOB=7", "sleep", "4"))
+        assert process.wait(20) == 0, "the allocation ended below a job"
+        assert node.wait_ended() == 0
+
+
+def test_the_lease_in_time():
+    lease = Lease(100.0, {"first_lease_s": 30, "lease_s": 10, "idle_s": 50})
+    assert not lease.is_over(129.0, has_job=False)
+    lease.renew(129.0)
+    assert not lease.is_due(139.0)
+    assert lease.is_over(140.0, has_job=False)
+    assert not lease.is_over(140.0, has_job=True)
+    assert not lease.is_due(140.0 + LOOK_S), "it looks again after a while, not all the time"
+    assert lease.is_over(146.0, has_job=False)
+    for now in range(146, 250):
+        lease.renew(now)
+        assert lease.is_due(now) == (now > 190)
+
+
+def test_a_folder_of_somebody_else_is_not_used():
+    with LocalKeeper() as node:
+        assert node.start(("true",)).wait(20) == 0
+        node.folder.chmod(0o755)
+        process = node.usher({"argv": ["true"]}, patience_s=0.1)
+        assert process.wait(20) == usher.NO_KEEPER
+        assert "is not this user's alone" in process.stderr()
+
+
+def test_an_usher_without_a_keeper_says_so():
+    node = LocalKeeper()
+    process = node.usher({"argv": ["true"]}, patience_s=0.1)
+    assert process.wait(20) == usher.NO_KEEPER
+    assert "distmagic: no keeper answers on here: No such file or directory" in process.stderr()
+    node.close()
+
+
+def test_a_second_keeper_of_the_same_node_leaves_it_to_the_first():
+    with LocalKeeper() as node:
+        assert node.start(("true",)).wait(20) == 0
+        again = LocalKeeper()
+        again.job = node.job
+        with again:
+            assert again.process.wait(20) == 0
+        assert node.start(("echo", "first")).read() == b"first\n"
+
+
+def test_what_is_no_request_ends_the_connection_and_not_the_keeper():
+    with LocalKeeper() as node:
+        for request in ({}, {"argv": "no list of words"}, {"argv": []}):
+            assert node.usher(request).wait(20) in (usher.NO_KEEPER, 126, 127)
+        assert node.start(("echo", "here")).read() == b"here\n"
+
+
+def test_the_log_of_the_batch_script_is_removed_once_it_is_up(tmp_path):
+    log = tmp_path / ".distmagic-slurm-17.out"
+    node = {"SLURM_JOB_ID": "17000017", "SLURMD_NODENAME": "here"}
+    from distmagic.transports import program_text
+
+    settings = {"leads": True, "first_lease_s": 0.2, "lease_s": 1, "idle_s": 1, "step": []}
+    with log.open("w") as file:
+        command = program_text.command(sys.executable, "keeper", settings)
+        done = subprocess.run(command, env={**os.environ, **node}, stderr=file, timeout=30, check=False)
+    assert done.returncode == 0
+    assert not log.exists()

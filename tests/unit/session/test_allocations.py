@@ -1,0 +1,97 @@
+"""The allocations of a kernel over a scripted log-in node: which is used again, and what ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import AllocationEnded
+from distmagic.request.allocation import AllocationRequest
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
+from distmagic.session.allocations import Allocations
+from tests.builders.logins import RUNNING, Login, Said, squeue
+
+ASKER = NotebookAsker(can_ask=False)
+WANTED = AllocationRequest(login="login1", nodes=2)
+
+
+@pytest.fixture
+def login() -> Login:
+    made = Login()
+    made.answers["sbatch"] = [Said("17\n"), Said("18\n")]
+    squeue(made, RUNNING + RUNNING.replace("17", "18"))
+    return made
+
+
+@pytest.fixture
+def allocations(login: Login) -> Iterator[Allocations]:
+    reached: list[Host] = []
+
+    def connect(host, access, asker):
+        reached.append(host)
+        return login
+
+    made = Allocations(connect)
+    made.reached = reached
+    yield made
+    made.leave()
+
+
+def get(allocations, request=WANTED, access=None):
+    one = allocations.get(request, access or Access(), ASKER, "me", is_elastic=False)
+    one.wait(ASKER, print)
+    return one
+
+
+def test_the_same_request_gets_the_same_nodes_and_another_one_gets_others(allocations):
+    first = get(allocations)
+    assert get(allocations) is first
+    other = get(allocations, AllocationRequest(login="login1", nodes=2, options=(("mem", "1G"),)))
+    assert (first.job, other.job) == ("17", "18")
+    assert [host.name for host in allocations.hosts] == ["a1", "a2", "a1", "a2"]
+    assert len(set(allocations.hosts)) == 4, "the same names in two allocations are four places"
+    assert [host.name for host in allocations.reached] == ["login1"], "one connection for both"
+
+
+def test_an_allocation_that_has_ended_is_not_used_again(allocations, login):
+    first = get(allocations)
+    login.leases[0].stays = False
+    login.answers["srun"] = [Said(err="srun: error: Slurm job 17 has expired\n", code=1)]
+    squeue(login, RUNNING.replace("RUNNING", "TIMEOUT"), RUNNING.replace("17", "18"))
+    second = get(allocations)
+    assert (first.job, second.job) == ("17", "18")
+    assert str(first.error).startswith("Slurm job 17 reached its time limit")
+
+
+def test_the_way_to_a_node_is_that_of_its_own_allocation(allocations):
+    first = get(allocations)
+    assert allocations.transport(first.hosts[1], ASKER).node.job == "17"
+    with pytest.raises(AllocationEnded, match="Slurm job 99 has ended"):
+        allocations.transport(Host(name="a1", allocation="login1:slurm:99"), ASKER)
+
+
+def test_all_that_this_user_has_is_listed_and_nothing_else(allocations, login):
+    rows = [
+        RUNNING,
+        RUNNING.replace("17", "20").replace("distmagic:me", "somebody's own"),
+        RUNNING.replace("17", "21").replace("RUNNING", "COMPLETING"),
+        "22|PENDING|Priority||N/A|1:00|1|distmagic:you\n",
+    ]
+    squeue(login, "".join(rows))
+    assert [one.job for one in allocations.listed("login1", Access(), ASKER)] == ["17", "22"]
+
+
+def test_the_end_is_told_to_every_lead(allocations, login):
+    get(allocations)
+    allocations.end()
+    assert login.leases[0].written.endswith(b"e")
+    assert allocations.hosts == ()
+
+
+def test_a_kernel_that_leaves_gives_up_its_leases(allocations, login):
+    get(allocations)
+    allocations.leave()
+    assert login.leases[0].written.endswith(b"b")

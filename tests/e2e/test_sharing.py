@@ -154,7 +154,10 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
         wait_until(lambda: len(_running(lab)) == 1, "the other kernel's job", 60.0)
         left = run(lab, HOSTS, count, 600.0, detach=True)
         assert isinstance(left, Detached)
-        assert [one.phase for one in _running(lab)] == ["running", "detached"]
+        # What hosts list follows what happens on them a moment later.
+        wait_until(
+            lambda: [one.phase for one in _running(lab)] == ["running", "detached"], "both jobs in the list", 20.0
+        )
         assert len({one.terms.owner for one in _running(lab)}) == 2
         left.stop()
         assert session().down() == ()
@@ -163,7 +166,7 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
         for host in lab.hosts[:2]:
             (host.home / "go").touch()
         assert other.answer() == {"0": 7, "1": 7}
-    assert [one.phase for one in _jobs(lab)] == ["done", "stopped"]
+    wait_until(lambda: [one.phase for one in _jobs(lab)] == ["done", "stopped"], "both ends in the list", 20.0)
 
 
 def _jobs(lab: Lab, hosts: str = HOSTS) -> tuple[Any, ...]:

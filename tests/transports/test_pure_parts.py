@@ -20,6 +20,7 @@ from distmagic.transports import asking, ssh_command, ssh_words, troubles
 from distmagic.transports.local import connecting_program
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
+from distmagic.transports.ssh import client as ssh_client
 from distmagic.transports.ssh import known_hosts
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.process import SshProcess
@@ -370,3 +371,14 @@ def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_l
         for one in connected:
             one.result()
     assert len(list(tmp_path.glob("connecting.*"))) == 20
+
+
+@pytest.mark.parametrize("error", [EOFError(), OSError("reset"), ssh_client.paramiko.SSHException("gone")])
+def test_the_end_of_a_session_over_a_jump_host_that_is_gone_raises_nothing(error):
+    """In paramiko's thread it would be printed as a traceback, in whatever cell runs just then."""
+
+    class Gone:
+        def close(self) -> None:
+            raise error
+
+    ssh_client._Packetizer(Gone()).close()

@@ -62,6 +62,11 @@ class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
         self.received += 1
         return message
 
+    def close(self) -> None:
+        """Close the stream. That of a jump host says goodbye over its own connection, which may have ended first."""
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+            super().close()
+
 
 def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
     """Note a process's signal, which paramiko leaves out, and let paramiko do the rest."""

@@ -38,7 +38,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
         try:
             yield started
         finally:
-            session().close()
+            session().down()
 
 
 @pytest.fixture

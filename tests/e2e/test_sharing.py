@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,6 +252,20 @@ def test_one_host_under_two_names_in_a_list_is_two_nodes_and_told_of(twin: Lab) 
     assert found.state.notices == (ONE_MACHINE,)
     (job,) = _jobs(twin, "dm1,dm1b")
     assert (job.hosts, job.phase, len(job.known)) == (("dm1", "dm1b"), "done", 2)
+
+
+def test_the_agent_of_one_name_is_spared_when_the_node_of_the_other_is_lost(twin: Lab) -> None:
+    def kill_second_agent() -> None:
+        (folder,) = [name for name in twin.hosts[0].listdir("/tmp") if re.fullmatch(r"distmagic-.*-1", name)]
+        pid = twin.hosts[0].exec(["cat", f"/tmp/{folder}/pid"]).stdout.split()[0]
+        twin.hosts[0].exec(["kill", "-9", pid]).check_returncode()
+
+    screen = runner.Watch(at_work(2), kill_second_agent)
+    found = runner.run(
+        twin, "dm1:1,dm1b:1", as_value(count), 8.0, screen=screen, nnodes=(1, 2), max_restarts=3, node_lost_after_s=3.0
+    )
+    assert [node for node, _ in found.state.lost] == [1]
+    assert dict(found.results) == {0: 80}
 
 
 def test_two_runs_at_once_on_one_host_under_two_names(twin: Lab) -> None:

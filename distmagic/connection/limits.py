@@ -27,6 +27,7 @@ _ITEMS_OF = {
     (protocol.StartNode, "hosts"): 10_000,
     (protocol.StartNode, "side_files"): 10_000,
     (protocol.JoinTemplate, "sizes"): 10_000,
+    (protocol.MissingBlobs, "sha256"): 10_000,
 }
 MOST_JOBS = 10_000  # of one host
 _NAME_CHARS = 200  # of a metric

@@ -40,6 +40,8 @@ NAMES = ("distributed", "distmagic")  # the second for notebooks in which anothe
 
 LAST_RUN = "_run"  # always the last run, as IPython's `_` is the last value
 
+_SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
+
 _WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
 
 
@@ -80,7 +82,7 @@ class Magics:
         request = flags.parse_line(line, self.config.defaults(os.environ))
         hosts = self.notebook.choose(request, os.environ).hosts
         access = self.notebook.access(request, hosts)
-        plan, filename = self._read(cell, whole=request.whole)
+        plan, filename = self._read(cell, whole=request.whole or request.script)
         session = self.notebook.session()
         with closing(asker_of(self.shell)) as asker:
             # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
@@ -90,7 +92,8 @@ class Magics:
                 if request.dry_run:
                     print(sanitize.lines(session.dry_run(reaching, request.spec)))
                     return None
-                payload = self._payload(plan, filename, request.payload_limit_bytes, asker)
+                argv = (_SCRIPT_NAME, *request.args) if request.script else ()
+                payload = self._payload(plan, filename, request.payload_limit_bytes, asker, argv)
                 screen = self.notebook.backend.screen_for(self.shell)
             except KeyboardInterrupt as interrupt:
                 reaching.cancel()
@@ -138,14 +141,16 @@ class Magics:
                     f"Define {name} in this cell; or put the statements into a function, and end with its call.",
                 )
 
-    def _payload(self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker) -> Payload:
-        """Run the cell's own statements, and pack its call.
+    def _payload(
+        self, plan: cells.CellPlan, filename: str, limit_bytes: int, asker: NotebookAsker, argv: tuple[str, ...]
+    ) -> Payload:
+        """Run the cell's own statements, and pack its call; of a cell that is a script, with its arguments `argv`.
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
         if plan.call is None:
             return self.notebook.backend.pack_whole(
-                plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes
+                plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes, argv=argv
             )
         self._run_local(plan, filename)
         thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)

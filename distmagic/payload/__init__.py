@@ -7,4 +7,10 @@ files are written on this machine only; sending them is runner/delivery.py's wor
     bundle.py          the half of distmagic that runs on hosts, as one zip
     local_modules.py   finds the user's own modules, which hosts don't have
     pack.py            the call, its code and its large values become a `Payload`
+    program.py         so does a script with its arguments
+    ignored.py         what .gitignore and .distmagicignore keep here
+    folder.py          which files of a folder travel
+    tree.py            files become blobs, and a list of them
+    work_files.py      all files that a run brings: a folder, and local modules
+    sizes.py           sizes in words
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import torchrun
-from distmagic.remote.wire.protocol import Facts, JobTerms, JoinTemplate, Route, TemplateRequest
+from distmagic.remote.wire.protocol import Facts, JobTerms, JoinTemplate, Route, TemplateRequest, WorkDir
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import Access, JobSpec, split_endpoint
 
@@ -31,7 +31,10 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What one host is told; the others know it by `address`. `env` replaces variables, `defaults` only fills gaps in the host's own environment."""
+    """What one host is told; the others know it by `address`. `env` replaces variables, `defaults` only fills gaps in the host's own environment.
+
+    `cwd` is "" where ranks begin in the run's own working directory.
+    """
 
     host: Host
     node_rank: int
@@ -48,7 +51,7 @@ class Plan:
     """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
 
     The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only an elastic job has a `join_template`, in
-    which the payload's sizes are still open.
+    which the payload's sizes are still open. `work` is the working directory on all hosts but the notebook's own machine.
     """
 
     job: str
@@ -59,15 +62,16 @@ class Plan:
     node_lost_after_s: float
     rdzv: torchrun.Rendezvous
     join_template: JoinTemplate | None
+    work: WorkDir
 
 
-def make_plan(
-    spec: JobSpec, reached: Sequence[Reached], *, job: str, lease_s: float, owner: str, local_cwd: str,
+def make_plan(  # noqa: PLR0913  # all that a run is made of
+    spec: JobSpec, reached: Sequence[Reached], *, job: str, lease_s: float, owner: str, local_cwd: str, work: WorkDir,
     awaited: tuple[str, ...] = (),
 ) -> Plan:  # fmt: skip
     """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
 
-    `owner` is the notebook that begins it. `local_cwd` is the working directory of ranks on this machine, unless the job
+    `owner` is the notebook that begins it. `work` is its working directory on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job
     names one. `awaited` are hosts that are to come later.
     """
     rdzv = _rendezvous(spec, reached, job)
@@ -96,6 +100,7 @@ def make_plan(
         node_lost_after_s=spec.node_lost_after_s,
         rdzv=rdzv,
         join_template=later if can_change else None,
+        work=work,
     )
 
 
@@ -169,8 +174,8 @@ def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
 
 
 def default_cwd(host: Host, local_cwd: str) -> str:
-    """Return the working directory of ranks on a host where the user names none."""
-    return local_cwd if host.is_local else "~"
+    """Return the working directory of ranks on a host where the user names none: "" for the run's own."""
+    return local_cwd if host.is_local else ""
 
 
 def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
@@ -202,19 +207,18 @@ def _is_one_round(rdzv: torchrun.Rendezvous) -> bool:
     return rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
 
 
-def commands(plan: Plan, pythons: Sequence[str]) -> str:
+def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") -> str:
     """Return, for people, what is run on every host: one torchrun command each, values of `--env` left out."""
-    return "\n".join(_command(node, python) for node, python in zip(plan.nodes, pythons, strict=True))
+    work = f"~/.distmagic/work/{plan.work.name}"
+    return "\n".join(_command(node, python, work, program) for node, python in zip(plan.nodes, pythons, strict=True))
 
 
-def _command(node: NodePlan, python: str) -> str:
+def _command(node: NodePlan, python: str, work: str, program: str) -> str:
     env = [f"{name}=..." for name, _ in node.env] + [shlex.quote(f"{k}={v}") for k, v in node.defaults]
     run = shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
     ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
     prefix = f"env {' '.join(env)} " if env else ""
-    return (
-        f"# {node.host.name} (node_rank {node.node_rank}, {ranks})\ncd {_quoted(node.cwd)} && {prefix}{run} <the cell>"
-    )
+    return f"# {node.host.name} (node_rank {node.node_rank}, {ranks})\ncd {_quoted(node.cwd or work)} && {prefix}{run} {program}"
 
 
 def _quoted(path: str) -> str:

@@ -27,6 +27,7 @@ from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan
 from distmagic.planning.start_messages import start_message
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import WorkDir
 from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
 from distmagic.runner import interrupts
@@ -60,8 +61,10 @@ class Followed:
     was_interrupted: bool = False
 
 
-def launch(reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str) -> Followed:
-    """Run a job to its end; one that is to be detached only until it runs.
+def launch(
+    reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir
+) -> Followed:
+    """Run a job to its end; one that is to be detached only until it runs. `work` is its working directory.
 
     Raises a `HostError` before anything is started; for an interrupt before all nodes have started, `Cancelled`.
     """
@@ -71,7 +74,9 @@ def launch(reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, 
         loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
         with loop.opening():
             links = _connect(loop, reaching, enough_hosts(spec, reaching), needs_remote=True)
-            plan = _plan(loop, reaching, links, spec, job, owner)
+            plan = _plan(loop, reaching, links, spec, job, owner, work)
+            if payload.notice:
+                loop.note(Warned(text=payload.notice))
             start = _Start(loop=loop, plan=plan, payload=payload, links=links)
             lead, lost = start.run()
         growth, joiner = None, None
@@ -203,14 +208,16 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
 
 
 def _plan(
-    loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str
+    loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
 ) -> Plan:  # fmt: skip
     """Return the plan, and note its warnings. Where there is none, the links are closed."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
     try:
         check_orphans(found_jobs([link.facts.running for link in links]), owner)
         awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
-        prepared = pool.submit(prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, awaited=awaited)
+        prepared = pool.submit(
+            prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, work=work, awaited=awaited
+        )
         plan, warnings = loop.result(prepared)
     except BaseException:
         in_parallel(Link.close, links)
@@ -261,6 +268,7 @@ class _Start:
             lost = lost_at_start(self.plan, [future.exception() for future in started])
             if not lost:
                 raise_first(started)
+            self._tell_of_work_dirs()
         except BaseException as error:
             unsure = roll_back(self.links, started)
             in_parallel(Link.close, self.links)
@@ -274,6 +282,11 @@ class _Start:
         finally:
             pool.shutdown(wait=False)
         return requests[0], lost
+
+    def _tell_of_work_dirs(self) -> None:
+        for node_rank, link in enumerate(self.links):
+            if link.work is not None and link.work.notice:
+                self.loop.note(Warned(text=f"{link.host.name}: {link.work.notice}"), node_rank=node_rank)
 
     def _deliver(self) -> None:
         queue = self.loop.queue

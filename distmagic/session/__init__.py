@@ -5,5 +5,7 @@ jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing h
 about it. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
+    work_dir.py       what the working directory of a run is called
+    programs.py       a script, or a module, on hosts
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
 """

@@ -17,7 +17,7 @@ from distmagic.connection.prompts import asker_of
 from distmagic.connection.reach import connect
 from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
-from distmagic.remote.wire.protocol import Route
+from distmagic.remote.wire.protocol import Route, WorkDir
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Launch
@@ -127,7 +127,7 @@ def _start(crowd: Crowd, count: int) -> Took:
             plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
-        made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/")
+        made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/", work=WorkDir(name="bench"))
         links_of = dict(enumerate(links))
         launch = session._launch(job, links_of, range(count), reaching, 60.0, time.monotonic())
         with contextlib.closing(launch):

@@ -43,6 +43,7 @@ PACKAGES = (
     "session",
     "playground",
     "api",
+    "cli",
     "notebook",
     "distmagic",
 )
@@ -55,6 +56,7 @@ FOREIGN = {
     "cloudpickle": "remote.values.pickling",
     "cryptography": "runner.certificate transports.ssh.client playground.server",
     "ipywidgets": "screens.board",
+    "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
     "torch": "remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config",

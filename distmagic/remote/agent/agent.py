@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from distmagic.remote.agent.endpoint import Dialer
@@ -28,7 +29,7 @@ from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
 from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.elastic_members import ElasticMembers
-from distmagic.remote.records import listing, places
+from distmagic.remote.records import listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.wire import protocol
@@ -54,7 +55,8 @@ class Agent:
         self.journal = Journal(self.folder)
         self.selector = selectors.DefaultSelector()
         self.rank_table = RankTable(self.folder, self.journal, self.selector, clock)
-        self.stack_dumper = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal)
+        modules = f"{start.work.path}/" if start.work is not None else ""
+        self.stack_dumper = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal, modules)
         self.termination = Termination()
         self.readers: list[Reader] = []
         self.engine_pid = 0
@@ -181,6 +183,8 @@ class Agent:
         Without its sockets an agent can't be reached, and a contact takes its job for dead.
         """
         payload = [places.blob(name) for name in (self.start.call, self.start.code, *self.start.side_files)]
+        if self.start.work is not None:
+            work_dirs.touch(Path(self.start.work.path), self.start.job, self.start.node_rank)
         sockets = [self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"]
         places.touch([self.folder / FILE, sys.path[0], *payload, *sockets])
 
@@ -341,6 +345,8 @@ class Agent:
     def _finish(self, now: float) -> None:
         """Journal `Final`. Every process of the job has ended, except survivors, which are named."""
         self.rank_table.finish(now)
+        if self.start.work is not None:  # before the notebook learns of the end, and begins the next run
+            work_dirs.leave(Path(self.start.work.path), self.start.job, self.start.node_rank)
         self.journal.add(protocol.Final(reason=self.reason, survivors=self.termination.survivors))
         self.final_at = now
         # From now on a contact finds no socket here and reads the journal itself.

@@ -39,11 +39,13 @@ class _Signalled:
 class StackDumper:
     """Handles one request at a time: `request` queues it, `step` continues with it.
 
-    `code` is the payload with the user's sources, `bundle` the file that distmagic itself runs from.
+    `code` is the payload with the user's sources, `bundle` the file that distmagic itself runs from. `modules` is where
+    the user's own modules are, "" on the notebook's own machine.
     """
 
-    def __init__(self, run_dir: Path, code: Path, bundle: str, journal: Journal) -> None:
+    def __init__(self, run_dir: Path, code: Path, bundle: str, journal: Journal, modules: str = "") -> None:
         self._run_dir, self._code, self._bundle, self._journal = run_dir, code, bundle, journal
+        self._modules = modules
         self._sources: Sources | None = None
         self._queue: list[str] = []
         self._waiting: list[_Signalled] = []
@@ -111,7 +113,7 @@ class StackDumper:
 
     def _answer(self, one: _Signalled) -> None:
         if self._sources is None:
-            self._sources = _sources(self._code, self._bundle)
+            self._sources = _sources(self._code, self._bundle, self._modules)
         threads = stacks.threads_of(one.text, self._sources)
         self._journal_rank(one.rank, threads, "" if threads else "its answer can't be read")
 
@@ -145,11 +147,11 @@ def _state(rank: RankProcess) -> tuple[str, str]:
     return now.state, f" ({place})" if now.state == "D" and place not in ("", "0") else ""
 
 
-def _sources(code: Path, bundle: str) -> Sources:
+def _sources(code: Path, bundle: str, modules: str) -> Sources:
     """Return the file names and texts of the user's code, from the payload; none of them if it can't be read any more."""
     try:
         with zipfile.ZipFile(code) as archive:
             found = json.loads(archive.read("sources.json"))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         found = {"labels": {}, "texts": {}}
-    return Sources(labels=found["labels"], texts=found["texts"], modules=f"{code}/modules/", own=f"{bundle}/")
+    return Sources(labels=found["labels"], texts=found["texts"], modules=modules, own=f"{bundle}/")

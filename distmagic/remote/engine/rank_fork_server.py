@@ -23,12 +23,12 @@ import struct
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from distmagic.remote.engine import forking, process_title
+from distmagic.remote.rank import import_paths
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
@@ -214,7 +214,6 @@ def _needs_exec(env: dict[str, str]) -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001
         return True
-    with zipfile.ZipFile(json.loads(env["DISTMAGIC_WORKER"])["code"]) as archive:
-        paths = [name.split("/") for name in archive.namelist() if name.startswith("modules/")]
-    own = {path[1].removesuffix(".py") for path in paths}
-    return not own.isdisjoint(forking.preloaded())
+    loaded = forking.preloaded()
+    folders = import_paths.of_rank(json.loads(env["DISTMAGIC_WORKER"]))
+    return any(not loaded.isdisjoint(import_paths.top_level_names(folder)) for folder in folders)

@@ -24,6 +24,8 @@ from distmagic.remote.wire.answers import (
     Route,
     Serving,
     Templates,
+    WorkDirReady,
+    WorkDirs,
 )
 from distmagic.remote.wire.codec import MAX_LINE_BYTES, BadLine, Message, decode, encode, name_of
 from distmagic.remote.wire.events import (
@@ -53,11 +55,13 @@ from distmagic.remote.wire.parts import (
     JobListing,
     JobTerms,
     JoinTemplate,
+    KeptWorkDir,
     Membership,
     MetricRow,
     Secret,
     Template,
     Thread,
+    WorkDir,
 )
 from distmagic.remote.wire.requests import (
     AddNode,
@@ -74,10 +78,12 @@ from distmagic.remote.wire.requests import (
     GetStart,
     ListJobs,
     ListTemplates,
+    ListWorkDirs,
     OfferBlobs,
     PruneBlobs,
     ReceiveBlobs,
     RemoveJob,
+    RemoveWorkDir,
     RenewLease,
     ServeBlobs,
     StartNode,

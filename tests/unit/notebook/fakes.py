@@ -9,6 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
+from distmagic.remote.wire.protocol import KeptWorkDir
 from distmagic.request.hosts import parse_hosts
 
 
@@ -29,6 +30,7 @@ class FakeSession:
     failure: Exception | None = None
     untold: tuple[str, ...] = ()
     found: tuple[Job, ...] = ()
+    dirs: tuple[KeptWorkDir, ...] = ()
     reachings: list[FakeReaching] = field(default_factory=list)
 
     def reach(self, hosts, access, asker, spec=None, spare=()):
@@ -45,7 +47,7 @@ class FakeSession:
             raise self.failure
         return payload() if callable(payload) else payload
 
-    def dry_run(self, reaching, spec):
+    def dry_run(self, reaching, spec, program="<the cell>"):
         self.log.append("dry_run")
         return f"would run {spec.nproc_per_node}"
 
@@ -69,6 +71,13 @@ class FakeSession:
     def cached(self, reaching, *, removes=False):
         self.log.append("clear" if removes else "measure")
         return (5 * 10**5,)
+
+    def work_dirs(self, reaching):
+        return {"gpu-a": self.dirs}
+
+    def remove_work_dirs(self, reaching, names):
+        self.log.append(" ".join(["rmdir", *names["gpu-a"]]))
+        return 10**6 * len(names["gpu-a"])
 
     def down(self) -> tuple[str, ...]:
         self.log.append("down")

@@ -338,11 +338,11 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, down, help.",
         ),
         (
             "--hosts gpu-a",

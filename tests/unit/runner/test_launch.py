@@ -23,7 +23,7 @@ from distmagic.state.model import RunState
 from tests.builders.events import at, begun
 from tests.builders.hosts import HANG_UP, RESULT, FakeConnection, FakeHost, down, fails, reach, runs_on, runs_to_its_end
 from tests.builders.jobs import assert_left, has_ranks, launched, listing, two
-from tests.builders.plans import A, B, reached
+from tests.builders.plans import WORK, A, B, reached
 from tests.builders.runs import FakeScreen
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
@@ -50,6 +50,7 @@ def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_
         lease_s=60.0,
         owner="nb",
         local_cwd="/nb",
+        work=WORK,
     )
     assert lost_at_start(plan, errors) == lost
 

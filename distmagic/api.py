@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +11,10 @@ from functools import cache, partial
 from typing import Any, NoReturn
 
 from distmagic.connection.prompts import asker_of
-from distmagic.errors import SpecError
 from distmagic.payload.pack import pack_call
 from distmagic.render.screen import Screen
 from distmagic.request.hosts import Host, Slots, parse_hosts
-from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options
+from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options, unknown_option
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.session import Session
@@ -105,7 +103,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     """
     check_system()
     for option in unknown:
-        raise _unknown(option)
+        known = [one for one in inspect.signature(run).parameters if one not in ("fn", "args", "unknown")]
+        raise unknown_option(option, known)
     if isinstance(nnodes, int):
         nnodes = (nnodes, nnodes)
     # None leaves an option as `access` has it, or as it is for every job.
@@ -152,9 +151,3 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
             reaching.cancel()
             raise
         return session().launch(reaching, spec, payload, screen)
-
-
-def _unknown(name: str) -> SpecError:
-    known = [one for one in inspect.signature(run).parameters if one not in ("fn", "args", "unknown")]
-    close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
-    return SpecError(f"There is no option {name!r}.", f"Did you mean {close[0]}?" if close else "")

@@ -27,7 +27,10 @@ class DistmagicError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows these lines instead of a traceback through distmagic's own frames."""
-        return [f"{type(self).__name__}: {self.message}", *([self.hint] if self.hint else [])]
+        lines = [f"{type(self).__name__}: {self.message}"]
+        if self.hint:
+            lines.append(self.hint)
+        return lines
 
 
 class SpecError(DistmagicError):
@@ -75,8 +78,11 @@ class HostErrors(DistmagicError):
 
     def __init__(self, errors: tuple[DistmagicError, ...]) -> None:
         self.errors = errors
-        lines = [f"- {str(e).replace(chr(10), chr(10) + '  ')}" for e in errors]
-        super().__init__(f"{len(errors)} hosts can't be used; nothing was started.\n" + "\n".join(lines))
+        lines = [f"{len(errors)} hosts can't be used; nothing was started."]
+        for error in errors:
+            indented = str(error).replace("\n", "\n  ")
+            lines.append(f"- {indented}")
+        super().__init__("\n".join(lines))
 
 
 class WireError(DistmagicError):

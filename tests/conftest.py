@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 # jsonschema, which nbformat imports, builds a grammar of IRIs with this library if it is there: four seconds in each
 # worker of pytest-xdist, for a check that no notebook needs. With None its import fails, which jsonschema allows for.
@@ -14,6 +15,10 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 from tests.lab import HostSetup, Lab, isolate  # noqa: E402
 from tests.system.components import in_ci, reason_without  # noqa: E402
+
+# No test is timed: a busy machine would make a slow example a failure.
+settings.register_profile("distmagic", deadline=None)
+settings.load_profile("distmagic")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -33,7 +33,7 @@ import sys
 
 ROLES = {
     "contact": "distmagic.remote.contact.contact",
-    "agent": "distmagic.remote.agent.agent",
+    "agent": "distmagic.remote.agent.main",
     "engine": "distmagic.remote.engine.engine",
     "worker": "distmagic.remote.rank.worker",
     "template": "distmagic.remote.contact.template",

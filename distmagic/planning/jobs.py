@@ -79,12 +79,19 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
     nodes = {node_rank: one for node_rank, (_, one) in found.items()}
     first = nodes[min(nodes)]
     hosts = max((one.hosts for one in nodes.values()), key=len)  # a node that came back later knows of one more
+    host_indices = [-1] * len(hosts)
+    running = []
+    for rank, (index, one) in sorted(found.items()):
+        if 0 <= rank < len(hosts):
+            host_indices[rank] = index
+            if one.is_running:
+                running.append(rank)
     reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
     return Job(
         name=name,
         hosts=hosts,
-        host_indices=tuple(found[rank][0] if rank in found else -1 for rank in range(len(hosts))),
-        running=tuple(sorted(rank for rank, one in nodes.items() if one.is_running and 0 <= rank < len(hosts))),
+        host_indices=tuple(host_indices),
+        running=tuple(running),
         began_s=first.began_s,
         terms=replace(first.terms, lease_s=_usable_lease(first.terms.lease_s)),
         is_detached=any(one.is_detached for one in nodes.values()),
@@ -114,10 +121,13 @@ def check_orphans(jobs: Iterable[Job], owner: str) -> None:
 
 def choose(jobs: Sequence[Job], name: str) -> Job:
     """Return the job of this name, or the only one whose name begins so. Raises `SpecError`."""
-    fits = [job for job in jobs if job.name == name] or [job for job in jobs if name and job.name.startswith(name)]
+    fits = [job for job in jobs if job.name == name]
+    if not fits and name:
+        fits = [job for job in jobs if job.name.startswith(name)]
     if len(fits) == 1:
         return fits[0]
-    known = ", ".join(job.name for job in (fits or jobs)[-5:]) or "none"
+    latest = (fits or jobs)[-5:]
+    known = ", ".join(job.name for job in latest) or "none"
     what = f"{name!r} fits several jobs" if fits else f"There is no job {name!r} on these hosts"
     raise SpecError(f"{what}.", f"%distributed jobs lists them all; the latest: {known}.")
 
@@ -128,13 +138,16 @@ def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
     A host that has not told of it, being down, is found by its name.
     """
     asked = {host.name: host for host in hosts}
-    if unknown := [name for name in dict.fromkeys(job.missing) if name not in asked]:
+    unknown = [name for name in dict.fromkeys(job.missing) if name not in asked]
+    if unknown:
         raise SpecError(
             f"Job {job.name} also ran on {', '.join(unknown)}, which is not among the hosts of this notebook.",
             "Name all of its hosts with %distributed hosts.",
         )
-    pairs = zip(job.host_indices, job.hosts, strict=True)
-    return tuple(hosts[index] if index >= 0 else asked[name] for index, name in pairs)
+    found = []
+    for index, name in zip(job.host_indices, job.hosts, strict=True):
+        found.append(hosts[index] if index >= 0 else asked[name])
+    return tuple(found)
 
 
 def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:

@@ -105,19 +105,32 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
 
 
 def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
-    low, high = spec.nnodes or (len(reached), len(reached))
-    if not low <= len(reached) <= high:
+    given = len(reached)
+    low, high = spec.nnodes or (given, given)
+    if not low <= given <= high:
+        wanted = "1 node" if high == 1 else f"{high} nodes"
+        if low != high:
+            wanted = f"{low} to {wanted}"
+        hosts = "1 host is" if given == 1 else f"{given} hosts are"
         raise SpecError(
-            f"--nnodes asks for {low if low == high else f'{low} to {high}'} {'node' if high == 1 else 'nodes'}, but "
-            f"{len(reached)} {'host is' if len(reached) == 1 else 'hosts are'} given.",
+            f"--nnodes asks for {wanted}, but {hosts} given.",
             "List as many hosts with --hosts, or leave --nnodes out.",
         )
-    address, port = _endpoint(spec, reached[0])
+    lead = reached[0]
+    address = lead.route.address
+    port = None
+    if spec.rdzv_endpoint:
+        address, port = split_endpoint(spec.rdzv_endpoint)
     _check_endpoint(address, reached)
     return torchrun.Rendezvous(
-        backend=choose_backend(spec, len(reached)), address=address, port=port, rdzv_id=spec.rdzv_id or job,
-        min_nodes=low, max_nodes=high, max_restarts=spec.max_restarts,
-    )  # fmt: skip
+        backend=choose_backend(spec, given),
+        address=address,
+        port=port or spec.master_port or lead.facts.free_port,
+        rdzv_id=spec.rdzv_id or job,
+        min_nodes=low,
+        max_nodes=high,
+        max_restarts=spec.max_restarts,
+    )
 
 
 def choose_backend(spec: JobSpec, nodes: int) -> str:
@@ -131,32 +144,38 @@ def choose_backend(spec: JobSpec, nodes: int) -> str:
     return spec.rdzv_backend or ("c10d" if spec.is_elastic or restarts else "static")
 
 
-def _endpoint(spec: JobSpec, lead: Reached) -> tuple[str, int]:
-    address, port = split_endpoint(spec.rdzv_endpoint) if spec.rdzv_endpoint else (lead.route.address, None)
-    return address, port or spec.master_port or lead.facts.free_port
-
-
 def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
     """Raise `SpecError` where a host that isn't the first is to serve the rendezvous: nobody would listen there."""
-    names = [{one.host.name, one.facts.address, one.route.address} for one in reached]
-    others = [one.host.name for one, own in zip(reached[1:], names[1:], strict=True) if address in own]
-    if others and address not in names[0]:
+    for one in reached:
+        if address not in (one.host.name, one.facts.address, one.route.address):
+            continue
+        if one is reached[0]:
+            return
         raise SpecError(
-            f"--rdzv-endpoint names {others[0]}, but it is the first host, {reached[0].host.name}, where the nodes meet.",
-            f"List {others[0]} first.",
+            f"--rdzv-endpoint names {one.host.name}, but it is the first host, {reached[0].host.name}, where the nodes meet.",
+            f"List {one.host.name} first.",
         )
 
 
 def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str) -> NodePlan:
     nproc = count_ranks(one.host.slots or spec.nproc_per_node, one.facts, one.host.name)
-    address = spec.local_addr if spec.local_addr and rank == 0 else one.route.address
+    address = one.route.address
+    if spec.local_addr and rank == 0:
+        address = spec.local_addr
+    variables = defaults(one, nproc)
+    meet_once = rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
+    if not meet_once:
+        variables += OWN_STORES
     return NodePlan(
-        host=one.host, node_rank=rank, nproc_per_node=nproc,
+        host=one.host,
+        node_rank=rank,
+        nproc_per_node=nproc,
         torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
-        env=spec.env, defaults=(*defaults(one, nproc), *(() if _is_one_round(rdzv) else OWN_STORES)),
+        env=spec.env,
+        defaults=variables,
         cwd=spec.cwd or default_cwd(one.host, local_cwd),
         address=one.route.address,
-    )  # fmt: skip
+    )
 
 
 def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
@@ -180,9 +199,13 @@ def default_cwd(host: Host, local_cwd: str) -> str:
 
 def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
     """Bind the collectives to the interface that the other nodes dial, and spare users torchrun's thread warning."""
+    variables = _threads(nproc)
     name = one.route.interface
-    binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}")) if name else ()
-    return (*binding, *_threads(nproc).items())
+    if not name:
+        return tuple(variables.items())
+    # NCCL takes a name for the beginning of one; with "=" only this interface fits.
+    binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}"))
+    return (*binding, *variables.items())
 
 
 def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str) -> TemplateRequest | None:
@@ -194,7 +217,11 @@ def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str)
     except PreflightError:
         return None  # there will be no run
     return TemplateRequest(
-        owner=owner, idle_s=access.warm_idle_s, lease_s=access.lease_s, env=dict(spec.env), defaults=_threads(nproc)
+        owner=owner,
+        idle_s=access.warm_idle_s,
+        lease_s=access.lease_s,
+        env=dict(spec.env),
+        defaults=_threads(nproc),
     )
 
 
@@ -202,27 +229,29 @@ def _threads(nproc: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if nproc > 1 else {}
 
 
-def _is_one_round(rdzv: torchrun.Rendezvous) -> bool:
-    """Whether the nodes meet only once."""
-    return rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
-
-
 def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") -> str:
     """Return, for people, what is run on every host: one torchrun command each, values of `--env` left out."""
-    work = f"~/.distmagic/work/{plan.work.name}"
-    return "\n".join(_command(node, python, work, program) for node, python in zip(plan.nodes, pythons, strict=True))
-
-
-def _command(node: NodePlan, python: str, work: str, program: str) -> str:
-    env = [f"{name}=..." for name, _ in node.env] + [shlex.quote(f"{k}={v}") for k, v in node.defaults]
-    run = shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
-    ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
-    prefix = f"env {' '.join(env)} " if env else ""
-    return f"# {node.host.name} (node_rank {node.node_rank}, {ranks})\ncd {_quoted(node.cwd or work)} && {prefix}{run} {program}"
+    lines = []
+    for node, python in zip(plan.nodes, pythons, strict=True):
+        ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
+        lines.append(f"# {node.host.name} (node_rank {node.node_rank}, {ranks})")
+        words = []
+        if node.env or node.defaults:
+            words.append("env")
+        for name, _ in node.env:
+            words.append(f"{name}=...")
+        for name, value in node.defaults:
+            words.append(shlex.quote(f"{name}={value}"))
+        words.append(shlex.join([python, "-m", "torch.distributed.run", *node.torchrun]))
+        cwd = node.cwd or f"~/.distmagic/work/{plan.work.name}"
+        lines.append(f"cd {_quoted(cwd)} && {' '.join(words)} {program}")
+    return "\n".join(lines)
 
 
 def _quoted(path: str) -> str:
     """Quote a path for a shell, but for a `~` in front, which the shell has to expand."""
-    if path == "~" or path.startswith("~/"):
-        return "~/" + shlex.quote(path[2:]) if path[2:] else "~"
+    if path in ("~", "~/"):
+        return "~"
+    if path.startswith("~/"):
+        return "~/" + shlex.quote(path[2:])
     return shlex.quote(path)

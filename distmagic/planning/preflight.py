@@ -17,7 +17,9 @@ def no_python(host: str, python: str, code: int | None, said: str) -> Connection
 
     `code` is its exit code, None where that is not known; `said` is its stderr.
     """
-    is_shells_answer = code in (126, 127) or (code in (None, 1) and "not found" in said.lower())  # 1: csh
+    is_shells_answer = code in (126, 127)
+    if code in (None, 1) and "not found" in said.lower():  # 1: csh
+        is_shells_answer = True
     if is_shells_answer:
         answer = said[-300:] or f"exit code {code}"
         return PreflightError(
@@ -38,11 +40,12 @@ def no_python(host: str, python: str, code: int | None, said: str) -> Connection
 def check_python(host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str) -> None:
     """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that."""
     if found[:2] != ours[:2]:
+        wanted = _dots(ours[:2])
         raise PreflightError(
             host,
             f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
             f"functions travel only between equal minor versions.",
-            f"Name a Python {_dots(ours[:2])} on that host: --python {host}=/path/to/python{_dots(ours[:2])}",
+            f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}",
         )
 
 
@@ -108,11 +111,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def check_among(names: tuple[str, ...], facts: tuple[Facts, ...]) -> None:
     """Raise `PreflightError` unless all hosts have one minor version of torch: their ranks must understand each other."""
-    known = [(name, one.torch) for name, one in zip(names, facts, strict=True) if one.torch and _numbers(one.torch)]
-    if not known:
-        return
-    first, ours = known[0]
-    for name, version in known[1:]:
+    first = ours = ""
+    for name, one in zip(names, facts, strict=True):
+        version = one.torch or ""
+        if not _numbers(version):
+            continue
+        if not ours:
+            first = name
+            ours = version
         if _numbers(version) != _numbers(ours):
             raise PreflightError(
                 name,

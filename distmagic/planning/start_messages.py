@@ -67,7 +67,9 @@ def newcomer(lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *, lo
     template, membership = lead.join_template, lead.membership
     assert template is not None
     assert membership is not None
-    slots = parse_slots(template.nproc_per_node, one.host.name) if template.nproc_per_node else None
+    slots = None
+    if template.nproc_per_node:
+        slots = parse_slots(template.nproc_per_node, one.host.name)
     nproc = planning.count_ranks(one.host.slots or slots, one.facts, one.host.name)
     address = one.route.address
     return replace(

@@ -30,7 +30,9 @@ def flags(rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: 
     `local_addr` is always given: without it a node announces whatever its own name resolves to. c10d is told who hosts
     the store (`is_host`), because it would find out by comparing names; it ignores `--node-rank`.
     """
-    nnodes = str(rdzv.max_nodes) if rdzv.min_nodes == rdzv.max_nodes else f"{rdzv.min_nodes}:{rdzv.max_nodes}"
+    nnodes = str(rdzv.max_nodes)
+    if rdzv.min_nodes != rdzv.max_nodes:
+        nnodes = f"{rdzv.min_nodes}:{rdzv.max_nodes}"
     common = (
         f"--nnodes={nnodes}",
         f"--nproc-per-node={nproc_per_node}",
@@ -40,22 +42,32 @@ def flags(rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: 
         f"--local-addr={local_addr}",
     )
     if rdzv.backend == "static":
-        return (*common, f"--node-rank={node_rank}", f"--master-addr={rdzv.address}", f"--master-port={rdzv.port}")
+        return (
+            *common,
+            f"--node-rank={node_rank}",
+            f"--master-addr={rdzv.address}",
+            f"--master-port={rdzv.port}",
+        )
     conf = f"is_host={1 if node_rank == 0 else 0}"
     if rdzv.min_nodes != rdzv.max_nodes:
         conf += f",{_ELASTIC_CONF}"
-    return (*common, f"--rdzv-endpoint={_join(rdzv.address, rdzv.port)}", f"--rdzv-conf={conf}")
+    address = f"[{rdzv.address}]" if ":" in rdzv.address else rdzv.address  # IPv6
+    return (*common, f"--rdzv-endpoint={address}:{rdzv.port}", f"--rdzv-conf={conf}")
 
 
 def joining(flags: Sequence[str], *, nproc_per_node: int, local_addr: str) -> tuple[str, ...]:
     """Return the flags of a node that comes to an elastic job later; `flags` are its lead's."""
-    own = {"--nproc-per-node": str(nproc_per_node), "--local-addr": local_addr}
-    others = (flag.replace("is_host=1", "is_host=0") if flag.startswith("--rdzv-conf=") else flag for flag in flags)
-    return tuple(f"{name}={own[name]}" if (name := flag.partition("=")[0]) in own else flag for flag in others)
-
-
-def _join(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    joined = []
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        if name == "--nproc-per-node":
+            value = str(nproc_per_node)
+        elif name == "--local-addr":
+            value = local_addr
+        elif name == "--rdzv-conf":
+            value = value.replace("is_host=1", "is_host=0")
+        joined.append(name + equals + value)
+    return tuple(joined)
 
 
 def ranks_of_nodes(rdzv: Rendezvous, nproc: Sequence[int]) -> tuple[range, ...]:

@@ -36,7 +36,8 @@ class Playground:
     def __init__(self, server: subprocess.Popen[bytes], directory: Path, ports: tuple[int, ...], user: str) -> None:
         self.hosts = tuple(Host(name=f"node{number}") for number in range(1, len(ports) + 1))
         self.ssh_config = str(directory / "ssh_config")
-        self._server, self._directory = server, directory
+        self._server = server
+        self._directory = directory
         self._owner = os.getpid()
         Path(self.ssh_config).write_text(ssh_config(directory, ports, user))
         atexit.register(self.stop)
@@ -55,8 +56,9 @@ class Playground:
         self.stop()
 
     def __repr__(self) -> str:
+        names = ", ".join(host.name for host in self.hosts)
         state = "running" if self._server.poll() is None else "stopped"
-        return f"<Playground of {', '.join(map(str, self.hosts))}: {state}, ssh -F {self.ssh_config} {self.hosts[0]}>"
+        return f"<Playground of {names}: {state}, ssh -F {self.ssh_config} {self.hosts[0].name}>"
 
 
 def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playground:
@@ -70,7 +72,10 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
         raise DistmagicError(
             "The playground needs asyncssh, which is not installed.", "Run: pip install 'distmagic[playground]'"
         )
-    place = _make_directory(directory)
+    try:
+        place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
+    except OSError as error:
+        raise DistmagicError(f"The playground has no place for its files: {error}") from error
     server = _launch(place)
     try:
         ports, user = _when_ready(server, place, n)
@@ -78,13 +83,6 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
     except BaseException:
         _end(server, place)
         raise
-
-
-def _make_directory(parent: str | os.PathLike[str] | None) -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=parent))
-    except OSError as error:
-        raise DistmagicError(f"The playground has no place for its files: {error}") from error
 
 
 def _when_ready(server: subprocess.Popen[bytes], place: Path, n: int) -> tuple[tuple[int, ...], str]:
@@ -97,13 +95,15 @@ def _when_ready(server: subprocess.Popen[bytes], place: Path, n: int) -> tuple[t
         server.stdin.flush()
     except BrokenPipeError:
         pass  # it has ended already: the end of its log, below, says why
+    text = f"No word from it within {_START_S:g} s."
     readable, _, _ = select.select([server.stdout], [], [], _START_S)
-    line = server.stdout.readline() if readable else f"No word from it within {_START_S:g} s.".encode()
+    if readable:
+        text = server.stdout.readline().decode(errors="replace")
     try:
-        answer = json.loads(line)
+        answer = json.loads(text)
         return tuple(answer["ports"]), answer["user"]
     except ValueError:
-        reasons = [line.decode(errors="replace").strip(), _end_of_log(place)]
+        reasons = [text.strip(), _end_of_log(place)]
         why = "\n".join(reason for reason in reasons if reason)
         raise DistmagicError(f"The playground's SSH server did not start:\n{why}") from None
 
@@ -114,11 +114,16 @@ def _launch(place: Path) -> subprocess.Popen[bytes]:
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    argv = [sys.executable, "-m", "distmagic.playground.server"]
-    pipe = subprocess.PIPE
     with (place / "server.log").open("wb") as log:
-        # A session of its own: an interrupt of the kernel's process group must not end it.
-        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=log, cwd=place, env=env, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", "distmagic.playground.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=place,
+            env=env,
+            start_new_session=True,  # an interrupt of the kernel's process group must not end it
+        )
 
 
 def _end_of_log(place: Path) -> str:

@@ -53,17 +53,22 @@ class Place:
 
     def environment(self, home: Path, client: tuple[str, int], server: tuple[str, int]) -> dict[str, str]:
         """Return the environment of a command, as sshd makes it, with the kernel's Python first in PATH."""
-        kept = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+        kept = {}
+        for name, value in os.environ.items():
+            if name in _PASSED_ON or name.startswith("LC_"):
+                kept[name] = value
         if site.ENABLE_USER_SITE:
             kept["PYTHONUSERBASE"] = site.getuserbase()  # the home is another one
+        client_address, client_port = client
+        server_address, server_port = server
         return kept | {
             "HOME": str(home),
             "USER": self.user,
             "LOGNAME": self.user,
             "SHELL": "/bin/sh",
             "PATH": f"{self.directory}/bin:{os.environ.get('PATH', os.defpath)}",
-            "SSH_CLIENT": f"{client[0]} {client[1]} {server[1]}",
-            "SSH_CONNECTION": f"{client[0]} {client[1]} {server[0]} {server[1]}",
+            "SSH_CLIENT": f"{client_address} {client_port} {server_port}",
+            "SSH_CONNECTION": f"{client_address} {client_port} {server_address} {server_port}",
         }
 
 
@@ -176,19 +181,29 @@ async def _listen(place: Place, home: Path) -> int:
     """Start the server of one host and return its port."""
     key = asyncssh.generate_private_key("ssh-ed25519")
     acceptor = await asyncssh.listen(
-        "127.0.0.1", 0, server_factory=lambda: _Server(place, home), server_host_keys=[key], encoding=None,
-        line_editor=False, allow_pty=False, agent_forwarding=False, x11_forwarding=False,
-    )  # fmt: skip
+        "127.0.0.1",
+        0,
+        server_factory=lambda: _Server(place, home),
+        server_host_keys=[key],
+        encoding=None,
+        line_editor=False,
+        allow_pty=False,
+        agent_forwarding=False,
+        x11_forwarding=False,
+    )
     port: int = acceptor.get_port()
+    public_key = key.export_public_key().decode().strip()
     with (place.directory / "known_hosts").open("a") as file:
-        file.write(f"[127.0.0.1]:{port} {key.export_public_key().decode().strip()}\n")
+        file.write(f"[127.0.0.1]:{port} {public_key}\n")
     return port
 
 
 def _make_homes(order: Order) -> list[Path]:
-    homes = [order.directory / f"node{number}" for number in range(1, order.count + 1)]
-    for home in homes:
+    homes = []
+    for number in range(1, order.count + 1):
+        home = order.directory / f"node{number}"
         home.mkdir(mode=0o700)
+        homes.append(home)
     return homes
 
 
@@ -254,7 +269,12 @@ def end_all(place: Place) -> None:
 def main() -> None:
     """Read the order from stdin, be the playground, clean up."""
     line = json.loads(sys.stdin.buffer.readline())
-    order = Order(directory=Path(line["directory"]), count=line["count"], python=line["python"], parent=line["parent"])
+    order = Order(
+        directory=Path(line["directory"]),
+        count=line["count"],
+        python=line["python"],
+        parent=line["parent"],
+    )
     if sys.platform == "linux":
         processes.become_subreaper()
     try:

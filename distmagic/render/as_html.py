@@ -6,6 +6,7 @@ The looks are in style.css, which travels with every page. What a notebook does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,10 +32,10 @@ _TRACEBACK_CHARS = 400  # of one line
 def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
     """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB."""
     head, table = head_and_table(state)
-    about, said = about_and_output(state, lines)
+    about, output = about_and_output(state, lines)
     parts = [style(), head, f'<div class="dm-scroll">{table}</div>', curves(state)]
-    if said:
-        parts += [about, f'<div class="dm-bottom">{said}</div>']
+    if output:
+        parts += [about, f'<div class="dm-bottom">{output}</div>']
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 
@@ -53,18 +54,22 @@ def head_and_table(state: RunState) -> tuple[str, str]:
 
 def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
     """Return the two lower parts of the live view, "" and "" where nothing was written yet."""
-    said = output_lines(state, lines)
-    return about_output(state, lines) if said else "", said
+    output = output_lines(state, lines)
+    about = about_output(state, lines) if output else ""
+    return about, output
 
 
 def _head(view: Overview) -> str:
-    bar = ""
+    parts = [f'<span class="dm-phase">{view.phase}</span>']
     if view.fraction is not None:
-        bar = f'{_bar(view.fraction)} <span class="dm-percent">{q.percent(view.fraction)}</span> '
-    slow = f' <span class="dm-tell dm-slow">{escape(view.slow)}</span>' if view.slow else ""
-    facts = f"<span>{escape(' · '.join(view.facts))}</span>"
+        parts.append(_bar(view.fraction))
+        parts.append(f'<span class="dm-percent">{q.percent(view.fraction)}</span>')
+    facts = escape(" · ".join(view.facts))
+    parts.append(f"<span>{facts}</span>")
+    if view.slow:
+        parts.append(f'<span class="dm-tell dm-slow">{escape(view.slow)}</span>')
     tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
-    line = f'<div class="dm-head {tone}"><span class="dm-phase">{view.phase}</span> {bar}{facts}{slow}</div>'
+    line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
     return line + "".join(_alert(alert) for alert in view.alerts)
 
 
@@ -93,8 +98,8 @@ def _table(view: Overview) -> str:
     rows = [row for group in view.groups for row in group.rows]
     if not rows:
         return ""
-    metrics = [name for name in view.metrics if any(name in row.metrics for row in rows)][:_MAX_METRICS]
-    columns = _columns(rows, metrics, is_large=len(view.groups) > 1)
+    metrics = [name for name in view.metrics if any(name in row.metrics for row in rows)]
+    columns = _columns(rows, metrics[:_MAX_METRICS], is_large=len(view.groups) > 1)
     titles = [f'<th class="{column.cls}">{escape(column.title)}</th>' for column in columns]
     lines = [f"<tr>{''.join(titles)}</tr>"]
     index = 0
@@ -132,12 +137,13 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool) -> 
         _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
     ]
     for name in metrics:
-        cells = [_cell(*_metric(row.metrics.get(name))) for row in rows]
-        columns.append(_Column(title=cut_middle(plain(name), _TITLE), cls="dm-n", cells=cells))
+        title = cut_middle(plain(name), _TITLE)
+        cells = [_metric_cell(row.metrics.get(name)) for row in rows]
+        columns.append(_Column(title=title, cls="dm-n", cells=cells))
     columns += [
         _column("rate", [escape(row.rate) for row in rows], "dm-n", "dm-n"),
         _column("left", [escape(row.left) for row in rows], "dm-n", "dm-n"),
-        _column("", [_note(row) for row in rows], "dm-note", "dm-note"),
+        _column("", [escape(cut(row.remarks, _NOTE)) for row in rows], "dm-note", "dm-note"),
     ]
     return [column for column in columns if not column.is_empty]
 
@@ -152,7 +158,9 @@ def _cell(html: str, cls: str = "") -> str:
 
 
 def _name(row: Row) -> str:
-    return escape(row.name) if row.rank is None else f'<b class="{palette(row.rank)}">{row.rank}</b>'
+    if row.rank is None:
+        return escape(row.name)
+    return f'<b class="{palette(row.rank)}">{row.rank}</b>'
 
 
 def _state_word(row: Row) -> str:
@@ -160,14 +168,12 @@ def _state_word(row: Row) -> str:
 
 
 def _progress(row: Row) -> str:
-    return "" if row.fraction is None else f"{_bar(row.fraction)} {q.percent(row.fraction)}"
+    if row.fraction is None:
+        return ""
+    return f"{_bar(row.fraction)} {q.percent(row.fraction)}"
 
 
-def _note(row: Row) -> str:
-    return escape(cut(", ".join(text for text in (row.inner, row.note) if text), _NOTE))
-
-
-def _metric(value: float | None) -> tuple[str, str]:
+def _metric_cell(value: float | None) -> str:
     if value is None:
-        return "", "dm-n"
-    return q.number(value), "dm-n" if abs(value) < float("inf") else "dm-n dm-bad"
+        return _cell("", "dm-n")
+    return _cell(q.number(value), "dm-n" if math.isfinite(value) else "dm-n dm-bad")

@@ -37,23 +37,33 @@ class _Column:
 def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
     """Return head, table, what to know, and the last `lines` lines of output, the table within `width` columns."""
     view = overview(state)
-    parts = [
-        *wrapped(_headline(view), width, "    "),
-        *_table(view.groups, view.metrics, width),
-        *(line for alert in view.alerts for line in _alert_lines(alert, width)),
-        *_last_output(state, lines),
-    ]
-    return "\n".join(line.rstrip() for line in parts)
+    parts = wrapped(_headline(view), width, "    ")
+    parts += _table(view.groups, view.metrics, width)
+    for alert in view.alerts:
+        parts += wrapped(_alert_line(alert), width, "  ")
+    shown = shown_lines(state)[-lines:] if lines > 0 else ()
+    if shown:
+        seen = count_of_lines(state)
+        parts.append(f"last {len(shown)} of {seen:,} lines of output; all of a rank's: run.logs(rank)")
+    for line in shown:
+        words = cut(plain(line.text), _MAX_LINE)
+        parts.append(f"{label(line)} {words}")
+    return "\n".join(part.rstrip() for part in parts)
 
 
 def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
     """Return at most `height` lines of at most `width` columns: head, the ranks that matter most, what is wrong."""
     view = overview(state)
-    alerts = [cut(f"{_MARKS[a.level]} {a.text}", width) for a in view.alerts if a.level == "error"][:2]
-    room = max(0, height - 2 - len(alerts))
-    rows = [row for group in view.groups for row in group.rows]
-    table = _table([Group(title="", rows=tuple(_most_urgent(rows, room)))], view.metrics, width) if room else []
-    return tuple([cut(_headline(view), width), *table, *alerts][: max(1, height)])
+    errors = [alert for alert in view.alerts if alert.level == "error"]
+    alerts = [cut(_alert_line(alert), width) for alert in errors[:2]]
+    room = max(0, height - 2 - len(alerts))  # 2: the head, and the titles of the table
+    lines = [cut(_headline(view), width)]
+    if room:
+        rows = [row for group in view.groups for row in group.rows]
+        seen = Group(title="", rows=tuple(_most_urgent(rows, room)))
+        lines += _table([seen], view.metrics, width)
+    lines += alerts
+    return tuple(lines[: max(1, height)])
 
 
 def milestones(before: RunState | None, after: RunState) -> tuple[str, ...]:
@@ -65,8 +75,12 @@ def milestones(before: RunState | None, after: RunState) -> tuple[str, ...]:
         old = overview(before)
         old_phase = old.phase
         old_texts = {alert.text for alert in old.alerts}
-    lines = [] if view.phase == old_phase else [_headline(view)]
-    lines += [f"{_MARKS[alert.level]} {alert.text}" for alert in view.alerts if alert.text not in old_texts]
+    lines = []
+    if view.phase != old_phase:
+        lines.append(_headline(view))
+    for alert in view.alerts:
+        if alert.text not in old_texts:
+            lines.append(_alert_line(alert))
     return tuple(lines)
 
 
@@ -76,8 +90,11 @@ def headline(state: RunState) -> str:
 
 
 def _headline(view: Overview) -> str:
-    phase = view.phase if view.fraction is None else f"{view.phase} {q.percent(view.fraction)}"
-    return " · ".join(part for part in (phase, *view.facts, view.slow) if part)
+    phase: str = view.phase
+    if view.fraction is not None:
+        phase += f" {q.percent(view.fraction)}"
+    parts = (phase, *view.facts, view.slow)
+    return " · ".join(part for part in parts if part)
 
 
 def label(line: OutputLine) -> str:
@@ -85,16 +102,8 @@ def label(line: OutputLine) -> str:
     return f"[{plain(line.label)}]"
 
 
-def _alert_lines(alert: Alert, width: int) -> list[str]:
-    return wrapped(f"{_MARKS[alert.level]} {alert.text}", width, "  ")
-
-
-def _last_output(state: RunState, lines: int) -> Iterable[str]:
-    shown = shown_lines(state)[-lines:] if lines > 0 else ()
-    if shown:
-        yield f"last {len(shown)} of {count_of_lines(state):,} lines of output; all of a rank's: run.logs(rank)"
-    for line in shown:
-        yield f"{label(line)} {cut(plain(line.text), _MAX_LINE)}"
+def _alert_line(alert: Alert) -> str:
+    return f"{_MARKS[alert.level]} {alert.text}"
 
 
 def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
@@ -109,47 +118,50 @@ def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
 
     most_urgent_first = sorted(range(len(rows)), key=urgency_of)
     kept = [rows[index] for index in sorted(most_urgent_first[: room - 1])]
-    return [*kept, Row(name="", host=f"and {len(rows) - len(kept)} more", phase="")]
+    left_out = len(rows) - len(kept)
+    return [*kept, Row(name="", host=f"and {left_out} more", phase="")]
 
 
 # ---- the table
 
 
-def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> Iterable[str]:
+def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[str]:
     """Return the lines of the table: titles, and the rows of each group under its own title."""
     rows = [row for group in groups for row in group.rows]
     if not rows:
         return []
     columns = _fitting(_columns(rows, metrics[:_MAX_METRICS]), width)
-    lines = [_line([pad(c.title, c.width, right=c.right) for c in columns], width)]
-    at = 0
+
+    def line(texts: Iterable[str]) -> str:
+        cells = [pad(text, c.width, right=c.right) for text, c in zip(texts, columns, strict=True)]
+        return cut(_GAP.join(cells).rstrip(), width)
+
+    lines = [line(c.title for c in columns)]
+    index = 0  # columns have the cells of all groups' rows, one after the other
     for group in groups:
         if group.title:
             lines.append(f"{group.title}:")
-        here = range(at, at + len(group.rows))
-        lines += [_line([pad(c.cells[i], c.width, right=c.right) for c in columns], width) for i in here]
-        at += len(group.rows)
+        for _ in group.rows:
+            lines.append(line(c.cells[index] for c in columns))
+            index += 1
     return lines
-
-
-def _line(cells: Sequence[str], width: int) -> str:
-    return cut(_GAP.join(cells).rstrip(), width)
 
 
 def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
     """Return the columns that say anything. The last one, the notes, has no fixed width."""
     values = []
-    for index, name in enumerate(metrics):
+    for spare, name in enumerate(metrics, start=3):
         cells = tuple(q.number(row.metrics[name]) if name in row.metrics else "" for row in rows)
-        values.append(_Column(title=plain(name)[:16], right=True, spare=3 + index, cells=cells))
-    notes = tuple(", ".join(text for text in (row.inner, row.note) if text) for row in rows)
+        values.append(_Column(title=plain(name)[:16], right=True, spare=spare, cells=cells))
+    steps = tuple(cut(row.count, 24) for row in rows)
+    notes = tuple(row.remarks for row in rows)
     columns = [
         _Column(title="rank", cells=tuple(row.name for row in rows), right=True),
         _Column(title="host", cells=tuple(cut_middle(row.host, 24) for row in rows)),
         _Column(title="device", cells=tuple(row.device[:12] for row in rows), spare=10),
         _Column(title="state", cells=tuple("slow" if row.slow else row.phase for row in rows)),
         _Column(title="progress", cells=tuple(_progress(row) for row in rows), spare=1),
-        _Column(title="step", cells=tuple(cut(row.count, 24) for row in rows), right=True, spare=2),
+        _Column(title="step", cells=steps, right=True, spare=2),
         *values,
         _Column(title="rate", cells=tuple(row.rate for row in rows), right=True, spare=4),
         _Column(title="left", cells=tuple(row.left for row in rows), right=True, spare=3),
@@ -162,7 +174,8 @@ def _progress(row: Row) -> str:
     if row.fraction is None:
         return ""
     full = int(row.fraction * _BAR)
-    return "█" * full + "░" * (_BAR - full) + f" {q.percent(row.fraction):>4}"
+    bar = "█" * full + "░" * (_BAR - full)
+    return f"{bar} {q.percent(row.fraction):>4}"
 
 
 def _fitting(columns: list[_Column], width: int) -> list[_Column]:
@@ -174,8 +187,10 @@ def _fitting(columns: list[_Column], width: int) -> list[_Column]:
     room = width - _width(columns) - len(_GAP)
     if note is None or room < min(_MIN_NOTE, note.width):
         return columns
-    return [*columns, _Column(title="", cells=tuple(cut(cell, room) for cell in note.cells))]
+    cells = tuple(cut(cell, room) for cell in note.cells)
+    return [*columns, _Column(title="", cells=cells)]
 
 
 def _width(columns: Sequence[_Column]) -> int:
-    return sum(c.width for c in columns) + len(_GAP) * (len(columns) - 1)
+    gaps = len(columns) - 1
+    return sum(c.width for c in columns) + len(_GAP) * gaps

@@ -59,27 +59,41 @@ class _Frame:
 
 def palette(rank: int) -> str:
     """Return the class of a rank's colour; ranks of the same place on different hosts differ too."""
-    return f"dm-c{(rank + rank // MAX_LINES) % MAX_LINES}" if rank >= 0 else "dm-c"
+    if rank < 0:
+        return "dm-c"
+    colour = (rank + rank // MAX_LINES) % MAX_LINES
+    return f"dm-c{colour}"
 
 
 def curves(state: RunState) -> str:
     """Return a figure for each metric, and the legend; "" where nothing was reported twice."""
-    tables = state.series.values()
-    names = [*dict.fromkeys(name for table in tables for name, series in table.items() if len(series) > 1)]
+    names: dict[str, None] = {}  # in the order in which ranks reported them
+    for table in state.series.values():
+        for name, series in table.items():
+            if len(series) > 1:
+                names[name] = None
     if not names:
         return ""
-    shown = [_curve(state, name) for name in names[:_MAX_CURVES]]
-    more = len(names) - len(shown)
-    rest = f'<span class="dm-faint">and {more} more metrics: run.metrics</span>' if more else ""
+    shown = [_curve(state, name) for name in list(names)[:_MAX_CURVES]]
     figures = "".join(_figure(curve) for curve in shown)
-    return f'<div class="dm-curves">{figures}</div><div class="dm-legend">{_legend(shown)}{rest}</div>'
+    legend = _legend(shown)
+    more = len(names) - len(shown)
+    if more:
+        legend += f'<span class="dm-faint">and {more} more metrics: run.metrics</span>'
+    return f'<div class="dm-curves">{figures}</div><div class="dm-legend">{legend}</div>'
 
 
 def _curve(state: RunState, name: str) -> _Curve:
-    series = {rank: state.series[rank][name] for rank in sorted(state.series) if name in state.series[rank]}
-    limit = _POINTS if len(series) <= MAX_LINES else max(10, min(_BINS, _BAND_POINTS // len(series)))
-    by_step = all(line[-1].step is not None and line[0].step is not None for line in series.values() if line)
-    lines = {rank: _thin(line, limit, by_step=by_step) for rank, line in series.items() if line}
+    tables = {}
+    for rank in sorted(state.series):
+        series = state.series[rank].get(name)
+        if series:
+            tables[rank] = series
+    limit = _POINTS
+    if len(tables) > MAX_LINES:
+        limit = max(10, min(_BINS, _BAND_POINTS // len(tables)))
+    by_step = all(line[-1].step is not None and line[0].step is not None for line in tables.values())
+    lines = {rank: _thin(line, limit, by_step=by_step) for rank, line in tables.items()}
     points, holes = [], []
     for line in lines.values():
         for x, y in line:
@@ -93,26 +107,33 @@ def _curve(state: RunState, name: str) -> _Curve:
 def _thin(series: Series, limit: int, *, by_step: bool) -> list[XY]:
     """Return about `limit` points, the last one among them."""
     at_s, steps, values = series.every(-(-len(series) // limit))
-    if by_step:
-        pairs = zip(
-            (at if math.isnan(step) else step for at, step in zip(at_s, steps, strict=True)), values, strict=True
-        )
-    else:
-        pairs = zip(at_s, values, strict=True)
-    return [
-        (x, y) if -_HUGE <= x <= _HUGE and -_HUGE <= y <= _HUGE else (_bound(x), _bound(y))
-        for x, y in pairs
-        if math.isfinite(x)
-    ]
+    thin = []
+    for at, step, value in zip(at_s, steps, values, strict=True):
+        x = at
+        if by_step and not math.isnan(step):
+            x = step
+        if not math.isfinite(x):
+            continue
+        if -_HUGE <= x <= _HUGE and -_HUGE <= value <= _HUGE:  # nearly always, and there are very many
+            thin.append((x, value))
+        else:
+            thin.append((_bound(x), _bound(value)))
+    return thin
 
 
 def _bound(value: float) -> float:
-    return max(-_HUGE, min(_HUGE, value)) if math.isfinite(value) else value
+    """Return `value` within the range of what can be drawn; NaN and infinite ones stay as they are."""
+    if -_HUGE <= value <= _HUGE or not math.isfinite(value):
+        return value
+    return _HUGE if value > 0 else -_HUGE
 
 
 def _part(value: float, low: float, high: float) -> float:
+    """Return where `value` lies between `low` and `high`, 0 to 1."""
     span = high - low
-    return 0.5 if span <= 0 or not math.isfinite(span) else (value - low) / span
+    if span <= 0 or not math.isfinite(span):
+        return 0.5
+    return (value - low) / span
 
 
 # ---- one figure
@@ -123,7 +144,10 @@ def _figure(curve: _Curve) -> str:
     xs += curve.holes
     ys = [y for _, y in curve.points]
     frame = _Frame(
-        left=min(xs, default=0.0), right=max(xs, default=0.0), low=min(ys, default=0.0), high=max(ys, default=0.0)
+        left=min(xs, default=0.0),
+        right=max(xs, default=0.0),
+        low=min(ys, default=0.0),
+        high=max(ys, default=0.0),
     )
     paths = _band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)
     inner = "".join(paths) + _marks(curve, frame)
@@ -139,13 +163,19 @@ def _figure(curve: _Curve) -> str:
 def _caption(curve: _Curve) -> str:
     lasts = [line[-1][1] for line in curve.lines.values() if line]
     word = "mean " if len(lasts) > 1 else ""
-    warning = f' <b class="dm-bad">NaN or inf from {_x_words(curve.holes[0], curve)}</b>' if curve.holes else ""
+    warning = ""
+    if curve.holes:
+        first = _x_words(curve.holes[0], curve)
+        warning = f' <b class="dm-bad">NaN or inf from {first}</b>'
     name = escape(cut_middle(plain(curve.name), 40))
-    return f"<span><b>{name}</b>{warning}</span> <span>{word}{q.number(mean(lasts) or 0.0)}</span>"
+    value = q.number(mean(lasts) or 0.0)
+    return f"<span><b>{name}</b>{warning}</span> <span>{word}{value}</span>"
 
 
 def _x_words(value: float, curve: _Curve) -> str:
-    return f"step {q.count(value)}" if curve.by_step else q.duration(value)
+    if curve.by_step:
+        return f"step {q.count(value)}"
+    return q.duration(value)
 
 
 def _lines(curve: _Curve, frame: _Frame) -> Iterable[str]:
@@ -158,11 +188,15 @@ def _lines(curve: _Curve, frame: _Frame) -> Iterable[str]:
 def _path(line: Sequence[XY], frame: _Frame) -> str:
     """Return a path with gaps where a value is no number; a lone point becomes a dot."""
     parts: list[str] = []
-    pen = "M"
+    is_drawing = False
     for x, y in line:
-        if math.isfinite(y):
-            parts.append(f"{pen}{frame.x(x)},{frame.y(y)}{'h0' if pen == 'M' else ''}")
-        pen = "L" if math.isfinite(y) else "M"
+        if not math.isfinite(y):
+            is_drawing = False
+            continue
+        point = f"{frame.x(x)},{frame.y(y)}"
+        # h0, a line of no length, shows where no other point follows.
+        parts.append(f"L{point}" if is_drawing else f"M{point}h0")
+        is_drawing = True
     return "".join(parts)
 
 
@@ -172,16 +206,20 @@ def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
     bin_of: dict[float, int] = {}  # ranks share most of their steps
     for x, y in curve.points:
         if x not in bin_of:
-            bin_of[x] = min(_BINS - 1, int(_part(x, frame.left, frame.right) * _BINS))
+            part = _part(x, frame.left, frame.right)
+            bin_of[x] = min(_BINS - 1, int(part * _BINS))
         bins.setdefault(bin_of[x], []).append(y)
-    at = [(round(_WIDE * (i + 0.5) / _BINS), values) for i, values in sorted(bins.items())]
-    if not at:
+    if not bins:
         return
-    upper = [f"{x},{frame.y(max(values))}" for x, values in at]
-    lower = [f"{x},{frame.y(min(values))}" for x, values in reversed(at)]
-    yield f'<path class="dm-band dm-c0" d="M{"L".join(upper + lower)}Z"/>'
-    middle = "L".join(f"{x},{frame.y(mean(values) or 0.0)}" for x, values in at)
-    yield f'<path class="dm-c0" d="M{middle}"/>'
+    upper, middle, lower = [], [], []
+    for i, values in sorted(bins.items()):
+        x = round(_WIDE * (i + 0.5) / _BINS)
+        upper.append(f"{x},{frame.y(max(values))}")
+        middle.append(f"{x},{frame.y(sum(values) / len(values))}")
+        lower.append(f"{x},{frame.y(min(values))}")
+    outline = upper + lower[::-1]
+    yield f'<path class="dm-band dm-c0" d="M{"L".join(outline)}Z"/>'
+    yield f'<path class="dm-c0" d="M{"L".join(middle)}"/>'
 
 
 def _marks(curve: _Curve, frame: _Frame) -> str:

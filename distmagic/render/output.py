@@ -17,38 +17,49 @@ _MAX_OPEN = 8
 
 def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
     """Return the line above the output: how much of it is shown, and where the rest is."""
-    shown, seen = min(lines, len(shown_lines(state))), count_of_lines(state)
+    shown = min(lines, len(shown_lines(state)))
+    seen = count_of_lines(state)
     some = f"last {shown} of {seen:,} lines" if seen > shown else "output"
     return f'<div class="dm-about dm-faint">{some} · all of a rank\'s: run.logs(rank)</div>'
 
 
 def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     """Return the last `lines` lines, and the unfinished ones, in a `<pre>`; "" for none."""
-    done: list[str] = []
+    # From the last line upward, so that the lines left out for want of room are the oldest.
+    upward = [_line(line, " dm-open") for line in _open(state)]
+    if lines > 0:
+        upward += [_line(line, "") for line in reversed(shown_lines(state)[-lines:])]
+    kept: list[str] = []
     room = _MAX_BYTES
-    whole = shown_lines(state)[-lines:] if lines > 0 else ()
-    for line, end in [*((line, " dm-open") for line in _open(state)), *((line, "") for line in reversed(whole))]:
-        text = _line(line, end)
+    for text in upward:
         room -= len(text.encode())
         if room < 0:
             break
-        done.append(text)
-    return f"<pre>{''.join(reversed(done))}</pre>" if done else ""
+        kept.append(text)
+    kept.reverse()
+    return f"<pre>{''.join(kept)}</pre>" if kept else ""
 
 
 def _open(state: RunState) -> list[OutputLine]:
     """Return the lines that are not finished yet, the last one first."""
     found = []
-    for (rank, node_rank, stream), text in sorted(state.open_lines.items(), reverse=True)[-_MAX_OPEN:]:
+    last_first = sorted(state.open_lines.items(), reverse=True)
+    for (rank, node_rank, stream), text in last_first[-_MAX_OPEN:]:
         host = state.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        found.append(OutputLine(rank=rank, label=label, stream=stream, text=text.rpartition("\r")[2]))
-    return [line for line in found if line.text.strip() and is_shown(state, line)]
+        visible = text.rpartition("\r")[2]
+        line = OutputLine(rank=rank, label=label, stream=stream, text=visible)
+        if visible.strip() and is_shown(state, line):
+            found.append(line)
+    return found
 
 
 def _line(line: OutputLine, more_class: str) -> str:
-    text = line.text
-    more = "" if len(text) <= _MAX_CHARS else f"… ({len(text) - _MAX_CHARS:,} more characters)"
     stream = "dm-stderr" if line.stream == "stderr" else "dm-stdout"
-    label = f'<b class="{palette(line.rank)}">[{escape(plain(line.label[:120]))}]</b>'
-    return f'<span class="dm-line {stream}{more_class}">{label} {spans(text[:_MAX_CHARS])}{more}\n</span>'
+    name = escape(plain(line.label[:120]))
+    label = f'<b class="{palette(line.rank)}">[{name}]</b>'
+    text = spans(line.text[:_MAX_CHARS])
+    left_out = len(line.text) - _MAX_CHARS
+    if left_out > 0:
+        text += f"… ({left_out:,} more characters)"
+    return f'<span class="dm-line {stream}{more_class}">{label} {text}\n</span>'

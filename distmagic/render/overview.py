@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
-from distmagic.render.rows import PHASES, Group, ShownPhase, fraction_of, groups, mean, slow_ranks
+from distmagic.render.rows import Group, ShownPhase, counts_by_phase, fraction_of, groups, mean, slow_ranks
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import RunPhase, is_explained
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
+_MAX_NAMES = 4  # of hosts in the head; nobody reads more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +87,21 @@ def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
         yield one_line(state.stopping)
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     if len(phases) > 1:
-        yield ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
+        yield counts_by_phase(phases)
 
 
 def _slow_words(state: RunState, slow: set[int]) -> str:
     if not slow:
         return ""
-    worst = min(slow, key=lambda rank: state.workers[rank].progress[0] or 0.0)
-    others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
-    return f"slow: {plain(state.workers[worst].label)}{others}"
+
+    def steps(rank: int) -> float:
+        done, _ = state.workers[rank].progress
+        return done or 0.0
+
+    slowest = state.workers[min(slow, key=steps)]
+    words = f"slow: {plain(slowest.label)}"
+    others = len(slow) - 1
+    return f"{words} and {others} more" if others else words
 
 
 def _size(state: RunState) -> str:
@@ -103,13 +110,14 @@ def _size(state: RunState) -> str:
     for node in state.nodes:
         if not state.is_elastic or (node.node_rank not in lost and node.stopping != "lost"):
             there.add(node.host)
-    all_hosts = dict.fromkeys(node.host for node in state.nodes)  # each once: a host may have been several nodes
+    # Each host once: in an elastic job it may have been several nodes.
+    all_hosts = dict.fromkeys(node.host for node in state.nodes)
     names = [plain(host) for host in all_hosts if host in there]
-    hosts = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts"  # nobody reads more names
+    hosts = ", ".join(names)
+    if len(names) > _MAX_NAMES:
+        hosts = f"{len(names)} hosts"
     ranks = state.world_size or len(state.workers)
-    if not ranks:
-        return hosts
-    return f"{ranks} rank{'s' if ranks > 1 else ''} on {hosts}"
+    return f"{q.plural(ranks, 'rank')} on {hosts}" if ranks else hosts
 
 
 # ---- what to know
@@ -146,10 +154,12 @@ def _failure(state: RunState) -> Iterable[Alert]:
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
     if not state.is_over:
         for lost, why in state.lost:
-            yield Alert(level="error", text=f"{plain(state.nodes[lost].host)}: {one_line(why)}")
+            host = plain(state.nodes[lost].host)
+            yield Alert(level="error", text=f"{host}: {one_line(why)}")
         for node in state.nodes:
             if node.broken and node.phase != "gone":
-                why = one_line(node.broken.removeprefix(f"{node.host}: ")).rstrip(".")
+                why = node.broken.removeprefix(f"{node.host}: ")
+                why = one_line(why).rstrip(".")
                 text = f"{plain(node.host)}: reconnecting ({why}); unless that host is down, its ranks go on"
                 yield Alert(level="warning", text=text)
         lead = plain(state.nodes[0].host)
@@ -159,26 +169,30 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
                 text = f"{pair} don't hear each other by UDP: each ends by itself if this notebook is gone"
                 yield Alert(level="warning", text=text)
         for i, why in sorted(state.unreached.items()):
-            yield Alert(level="warning", text=f"{plain(state.nodes[i].host)} can't dial {lead} yet: {one_line(why)}")
+            host = plain(state.nodes[i].host)
+            yield Alert(level="warning", text=f"{host} can't dial {lead} yet: {one_line(why)}")
     for node in state.nodes:
         if node.survivors:
-            what = one_line(", ".join(node.survivors))
-            yield Alert(level="error", text=f"still running on {plain(node.host)}, could not be ended: {what}")
+            names = one_line(", ".join(node.survivors))
+            yield Alert(level="error", text=f"still running on {plain(node.host)}, could not be ended: {names}")
 
 
 def _joined_notices(state: RunState) -> list[str]:
     """Return the notices, one that several hosts gave only once: `gpu-a, gpu-b: text`."""
     hosts = {node.host for node in state.nodes}
-    table: dict[str, list[str]] = {}
+    table: dict[str, list[str]] = {}  # text: the hosts that gave it
     for notice in state.notices:
         host, colon, text = notice.partition(": ")
-        known = bool(colon) and host in hosts
-        givers = table.setdefault(text if known else notice, [])
-        if known and host not in givers:
+        if not colon or host not in hosts:
+            table.setdefault(notice, [])
+            continue
+        givers = table.setdefault(text, [])
+        if host not in givers:
             givers.append(host)
-    return [one_line(f"{_some(givers)}: {text}" if givers else text) for text, givers in table.items()]
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    lines = []
+    for text, givers in table.items():
+        names = ", ".join(givers[:3])
+        if len(givers) > 3:
+            names += f" and {len(givers) - 3} more"
+        lines.append(one_line(f"{names}: {text}" if givers else text))
+    return lines

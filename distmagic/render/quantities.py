@@ -18,7 +18,9 @@ def number(value: float) -> str:
         return "inf" if value > 0 else "-inf"
     if abs(value) >= 1e6:
         return f"{value:.3e}".replace("e+0", "e").replace("e+", "e")
-    return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.4g}"
 
 
 def count(value: float) -> str:
@@ -26,8 +28,10 @@ def count(value: float) -> str:
     if not math.isfinite(value):
         return number(value)
     if abs(value) < _COMPACT_FROM:
-        whole = value == int(value)
-        return f"{value:,.0f}" if whole and abs(value) >= 10_000 else f"{value:.0f}" if whole else f"{value:.4g}"
+        if value != int(value):
+            return f"{value:.4g}"
+        # Four digits read well without a comma, five don't.
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.0f}"
     if abs(value) >= _COUNT_LIMIT:
         return f"{value:.2e}"
     for size, unit in _COUNT_UNITS:
@@ -36,9 +40,16 @@ def count(value: float) -> str:
     return f"{value / 1e3:.0f}k"
 
 
+def plural(number: int, noun: str) -> str:
+    """Return `1 rank`, `4 ranks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def out_of(done: float, total: float | None) -> str:
     """Return `120/500`, or `120` where no total is known."""
-    return count(done) if total is None else f"{count(done)}/{count(total)}"
+    if total is None:
+        return count(done)
+    return f"{count(done)}/{count(total)}"
 
 
 def size(done_bytes: float, total_bytes: float) -> str:
@@ -46,22 +57,31 @@ def size(done_bytes: float, total_bytes: float) -> str:
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if total_bytes >= size:
             digits = 0 if total_bytes >= 10 * size else 1
-            return f"{done_bytes / size:,.{digits}f} of {total_bytes / size:,.{digits}f} {unit}"
+            done = f"{done_bytes / size:,.{digits}f}"
+            total = f"{total_bytes / size:,.{digits}f}"
+            return f"{done} of {total} {unit}"
     return f"{done_bytes:.0f} of {total_bytes:.0f} bytes"
 
 
 def percent(fraction: float) -> str:
     """Return `62%`; 100% only for what is whole."""
-    return f"{min(99, int(fraction * 100)) if fraction < 1 else 100}%"
+    whole = min(99, int(fraction * 100)) if fraction < 1 else 100
+    return f"{whole}%"
 
 
 def rate(per_s: float, unit: str) -> str:
     """Return `12.3 it/s`, or `4.05 s/it` for what is slower than one a second."""
     if not math.isfinite(per_s) or per_s <= 0:
         return ""
-    if per_s >= 1:
-        return f"{count(per_s) if per_s >= _COMPACT_FROM else f'{per_s:,.{0 if per_s >= 100 else 1}f}'} {unit}/s"
-    return f"{duration(1 / per_s, exact=True)}/{unit}"
+    if per_s < 1:
+        return f"{duration(1 / per_s, exact=True)}/{unit}"
+    if per_s < 100:
+        number = f"{per_s:.1f}"
+    elif per_s < _COMPACT_FROM:
+        number = f"{per_s:,.0f}"
+    else:
+        number = count(per_s)
+    return f"{number} {unit}/s"
 
 
 def duration(seconds: float, *, exact: bool = False) -> str:
@@ -72,17 +92,15 @@ def duration(seconds: float, *, exact: bool = False) -> str:
         return f"{seconds:.3g} s"
     if seconds >= _LONG_S:
         return "years"
-    return _whole_duration(max(0, round(seconds)))
-
-
-def _whole_duration(whole: int) -> str:
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s" if whole % 60 else f"{whole // 60} min"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    minutes, s = divmod(max(0, round(seconds)), 60)
+    if minutes == 0:
+        return f"{s} s"
+    if minutes < 60:
+        return f"{minutes} min {s:02} s" if s else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes:02} min"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def eta(seconds: float) -> str:

@@ -56,6 +56,11 @@ class Row:
     slow: bool = False
     note: str = ""
 
+    @property
+    def remarks(self) -> str:
+        """What stands in the last column: inner bars and note."""
+        return ", ".join(text for text in (self.inner, self.note) if text)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -84,7 +89,10 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
     """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
-    done = {w.rank: w.progress[0] or 0.0 for w in workers if w.phase in ("running", "done")}
+    done = {}
+    for w in workers:
+        if w.phase in ("running", "done"):
+            done[w.rank] = w.progress[0] or 0.0
     if len(done) < 2:  # no rank to compare with
         return set()
     median_steps = statistics.median_high(done.values())
@@ -112,14 +120,18 @@ def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> I
     picked = [_rank_row(state, worker, slow) for worker in _picked(workers, slow)]
     if picked:
         yield Group(title="failed and slowest ranks", rows=tuple(picked))
-    rows = [_host_row(state, node, by_node[node.node_rank]) for node in state.nodes if node.node_rank in by_node]
+    rows = []
+    for node in state.nodes:
+        if node.node_rank in by_node:
+            rows.append(_host_row(state, node, by_node[node.node_rank]))
     yield Group(title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting)))
 
 
 def _has_come_back(state: RunState, node: NodeState) -> bool:
     """Whether a node is over, and its host is another node of an elastic job since then."""
     is_over = node.phase == "gone" or node.node_rank in state.lost_nodes
-    return is_over and any(other.host == node.host for other in state.nodes[node.node_rank + 1 :])
+    later_hosts = [other.host for other in state.nodes[node.node_rank + 1 :]]
+    return is_over and node.host in later_hosts
 
 
 def _picked(workers: Sequence[WorkerState], slow: set[int]) -> list[WorkerState]:
@@ -138,13 +150,17 @@ def _bounded(rows: list[Row]) -> list[Row]:
     """Return at most `MAX_HOSTS` rows: those that want to be seen, in their order, and one that counts the others."""
     if len(rows) <= MAX_HOSTS:
         return rows
-    most_urgent_first = sorted(range(len(rows)), key=lambda i: (urgency(rows[i].phase), rows[i].fraction or 0.0))
+
+    def order(index: int) -> tuple[int, float]:
+        return urgency(rows[index].phase), rows[index].fraction or 0.0
+
+    most_urgent_first = sorted(range(len(rows)), key=order)
     kept = sorted(most_urgent_first[: MAX_HOSTS - 1])
-    left_out = most_urgent_first[MAX_HOSTS - 1 :]
-    phases = Counter(rows[i].phase for i in left_out)
+    left_out = [rows[index] for index in most_urgent_first[MAX_HOSTS - 1 :]]
+    phases = Counter(row.phase for row in left_out)
     note = ", ".join(f"{count} {phase}" for phase, count in phases.items())
-    rest = Row(name="", host=f"{len(left_out)} more hosts", phase=rows[left_out[0]].phase, note=note)
-    return [*(rows[i] for i in kept), rest]
+    rest = Row(name="", host=f"{len(left_out)} more hosts", phase=left_out[0].phase, note=note)
+    return [*(rows[index] for index in kept), rest]
 
 
 def urgency(phase: ShownPhase) -> int:
@@ -163,13 +179,19 @@ def _waiting_row(state: RunState, node: NodeState) -> Row:
         phase = "stopped"
     if phase == "sending" and node.total_bytes and node.sent_bytes >= node.total_bytes:
         phase = "sent"
-    share = node.sent_bytes / node.total_bytes if node.total_bytes and phase in ("sending", "sent") else None
-    return Row(name="", host=plain(node.host), phase=phase, fraction=share, note=one_line(note))
+    fraction = None
+    if node.total_bytes and phase in ("sending", "sent"):
+        fraction = node.sent_bytes / node.total_bytes
+    return Row(name="", host=plain(node.host), phase=phase, fraction=fraction, note=one_line(note))
 
 
 def _waits_for(state: RunState, node: NodeState) -> str:
     if node.phase not in OPENING:
-        return _why_it_ended(node)
+        if node.reason == "done":
+            return ""
+        meaning = meaning_of(node.reason)
+        # An agent that breaks down gives a reason in its own words.
+        return node.reason if meaning is None else meaning.in_row
     if state.is_over:
         return "not reached" if node.phase == "connecting" else ""
     if node.phase == "connecting":
@@ -181,15 +203,12 @@ def _waits_for(state: RunState, node: NodeState) -> str:
     return "loads torch" if node.hostname else "starts its agent"
 
 
-def _why_it_ended(node: NodeState) -> str:
-    if node.reason == "done":
-        return ""
-    meaning = meaning_of(node.reason)
-    return node.reason if meaning is None else meaning.in_row  # an agent that breaks down gives a reason in words
-
-
 def _rank_row(state: RunState, w: WorkerState, slow: set[int]) -> Row:
     done, total = w.progress
+    count = ""
+    if done is not None:
+        name = "" if _has_steps(w) else _bar_name(w.bars[0])
+        count = f"{name} {q.out_of(done, total)}".lstrip()
     return Row(
         name=str(w.rank),
         rank=w.rank,
@@ -197,7 +216,7 @@ def _rank_row(state: RunState, w: WorkerState, slow: set[int]) -> Row:
         phase=_phase_of(state, w),
         device=plain(w.device),
         fraction=fraction_of(w),
-        count="" if done is None else _outer_count(w, done, total),
+        count=count,
         inner=_inner_bars(w) if w.phase in ALIVE else "",
         metrics=w.metrics,
         rate=q.rate(w.rate or 0.0, _unit(w)),
@@ -211,11 +230,18 @@ def _inner_bars(w: WorkerState) -> str:
     """Return the bars that are not in the column of the count. A rank that reports has its steps in that column."""
     words = []
     inner = w.bars
-    if w.step is None and w.bars:
+    if not _has_steps(w):
         words.append(_postfix(w.bars[0]))
         inner = w.bars[1:]
-    words += [_bar_words(bar) for bar in inner[-2:] if not bar.closed]
+    for bar in inner[-2:]:
+        if not bar.closed:
+            words.append(_bar_words(bar))
     return ", ".join(filter(None, words))
+
+
+def _has_steps(w: WorkerState) -> bool:
+    """Whether the column of the count has the steps that a rank reports, and not its outermost bar."""
+    return w.step is not None or not w.bars
 
 
 def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
@@ -227,16 +253,13 @@ def _phase_of(state: RunState, w: WorkerState) -> RankPhase | Literal["reconnect
     return "reconnecting" if _is_out_of_sight(state, w) else w.phase
 
 
-def _outer_count(w: WorkerState, done: float, total: float | None) -> str:
-    words = q.out_of(done, total)
-    name = "" if w.step is not None or not w.bars else _bar_name(w.bars[0])
-    return f"{name} {words}" if name else words
-
-
 def _bar_words(bar: Bar) -> str:
     name = _bar_name(bar)
     words = q.out_of(bar.n, bar.total)
-    words = f"{name} {words}" if name else f"{words} {plain(bar.unit)}".strip()
+    if name:
+        words = f"{name} {words}"
+    else:
+        words = f"{words} {plain(bar.unit)}".strip()
     return f"{words} {_postfix(bar)}".strip()
 
 
@@ -249,13 +272,16 @@ def _bar_name(bar: Bar) -> str:
 
 
 def _unit(w: WorkerState) -> str:
-    return "step" if w.step is not None or not w.bars else plain(w.bars[0].unit)[:8] or "it"
+    if _has_steps(w):
+        return "step"
+    return plain(w.bars[0].unit)[:8] or "it"
 
 
 def _rank_note(state: RunState, w: WorkerState) -> str:
     notes = [f"restart {w.restart}"] if w.restart else []
     if _is_out_of_sight(state, w):
-        notes.append(f"not heard of for {q.duration(state.at_s - state.nodes[w.node_rank].broken_at_s)}")
+        silent_s = state.at_s - state.nodes[w.node_rank].broken_at_s
+        notes.append(f"not heard of for {q.duration(silent_s)}")
     if w.phase == "failed":
         notes.append(_how_it_failed(w))
     return ", ".join(notes)
@@ -277,11 +303,11 @@ def _code_words(code: int) -> str:
 def _host_row(state: RunState, node: NodeState, workers: Sequence[WorkerState]) -> Row:
     """Return the row of all ranks of a host: means of what they report, and the phase that a user must see first."""
     first, last = workers[0], workers[-1]
-    name = str(first.rank) if len(workers) == 1 else f"{first.rank}-{last.rank}"
-    phases = Counter(_phase_of(state, w) for w in workers)
-    note = ""
-    if len(phases) > 1:
-        note = ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
+    name = str(first.rank)
+    if len(workers) > 1:
+        name = f"{first.rank}-{last.rank}"
+    phases: Counter[ShownPhase] = Counter(_phase_of(state, w) for w in workers)
+    note = counts_by_phase(phases) if len(phases) > 1 else ""
     metrics: dict[str, float] = {}
     for metric in dict.fromkeys(name for w in workers for name in w.metrics):
         metrics[metric] = mean(w.metrics.get(metric) for w in workers) or 0.0
@@ -298,6 +324,11 @@ def _host_row(state: RunState, node: NodeState, workers: Sequence[WorkerState]) 
         left=q.eta(max(left)) if left else "",
         note=note,
     )
+
+
+def counts_by_phase(phases: Counter[ShownPhase]) -> str:
+    """Return `1 failed, 3 running`, what a user must see first in front."""
+    return ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
 
 
 def _range_of_counts(workers: Sequence[WorkerState]) -> str:

@@ -9,7 +9,9 @@ _PATIENCE_S = 10.0  # a start that takes longer than this may want torchrun's wo
 
 def shown_lines(state: RunState) -> tuple[OutputLine, ...]:
     """Return the last lines of output that are worth showing."""
-    return state.lines if _torchrun_matters(state) else tuple(line for line in state.lines if line.rank >= 0)
+    if _torchrun_matters(state):
+        return state.lines
+    return tuple(line for line in state.lines if line.rank >= 0)
 
 
 def is_shown(state: RunState, line: OutputLine) -> bool:

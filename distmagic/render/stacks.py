@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from distmagic.render import quantities as q
 from distmagic.render.as_html import style
 from distmagic.render.text_width import one_line, plain
 from distmagic.state import hangs
@@ -12,9 +13,15 @@ from distmagic.state.hangs import SHOWN_GROUPS, Explanation
 
 def stacks_text(found: Explanation, job: str) -> str:
     """Return the sentence, what to look at first, and the stacks."""
-    head = [line for line in (_head(found, job), plain(found.advice)) if line]
+    text = _title(found, job)
+    if found.sentence:
+        text += f": {plain(found.sentence)}"
+    if found.advice:
+        text += f"\n{plain(found.advice)}"
     stacks = "\n".join(plain(line) for line in hangs.stacks_text(found).split("\n"))
-    return "\n".join(head) + (f"\n\n{stacks}" if stacks else "")
+    if stacks:
+        text += f"\n\n{stacks}"
+    return text
 
 
 def stacks_html(found: Explanation, job: str) -> str:
@@ -30,24 +37,23 @@ def stacks_html(found: Explanation, job: str) -> str:
             is_open = " open" if is_odd else ""
             inner = f"<details{is_open}><summary>{words}</summary><pre>{lines}</pre></details>"
         parts.append(_alert(inner, is_odd=is_odd))
-    unheard = [f"{host} did not tell where its ranks are" for host in found.unheard]
-    parts += [_alert(escape(one_line(line)), is_odd=True) for line in unheard]
+    for host in found.unheard:
+        words = escape(one_line(f"{host} did not tell where its ranks are"))
+        parts.append(_alert(words, is_odd=True))
     if len(found.groups) > SHOWN_GROUPS:
-        parts.append(_alert(f"ranks are at {len(found.groups) - SHOWN_GROUPS} more places", is_odd=False))
+        more = len(found.groups) - SHOWN_GROUPS
+        parts.append(_alert(f"ranks are at {more} more places", is_odd=False))
     return f'<div class="distmagic">{style()}{"".join(parts)}</div>'
 
 
 def _alert(inner: str, *, is_odd: bool) -> str:
-    return f'<div class="dm-alert dm-{"error" if is_odd else "warning"}">{inner}</div>'
-
-
-def _head(found: Explanation, job: str) -> str:
-    return f"{_title(found, job)}: {plain(found.sentence)}" if found.sentence else _title(found, job)
+    level = "error" if is_odd else "warning"
+    return f'<div class="dm-alert dm-{level}">{inner}</div>'
 
 
 def _title(found: Explanation, job: str) -> str:
     ranks = sum(len(group.ranks) for group in found.groups)
     if not ranks:
         return f"{plain(job)}: no rank runs" if not found.unheard else plain(job)
-    places = len(found.groups)
-    return f"{plain(job)}: {ranks} rank{'s' if ranks > 1 else ''} at {places} place{'s' if places > 1 else ''}"
+    places = q.plural(len(found.groups), "place")
+    return f"{plain(job)}: {q.plural(ranks, 'rank')} at {places}"

@@ -95,7 +95,9 @@ def _ipython_only(lineno: int, line: str) -> SpecError:
 
 def _short(source: str) -> str:
     source = " ".join(source.split())
-    return f"`{source if len(source) <= _SHORT_CHARS else source[: _SHORT_CHARS - 3] + '...'}`"
+    if len(source) > _SHORT_CHARS:
+        source = source[: _SHORT_CHARS - 3] + "..."
+    return f"`{source}`"
 
 
 def _written(text: str, node: ast.AST) -> str:
@@ -122,9 +124,11 @@ def _reject_ipython(tree: ast.AST) -> None:
 def _without_guard(body: list[ast.stmt]) -> list[ast.stmt]:
     """Unwrap a trailing `if __name__ == "__main__":`, which is always true in a notebook."""
     last = body[-1]
-    if isinstance(last, ast.If) and not last.orelse and ast.unparse(last.test) in _GUARDS:
-        return [*body[:-1], *last.body]
-    return body
+    if not isinstance(last, ast.If) or last.orelse:
+        return body
+    if ast.unparse(last.test) not in _GUARDS:
+        return body
+    return [*body[:-1], *last.body]
 
 
 _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
@@ -153,7 +157,9 @@ def _calls(node: ast.AST) -> bool:
     """Whether evaluating `node` calls something: not so inside a lambda, which only defines."""
     if isinstance(node, ast.Lambda):
         return False
-    return isinstance(node, ast.Call | ast.Await) or any(_calls(child) for child in ast.iter_child_nodes(node))
+    if isinstance(node, ast.Call | ast.Await):
+        return True
+    return any(_calls(child) for child in ast.iter_child_nodes(node))
 
 
 def _call_plan(text: str, local: list[ast.stmt], call: ast.expr, targets: tuple[str, ...], filename: str) -> CellPlan:
@@ -196,13 +202,14 @@ def _call_of_only(functions: list[Function]) -> ast.expr:
     """Return the call of the cell's only function, which must need no argument."""
     if len(functions) > 1:
         names = [f"{node.name} (line {node.lineno})" for node in functions]
-        few = "none of them" if names[2:] else "neither"
+        few = "neither" if len(names) == 2 else "none of them"
         raise SpecError(
-            f"The cell defines {', '.join(names[:-1])} and {names[-1]}, and calls {few}.",
+            f"The cell defines {_listed(names)}, and calls {few}.",
             _LAST_HINT.format(call=_call_text(functions[-1])),
         )
     (function,) = functions
-    if missing := _needed(function):
+    missing = _needed(function)
+    if missing:
         raise SpecError(
             f"line {function.lineno}: {function.name} needs {_listed(missing)}, and the cell does not call it.",
             f"End the cell with {_call_text(function)}.",
@@ -226,13 +233,18 @@ def _needed(function: Function) -> list[str]:
 
 def _call_text(function: Function) -> str:
     positional = {arg.arg for arg in function.args.posonlyargs}
-    values = ("..." if name in positional else f"{name}=..." for name in _needed(function))
+    values = []
+    for name in _needed(function):
+        values.append("..." if name in positional else f"{name}=...")
     awaited = "await " if isinstance(function, ast.AsyncFunctionDef) else ""
     return f"{awaited}{function.name}({', '.join(values)})"
 
 
 def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    *others, last = names
+    if not others:
+        return last
+    return f"{', '.join(others)} and {last}"
 
 
 def make_thunk(plan: CellPlan, namespace: dict[str, object], filename: str, flags: int = 0) -> Callable[[], object]:
@@ -262,8 +274,9 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
     Built-in names are left out. Empty where it can't be known (`from x import *`).
     """
     tree = ast.parse(plan.text)
-    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
-        return {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            return {}
     wanted = set()
     defined = set(dir(builtins))
     for table in _tables(symtable.symtable(plan.text, "<cell>", "exec")):

@@ -95,14 +95,17 @@ def _port_and_slots(numbers: list[str], whole: str) -> tuple[int | None, Slots |
         return None, None
     if len(numbers) == 1 and not _looks_like_port(numbers[0]):
         return None, parse_slots(numbers[0], f"host {whole!r}")
-    port = numbers[0]
+    port, *ranks = numbers
     if not is_port(port):
         raise SpecError(f"host {whole!r}: {port!r} is not a port (1 to 65535).", _HOSTS_HINT)
-    return int(port), parse_slots(numbers[1], f"host {whole!r}") if len(numbers) == 2 else None
+    slots = parse_slots(ranks[0], f"host {whole!r}") if ranks else None
+    return int(port), slots
 
 
 def _looks_like_port(text: str) -> bool:
-    return bool(_NUMBER.match(text)) and (int(text) == 22 or int(text) >= 1024)
+    if not _NUMBER.match(text):
+        return False
+    return int(text) == 22 or int(text) >= 1024
 
 
 def is_port(text: str) -> bool:

@@ -7,7 +7,7 @@ import numbers
 import re
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -126,8 +126,10 @@ def _check_env(env: tuple[tuple[str, str], ...]) -> None:
 def _check_rendezvous(spec: JobSpec) -> None:
     if spec.rdzv_backend not in (None, *BACKENDS):
         raise SpecError(f"--rdzv-backend {spec.rdzv_backend!r} is not known.", "Use static or c10d.")
-    if spec.nnodes is not None and not 1 <= spec.nnodes[0] <= spec.nnodes[1]:
-        raise SpecError(f"--nnodes {spec.nnodes[0]}:{spec.nnodes[1]} is not a range.", "Write --nnodes MIN:MAX.")
+    if spec.nnodes is not None:
+        low, high = spec.nnodes
+        if not 1 <= low <= high:
+            raise SpecError(f"--nnodes {low}:{high} is not a range.", "Write --nnodes MIN:MAX.")
     if spec.is_elastic and spec.rdzv_backend == "static":
         raise SpecError("--rdzv-backend static can't change the number of nodes.", "Use --rdzv-backend c10d.")
     if spec.master_port is not None and not 1 <= spec.master_port <= 65535:
@@ -207,20 +209,34 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
 
     `env` may be a dict, `python` a path or a dict of paths by host. Raises `SpecError`, also for an unknown name.
     """
-    of_job, of_access = _names(JobSpec), {*_names(Access), "python"} - {"pythons"}
-    known = sorted(of_job | of_access)
-    for name in options:
+    of_job = {one.name for one in fields(JobSpec)}
+    of_access = {one.name for one in fields(Access)}
+    known = sorted((of_job | of_access | {"python"}) - {"pythons"})
+    job: dict[str, Any] = {}
+    way: dict[str, Any] = {}
+    for name, value in options.items():
         if name not in known:
-            close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
-            raise SpecError(f"There is no option {name!r}.", f"Did you mean {close[0]}?" if close else "")
-        _check_kind(name, options[name])
-    job = {name: value for name, value in options.items() if name in of_job}
+            raise unknown_option(name, known)
+        _check_kind(name, value)
+        if name in of_job:
+            job[name] = value
+        elif name in of_access:
+            way[name] = value
     if isinstance(job.get("env"), Mapping):
         job["env"] = tuple(job["env"].items())
-    way = {name: value for name, value in options.items() if name in of_access and name != "python"}
-    if (python := options.get("python")) is not None:
-        way["pythons"] = tuple(python.items()) if isinstance(python, Mapping) else (("", python),)
+    python = options.get("python")
+    if isinstance(python, Mapping):
+        way["pythons"] = tuple(python.items())
+    elif python is not None:
+        way["pythons"] = (("", python),)  # "": of all hosts
     return JobSpec(**job), replace(access, **way)
+
+
+def unknown_option(name: str, known: Sequence[str]) -> SpecError:
+    """Return the error of a keyword argument that is none of the known ones, with the one that may have been meant."""
+    close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {close[0]}?" if close else ""
+    return SpecError(f"There is no option {name!r}.", hint)
 
 
 def _check_kind(name: str, value: object) -> None:
@@ -231,10 +247,7 @@ def _check_kind(name: str, value: object) -> None:
     wanted = [simple[kind] for kind in kinds_of_field if kind in simple]
     if len(wanted) < len(kinds_of_field):
         return  # a tuple, say, whose items are checked where they are used
-    if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and bool not in wanted):
+    is_flag = isinstance(value, bool)  # Python takes it for a number, too
+    if not isinstance(value, tuple(wanted)) or (is_flag and bool not in wanted):
         kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
         raise SpecError(f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}.")
-
-
-def _names(kind: type) -> set[str]:
-    return {one.name for one in fields(kind)}

@@ -22,6 +22,7 @@ Read launch.py first, then run_loop.py, node_table.py, actions.py and executor.p
 
 Beside them:
 
+    node_row.py      what the table keeps of a node, and of a host that is to join
     interrupts.py    counts Ctrl-C for the loop
     outcome.py       the `Run` that is left: results, logs, metrics
 """

@@ -11,12 +11,12 @@ A host that does not get the blobs from the one before it asks the notebook, and
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TypeVar
 
 from distmagic.connection.link import Link
@@ -73,11 +73,15 @@ def routes(
     if a node that joins has them, and goes on in the order of node ranks.
     """
     groups: dict[tuple[int | None, tuple[int, ...]], list[Blob]] = {}
-    straight: dict[int, list[Blob]] = {node: [] for node in range(len(lacking))}
+    straight: defaultdict[int, list[Blob]] = defaultdict(list)
     for blob in blobs:
         takers = [node for node, names in enumerate(lacking) if blob.sha256 in names]
         joining = tuple(node for node in takers if joins[node])
-        source = next((node for node, may in enumerate(joins) if may and node not in takers), None)
+        source = None
+        for node, may_join in enumerate(joins):
+            if may_join and node not in takers:
+                source = node
+                break
         groups.setdefault((source, joining), []).append(blob)
         for node in takers:
             if not joins[node]:
@@ -90,7 +94,8 @@ def routes(
         else:
             for node in joining:
                 straight[node] += found
-    return Routes(straight={node: tuple(found) for node, found in straight.items() if found}, chains=tuple(chains))
+    by_node = {node: tuple(straight[node]) for node in sorted(straight)}
+    return Routes(straight=by_node, chains=tuple(chains))
 
 
 class Delivery:
@@ -104,7 +109,9 @@ class Delivery:
         self, links: Sequence[Link], addresses: Sequence[str], files: Sequence[LocalBlob],
         tell: Callable[[int, int, int], object], note: Callable[[int, str], object],
     ) -> None:  # fmt: skip
-        self._links, self._addresses, self._note = links, addresses, note
+        self._links = links
+        self._addresses = addresses
+        self._note = note
         self._files = {local.blob.sha256: local for local in files}
         self._meters = [_Meter(partial(tell, node)) for node in range(len(links))]
 
@@ -125,7 +132,8 @@ class Delivery:
     def _lacking(self, node: int, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
         self._links[node].send(protocol.CheckBlobs(blobs=blobs))  # it may take its time: all files are read
         lacking = self._links[node].answer(protocol.MissingBlobs).sha256
-        self._meters[node].expect(sum(blob.size_bytes for blob in blobs if blob.sha256 in lacking))
+        total_bytes = sum(blob.size_bytes for blob in blobs if blob.sha256 in lacking)
+        self._meters[node].expect(total_bytes)
         return lacking
 
     def _offer(self, node: int, blobs: Sequence[Blob]) -> None:
@@ -137,7 +145,8 @@ class Delivery:
                 meter.expect(total_bytes)
             meter.reach(sent_bytes)
 
-        self._links[node].deliver(tuple(self._files[blob.sha256] for blob in blobs), tell)
+        files = tuple(self._files[blob.sha256] for blob in blobs)
+        self._links[node].deliver(files, tell)
 
     def _straight(self, node: int, blobs: Sequence[Blob]) -> None:
         """Send a node what it is known to lack."""
@@ -154,19 +163,25 @@ class Delivery:
 
         def serve(pair: tuple[int, int]) -> protocol.Serving:
             server, _ = pair
-            has_them, address = server == chain.source, self._addresses[server]
-            request = protocol.ServeBlobs(blobs=chain.blobs, has_them=has_them, address=address, secret=secret)
+            request = protocol.ServeBlobs(
+                blobs=chain.blobs,
+                has_them=server == chain.source,
+                address=self._addresses[server],
+                secret=secret,
+            )
             return self._links[server].query(request, protocol.Serving)
 
-        serving = dict(zip(chain.links, self._each(serve, chain.links), strict=True))
-        before = {taker: (server, serving[server, taker]) for server, taker in chain.links}
+        before = {}  # by taker: the host that serves it, and where
+        for (server, taker), found in zip(chain.links, self._each(serve, chain.links), strict=True):
+            before[taker] = (server, found)
 
         def take(node: int) -> None:
             server, found = before.get(node, (None, None))
             if server is None or found is None:
                 self._take(node, chain, "", protocol.ReceiveBlobs(blobs=chain.blobs, secret=secret))
                 return
-            address, name = self._addresses[server], self._links[server].host.name
+            address = self._addresses[server]
+            name = self._links[server].host.name
             if not found.port:
                 self._note(node, f"its data came from the notebook and not from {name}, which can't serve: {found.why}")
             request = protocol.ReceiveBlobs(blobs=chain.blobs, address=address, port=found.port, secret=secret)
@@ -176,10 +191,13 @@ class Delivery:
 
     def _take(self, node: int, chain: Chain, server: str, request: protocol.ReceiveBlobs) -> None:
         """Have a node take the blobs of a chain from the host `server`, and send it what it asks for itself."""
-        link, meter = self._links[node], self._meters[node]
-        start = meter.size_bytes
-        begins = accumulate((blob.size_bytes for blob in chain.blobs), initial=start)
-        at = {blob.sha256: begin for blob, begin in zip(chain.blobs, begins, strict=False)}
+        link = self._links[node]
+        meter = self._meters[node]
+        start = end = meter.size_bytes
+        at = {}  # how much the node has when it has all before this blob
+        for blob in chain.blobs:
+            at[blob.sha256] = end
+            end += blob.size_bytes
         asked: Counter[str] = Counter()
         link.send(request)
         while True:
@@ -200,8 +218,10 @@ class Delivery:
                     meter.reach(meter.size_bytes + size)
 
     def _check(self, link: Link, need: protocol.NeedBlob, offered: Mapping[str, int], times: int) -> None:
-        size = self._files[need.sha256].blob.size_bytes if need.sha256 in offered else -1
-        if not 0 <= need.offset <= size or times > _ASKED_AT_MOST:
+        size_bytes = -1
+        if need.sha256 in offered:
+            size_bytes = self._files[need.sha256].blob.size_bytes
+        if not 0 <= need.offset <= size_bytes or times > _ASKED_AT_MOST:
             raise ProtocolError(f"{link.host.name} asked for bytes that nobody offered.")
 
     def _each(self, act: Callable[[T], R], things: Sequence[T]) -> list[R]:
@@ -214,7 +234,8 @@ class Delivery:
         done, others = wait(futures, return_when=FIRST_EXCEPTION)
         if any(future.exception() for future in done):
             done |= wait(others, _OTHERS_S).done
-            raise join_errors([error for future in futures if future in done and (error := future.exception())])
+            errors = [future.exception() for future in futures if future in done]
+            raise join_errors([error for error in errors if error is not None])
         return [future.result() for future in futures]
 
 
@@ -233,7 +254,8 @@ class _Meter:
 
     def reach(self, size_bytes: int) -> None:
         """Count up to so many bytes."""
-        before, self.size_bytes = self.size_bytes, min(max(self.size_bytes, size_bytes), self.total_bytes)
+        before = self.size_bytes
+        self.size_bytes = min(max(before, size_bytes), self.total_bytes)
         is_last = before < self.size_bytes == self.total_bytes
         if is_last or time.monotonic() - self._told_at >= _TELL_S:
             self._say()

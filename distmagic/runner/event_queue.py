@@ -38,11 +38,13 @@ class EventQueue:
         while not room.acquire(timeout=1.0):
             if self._is_over.is_set():
                 return
-        self._events.put((Event(node_rank=node_rank, at_s=self._clock(), what=what), True))
+        event = Event(node_rank=node_rank, at_s=self._clock(), what=what)
+        self._events.put((event, True))
 
     def tell(self, what: Any, node_rank: int = 0) -> None:
         """Queue what an act ended with, or what happened on the notebook's side. Never blocks."""
-        self._events.put((Event(node_rank=node_rank, at_s=self._clock(), what=what), False))
+        event = Event(node_rank=node_rank, at_s=self._clock(), what=what)
+        self._events.put((event, False))
 
     def wake(self) -> None:
         """Let `batch` return now."""
@@ -52,7 +54,8 @@ class EventQueue:
         """Return the events that have come, after at most `timeout_s`; [] for none."""
         found: list[tuple[Event, bool]] = []
         try:
-            found.append(self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait())
+            first = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            found.append(first)
             time.sleep(_GATHER_S * len(self._room))
             while len(found) < 100_000:
                 found.append(self._events.get_nowait())

@@ -47,7 +47,10 @@ class Executor:
     def __init__(
         self, job: str, queue: EventQueue, reaching: Reaching, lease_s: float, joiner: NodeJoiner | None = None
     ) -> None:
-        self._job, self._queue, self._reaching, self._joiner = job, queue, reaching, joiner
+        self._job = job
+        self._queue = queue
+        self._reaching = reaching
+        self._joiner = joiner
         self._is_over = threading.Event()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
         self._links: tuple[Link, ...] = ()  # replaced as a whole by the main thread, read by the lease thread
@@ -101,7 +104,8 @@ class Executor:
             if action.broken is not None and action.broken.kept is not None:
                 link.kept = action.broken.kept
                 link.send(link.kept)
-            link.attach(protocol.FollowJob(job=self._job, node_rank=action.node_rank, after=action.after))
+            request = protocol.FollowJob(job=self._job, node_rank=action.node_rank, after=action.after)
+            link.attach(request)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
             self._fail_attempt(action.node_rank, link, error)
             return
@@ -158,7 +162,8 @@ class Executor:
             failed = JoinFailed(host_index=action.host_index, error=error, node_rank=action.start.node_rank)
             self._tell(0, failed)
             return
-        self._tell(0, Joined(host_index=action.host_index, link=action.link, node_rank=action.start.node_rank))
+        joined = Joined(host_index=action.host_index, link=action.link, node_rank=action.start.node_rank)
+        self._tell(0, joined)
 
     def _tell(self, node_rank: int, what: object) -> None:
         if self._is_over.is_set() and isinstance(what, (Linked, Admitted, Joined)):

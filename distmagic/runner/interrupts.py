@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 
 class Interrupts:
-    """Interrupts that have come and are still to be heeded, at a moment when nothing can get lost.
+    """Counts interrupts, so that the run loop handles them between two steps, when no event can be lost.
 
-    Only while `is_asking`, a question of ours waits for its answer, one is raised at once as well.
+    While a question waits for the user's answer (`is_asking`), an interrupt also raises KeyboardInterrupt at once.
     """
 
     def __init__(self) -> None:
@@ -25,10 +25,11 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def take(self) -> bool:
-        """Return whether there is one to be heeded, and count it as heeded."""
-        is_there = self.count > 0
-        self.count -= is_there
-        return is_there
+        """Return whether there is one that was not handled, and count it as handled."""
+        if self.count == 0:
+            return False
+        self.count -= 1
+        return True
 
     def ask(self, serve: Callable[[float], None], timeout_s: float = 0.0) -> None:
         """Let `serve` answer a question, if one comes in time; an interrupt gives the question up, and is noted."""
@@ -43,7 +44,7 @@ class Interrupts:
 
 @contextmanager
 def noted() -> Iterator[Interrupts]:
-    """Have interrupts noted inside the block: whoever acts in it heeds them when it can."""
+    """Have interrupts counted inside the block, for its code to handle when it can."""
     found = Interrupts()
     with sent_to(found):
         yield found

@@ -35,7 +35,8 @@ from distmagic.runner.delivery import Delivery
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
-from distmagic.runner.node_table import Growth, NodeTable
+from distmagic.runner.node_row import Growth
+from distmagic.runner.node_table import NodeTable
 from distmagic.runner.prepare import prepare
 from distmagic.runner.rollback import cancelled, roll_back
 from distmagic.runner.run_loop import RunLoop, clock_since
@@ -111,7 +112,9 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
         with loop.opening():
             there = _connect(loop, reaching, enough=1)
         links = dict(zip(reaching.present, there, strict=True))
-        addresses = [links[node].facts.address if node in links else "" for node in range(len(reaching.hosts))]
+        addresses = [""] * len(reaching.hosts)
+        for node, link in links.items():
+            addresses[node] = link.facts.address
         missed = [Warned(text=f"{why} It is tried again.") for why in reaching.absent.values()]
         loop.note(Planned(addresses=tuple(addresses), min_nodes=job.terms.min_nodes), *missed)
         growth, joiner = None, None
@@ -146,9 +149,11 @@ def _following(links: Mapping[int, Link], job: str) -> dict[int, Link]:
 
 def _followed(loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts) -> Followed:
     loop.finish()  # while interrupts are still noted: one that comes now must not take the run away
-    indices = tuple(row.host_index for row in table.rows)
     return Followed(
-        state=loop.state, small_results=table.small_results, host_indices=indices, was_interrupted=noted.take()
+        state=loop.state,
+        small_results=table.small_results,
+        host_indices=tuple(row.host_index for row in table.rows),
+        was_interrupted=noted.take(),
     )
 
 
@@ -162,8 +167,11 @@ def _names(reaching: Reaching) -> tuple[str, ...]:
 
 def _awaited(reaching: Reaching, job: Job) -> tuple[int, ...]:
     """Return the hosts that were not there when the job began, of those that are no node of it yet."""
-    spare = range(len(reaching.hosts), len(reaching.known))
-    return tuple(host_index for host_index in spare if reaching.known[host_index].name in job.terms.awaited)
+    found = []
+    for host_index in range(len(reaching.hosts), len(reaching.known)):
+        if reaching.known[host_index].name in job.terms.awaited:
+            found.append(host_index)
+    return tuple(found)
 
 
 def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
@@ -226,9 +234,12 @@ def _plan(
         pool.shutdown(wait=False)
     nproc = [node.nproc_per_node for node in plan.nodes]
     planned = Planned(
-        addresses=tuple(node.address for node in plan.nodes), min_nodes=plan.terms.min_nodes, present=reaching.present,
-        ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc), world_size=torchrun.world_size(plan.rdzv, nproc),
-    )  # fmt: skip
+        addresses=tuple(node.address for node in plan.nodes),
+        min_nodes=plan.terms.min_nodes,
+        present=reaching.present,
+        ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
+        world_size=torchrun.world_size(plan.rdzv, nproc),
+    )
     loop.note(planned)
     for why in reaching.absent.values():
         loop.note(Warned(text=f"{why} The run begins without this host."))
@@ -295,7 +306,8 @@ class _Start:
             queue.tell(Sending(sent_bytes=sent_bytes, total_bytes=total_bytes), node_rank=node_rank)
 
         def note(node_rank: int, text: str) -> None:
-            queue.tell(Warned(text=f"{self.links[node_rank].host.name}: {text}"), node_rank=node_rank)
+            host = self.links[node_rank].host.name
+            queue.tell(Warned(text=f"{host}: {text}"), node_rank=node_rank)
 
         addresses = [node.address for node in self.plan.nodes]
         Delivery(self.links, addresses, self.payload.blobs, tell, note).run()
@@ -306,12 +318,18 @@ def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[in
 
     `errors` are what the start of each node ended with.
     """
-    failed = {node_rank: error for node_rank, error in enumerate(errors) if error is not None}
-    are_out_of_reach = all(isinstance(error, (ConnectionLost, Unreachable)) for error in failed.values())
-    is_enough = 0 not in failed and len(errors) - len(failed) >= plan.terms.min_nodes
-    if plan.join_template is None or not (are_out_of_reach and is_enough):
+    failed: dict[int, str] = {}
+    for node_rank, error in enumerate(errors):
+        if error is None:
+            continue
+        if node_rank == 0 or not isinstance(error, (ConnectionLost, Unreachable)):
+            return {}
+        first_line, _, _ = str(error).partition("\n")
+        failed[node_rank] = first_line
+    is_enough = len(errors) - len(failed) >= plan.terms.min_nodes
+    if plan.join_template is None or not is_enough:
         return {}
-    return {node_rank: str(error).partition("\n")[0] for node_rank, error in failed.items()}
+    return failed
 
 
 # ---- the end

@@ -35,8 +35,10 @@ class NodeJoiner:
     def __init__(
         self, job: str, open_lead: Callable[[], Link], begun: StartNode | None = None, payload: Sequence[LocalBlob] = ()
     ) -> None:
-        self.job, self._open_lead = job, open_lead
-        self._begun, self._payload = begun, {local.blob.sha256: local for local in payload}
+        self.job = job
+        self._open_lead = open_lead
+        self._begun = begun
+        self._payload = {local.blob.sha256: local for local in payload}
 
     def admit(self, link: Link, request_id: str) -> StartNode:
         """Bring a host all that it needs, have the lead count it, and return what it is to be told.
@@ -64,8 +66,12 @@ class NodeJoiner:
         assert begun.join_template is not None
         names = (begun.call, begun.code, *begun.side_files)
         sizes = begun.join_template.sizes
-        payload = [Blob(sha256=name, size_bytes=size) for name, size in zip(names, sizes, strict=True)]
-        unknown_bytes = sum(blob.size_bytes for blob in payload if blob.sha256 not in self._payload)
+        payload = []
+        unknown_bytes = 0
+        for name, size_bytes in zip(names, sizes, strict=True):
+            payload.append(Blob(sha256=name, size_bytes=size_bytes))
+            if name not in self._payload:
+                unknown_bytes += size_bytes
         if unknown_bytes > _MOST_BYTES:
             raise SpecError(
                 f"The payload of job {self.job} is {unknown_bytes:,} bytes long; at most {_MOST_BYTES:,} are taken "

@@ -16,9 +16,9 @@ that is lost here does not run; whoever can still reach it ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import ClassVar
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
@@ -53,63 +53,10 @@ from distmagic.runner.actions import (
     Send,
     StartJoined,
 )
+from distmagic.runner.node_row import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Growth, HostJoin, NodeRow
 from distmagic.state.events import NEVER_BEGAN, Broken, Event, Gone, Lost, Mended, Warned
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between attempts to connect again
 REFUSED_PAUSE_S = 60.0  # between attempts to join, after one that was refused
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempts:
-    """Attempts at the same thing: when the next one begins, None while one is under way; the pause after it; the end."""
-
-    next_at_s: float | None
-    pause_s: float = FIRST_PAUSE_S
-    until_s: float | None = None
-
-    def again(self, now_s: float, least_s: float = 0.0) -> Attempts:
-        """Return when to try again, after at least `least_s`; the pause doubles each time, up to 5 s."""
-        pause_s = max(least_s, min(2 * self.pause_s, LONGEST_PAUSE_S))
-        return replace(self, next_at_s=now_s + pause_s, pause_s=pause_s)
-
-
-@dataclass(slots=True, kw_only=True)
-class NodeRow:
-    """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
-
-    `is_missed`: it ended because it, or the way to it, was lost. `stop` is what it was told to stop with.
-    """
-
-    host_index: int
-    link: Link | None = None
-    state: Literal["waiting", "following", "reconnecting", "meeting", "collecting", "gone", "lost"] = "waiting"
-    last: int = 0
-    is_final: bool = False
-    is_missed: bool = False
-    sizes: dict[int, int] = field(default_factory=dict)
-    stop: protocol.StopNode | None = None
-    attempts: Attempts | None = None
-    can_ask: bool = True
-
-
-@dataclass(slots=True, kw_only=True)
-class HostJoin:
-    """A host that is to become a node of an elastic job. `own` are the nodes that it was, or was to be, through us."""
-
-    own: set[int]
-    attempts: Attempts
-    broken: Link | None = None
-    request_id: str = ""
-    node_rank: int | None = None  # as the lead has counted it
-    admitted: Admitted | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How hosts come to an elastic job: `host_names` in the order of their indices; `awaited` were absent at first."""
-
-    host_names: Sequence[str]
-    awaited: Collection[int] = ()
 
 
 class NodeTable:
@@ -121,7 +68,9 @@ class NodeTable:
         self.rows = [NodeRow(host_index=index) for index in host_indices]
         self.small_results: dict[tuple[int, int], bytes] = {}  # by node and rank: a host speaks for its own ranks only
         self.is_stopping = False
-        self._lease_s, self._new_id, self._growth = lease_s, new_id, growth
+        self._lease_s = lease_s
+        self._new_id = new_id
+        self._growth = growth
         self._joins: dict[int, HostJoin] = {}
 
     @property
@@ -142,8 +91,9 @@ class NodeTable:
                 actions += self._listen(node_rank, links[node_rank])
             else:
                 actions += self._break(node_rank, "it could not be reached", now_s)
-        for host_index in self._growth.awaited if self._growth is not None else ():
-            self._begin_join(host_index, None, now_s)
+        if self._growth is not None:
+            for host_index in self._growth.awaited:
+                self._begin_join(host_index, None, now_s)
         return actions
 
     def stop(self, node_ranks: Iterable[int], message: protocol.StopNode) -> list[Action]:
@@ -151,8 +101,7 @@ class NodeTable:
         self.is_stopping = True
         actions: list[Action] = []
         links: list[Link] = []
-        stopped = list(node_ranks)
-        for node_rank in stopped:
+        for node_rank in node_ranks:
             row = self.rows[node_rank]
             row.stop = message
             if row.link is not None:
@@ -160,8 +109,9 @@ class NodeTable:
         if links:
             actions.append(Send(links=tuple(links), message=message))
         # An agent that is being started already is followed, and stopped as soon as it runs.
-        waiting = [join.admitted for join in self._joins.values() if join.node_rank is None]
-        actions += [Close(link=admitted.link) for admitted in waiting if admitted is not None]
+        for join in self._joins.values():
+            if join.node_rank is None and join.admitted is not None:
+                actions.append(Close(link=join.admitted.link))
         self._joins.clear()
         return actions
 
@@ -191,17 +141,21 @@ class NodeTable:
         row.last = what.last
         if row.is_final and what.error is None:
             row.state = "collecting"
-            return [Collect(node_rank=node_rank, host_index=row.host_index, link=what.link, sizes=dict(row.sizes))]
+            sizes = dict(row.sizes)
+            return [Collect(node_rank=node_rank, host_index=row.host_index, link=what.link, sizes=sizes)]
         if row.is_final:
             return self._end(node_rank, now_s)
         if what.error is None:
-            return self._lose(node_rank, _agent_gone(what.link.agent_error), now_s)
+            error = what.link.agent_error
+            why = f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
+            return self._lose(node_rank, why, now_s)
         if isinstance(what.error, ConnectionLost):
             return self._break(node_rank, what.error.message, now_s)
         return self._lose(node_rank, _words(what.error), now_s)
 
     def _collected(self, node_rank: int, what: Collected, now_s: float) -> list[Action]:
-        self.small_results.update({(node_rank, rank): data for rank, data in what.results.items()})
+        for rank, data in what.results.items():
+            self.small_results[node_rank, rank] = data
         if what.has_rested:
             self.rows[node_rank].link = None
         return self._end(node_rank, now_s)
@@ -265,10 +219,12 @@ class NodeTable:
         self.rows[node_rank].state = "lost"
         if self._growth is None:  # the job is over, and no host knows of this node
             return [Note(node_rank=node_rank, what=Lost(why=NEVER_BEGAN))]
-        text = f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here."
-        cure = "Name it with %distributed hosts and attach to see them."
+        text = (
+            f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here. "
+            "Name it with %distributed hosts and attach to see them."
+        )
         lost = Lost(why="it is not among the hosts of this notebook")
-        return [Note(node_rank=node_rank, what=Warned(text=f"{text} {cure}")), Note(node_rank=node_rank, what=lost)]
+        return [Note(node_rank=node_rank, what=Warned(text=text)), Note(node_rank=node_rank, what=lost)]
 
     def _begin_join(self, host_index: int, broken: Link | None, now_s: float) -> None:
         if self._growth is None or self.is_stopping or host_index == UNKNOWN_HOST:
@@ -278,12 +234,17 @@ class NodeTable:
 
     def _newest(self, host_index: int) -> int:
         """Return the last node that a host was, -1 for none."""
-        return max((node for node, row in enumerate(self.rows) if row.host_index == host_index), default=-1)
+        newest = -1
+        for node_rank, row in enumerate(self.rows):
+            if row.host_index == host_index:
+                newest = node_rank
+        return newest
 
     def _admitted(self, _: int, what: Admitted, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
         if join is None or join.request_id != what.request_id:  # the run is being stopped meanwhile
-            return [Close(link=what.link), *self._lose_unstarted(what.start.node_rank, NEVER_BEGAN, now_s)]
+            lost = self._lose_unstarted(what.start.node_rank, NEVER_BEGAN, now_s)
+            return [Close(link=what.link), *lost]
         join.admitted = what
         return self._start_joined(join)
 
@@ -291,7 +252,8 @@ class NodeTable:
         """Start the new node as soon as this notebook has heard of it what all followers hear."""
         if join.admitted is None or join.node_rank is None:
             return []
-        return [StartJoined(host_index=join.admitted.host_index, link=join.admitted.link, start=join.admitted.start)]
+        admitted = join.admitted
+        return [StartJoined(host_index=admitted.host_index, link=admitted.link, start=admitted.start)]
 
     def _joined(self, _: int, what: Joined, __: float) -> list[Action]:
         self._joins.pop(what.host_index, None)
@@ -303,7 +265,9 @@ class NodeTable:
 
     def _lose_unstarted(self, node_rank: int | None, why: str, now_s: float) -> list[Action]:
         """Count a node as lost that the lead has counted and that was never started."""
-        if node_rank is None or not node_rank < len(self.rows) or self.rows[node_rank].state != "waiting":
+        if node_rank is None or node_rank >= len(self.rows):
+            return []
+        if self.rows[node_rank].state != "waiting":
             return []
         return self._lose(node_rank, why, now_s)
 
@@ -314,14 +278,18 @@ class NodeTable:
         actions: list[Action] = []
         if join.node_rank is not None:
             self.rows[join.node_rank].state = "lost"
-            actions.append(Note(node_rank=join.node_rank, what=Lost(why=str(what.error))))
-        join.request_id, join.node_rank, join.admitted = "", None, None
+            lost = Lost(why=str(what.error))
+            actions.append(Note(node_rank=join.node_rank, what=lost))
+        join.request_id = ""
+        join.node_rank = None
+        join.admitted = None
         # A SpecError says that the node which the host was before is not over yet.
         if isinstance(what.error, (ConnectionLost, Unreachable, SpecError)):
             join.attempts = join.attempts.again(now_s)
             return actions
         why = _words(what.error).rstrip(".")
-        actions.append(Note(node_rank=0, what=Warned(text=f"{why}. The run goes on without this host.")))
+        warning = Warned(text=f"{why}. The run goes on without this host.")
+        actions.append(Note(node_rank=0, what=warning))
         if isinstance(what.error, DistmagicError):  # it may pass: a machine that boots lets nobody in at first
             join.attempts = replace(join.attempts, next_at_s=now_s + REFUSED_PAUSE_S, pause_s=REFUSED_PAUSE_S)
         else:
@@ -366,7 +334,10 @@ class NodeTable:
 
     def _listen(self, node_rank: int, link: Link) -> list[Action]:
         row = self.rows[node_rank]
-        row.link, row.state, row.attempts, row.can_ask = link, "following", None, True
+        row.link = link
+        row.state = "following"
+        row.attempts = None
+        row.can_ask = True
         return [Listen(node_rank=node_rank, link=link, after=row.last)]
 
     def _break(self, node_rank: int, why: str, now_s: float) -> list[Action]:
@@ -377,14 +348,17 @@ class NodeTable:
 
     def _end(self, node_rank: int, now_s: float) -> list[Action]:
         row = self.rows[node_rank]
-        row.state, row.attempts = "gone", None
+        row.state = "gone"
+        row.attempts = None
         if row.is_missed:
             self._begin_join(row.host_index, row.link, now_s)
         return [Note(node_rank=node_rank, what=Gone())]
 
     def _lose(self, node_rank: int, why: str, now_s: float) -> list[Action]:
         row = self.rows[node_rank]
-        row.state, row.attempts, row.is_missed = "lost", None, True
+        row.state = "lost"
+        row.attempts = None
+        row.is_missed = True
         self._begin_join(row.host_index, row.link, now_s)
         return [Note(node_rank=node_rank, what=Lost(why=why))]
 
@@ -400,10 +374,6 @@ class NodeTable:
         Joined: _joined,
         JoinFailed: _join_failed,
     }
-
-
-def _agent_gone(error: str) -> str:
-    return f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
 
 
 def _words(error: Exception) -> str:

@@ -28,11 +28,15 @@ def prepare(
     """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
-    warnings = [text for link in links for text in link.warnings]
-    warnings += [text for link in links for text in preflight.check(link.host.name, link.facts, local_torch)]
+    warnings: list[str] = []
+    for link in links:
+        warnings += link.warnings
+    for link in links:
+        warnings += preflight.check(link.host.name, link.facts, local_torch)
     preflight.check_among(names, tuple(link.facts for link in links))
-    routes = _routes(links)
-    reached = [Reached(host=k.host, facts=k.facts, route=r) for k, r in zip(links, routes, strict=True)]
+    reached = []
+    for link, route in zip(links, _routes(links), strict=True):
+        reached.append(Reached(host=link.host, facts=link.facts, route=route))
     plan = planning.make_plan(
         spec, reached, job=job, lease_s=lease_s, owner=owner, local_cwd=str(Path.cwd()), work=work, awaited=awaited
     )
@@ -43,5 +47,6 @@ def _routes(links: Sequence[Link]) -> list[Route]:
     """Return each host's address as the others dial it: the lead's, and of the others the one that leads to it."""
     lead, *others = links
     peers = [link.facts.address for link in others if not link.host.is_local]
-    first = lead.route_to(peers[0] if lead.host.is_local and peers else "")
+    peer = peers[0] if lead.host.is_local and peers else ""
+    first = lead.route_to(peer)
     return [first, *in_parallel(lambda link: link.route_to(first.address), others)]

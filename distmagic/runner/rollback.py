@@ -19,18 +19,29 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
     No interrupt ends this, but its limits do.
     """
     with interrupts.sent_to(_hold):
-        tried = [(link, future) for link, future in zip(links, started, strict=False) if not future.cancel()]
+        tried = []
+        for link, future in zip(links, started, strict=False):
+            if not future.cancel():
+                tried.append((link, future))
         wait([future for _, future in tried], _PATIENCE_S)
-        running = [link for link, future in tried if future.done() and future.exception() is None]
+        running = []
+        for link, future in tried:
+            if future.done() and future.exception() is None:
+                running.append(link)
         stops = []
         if running:
             stopping = ThreadPoolExecutor(len(running), thread_name_prefix="distmagic-rollback")  # starts may hang yet
             stops = [stopping.submit(_stop_and_wait, link) for link in running]
             stopping.shutdown(wait=False)
         wait(stops, _PATIENCE_S)
-    unsure = [link for link, future in tried if not future.done() or _may_run(future.exception())]
-    unsure += [link for link, stop in zip(running, stops, strict=True) if not _is_confirmed(stop)]
-    return [link.host.name for link in unsure]
+    unsure = []
+    for link, future in tried:
+        if not future.done() or _may_run(future.exception()):
+            unsure.append(link.host.name)
+    for link, stop in zip(running, stops, strict=True):
+        if not _is_confirmed(stop):
+            unsure.append(link.host.name)
+    return unsure
 
 
 def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:

@@ -60,7 +60,10 @@ class RunLoop:
     ) -> None:  # fmt: skip
         self.state = state
         self.queue = queue
-        self._screen, self._serve, self._interrupts, self._clock = screen, serve, noted, clock
+        self._screen = screen
+        self._serve = serve
+        self._interrupts = noted
+        self._clock = clock
         self._new_id = new_id
         self._next_shown_s = 0.0
         # What follows is of `follow`.
@@ -75,7 +78,8 @@ class RunLoop:
 
     def note(self, *what: Launched, node_rank: int = 0) -> None:
         """Fold what happened to the run as a whole, or to one node."""
-        self.state = fold(self.state, [Event(node_rank=node_rank, at_s=self._clock(), what=one) for one in what])
+        events = [Event(node_rank=node_rank, at_s=self._clock(), what=one) for one in what]
+        self.state = fold(self.state, events)
 
     def lose(self, node_ranks: Iterable[int], why: str) -> None:
         """Count nodes as lost."""
@@ -145,7 +149,8 @@ class RunLoop:
             self._abandon_opening(error.message, is_wish=True)
             raise error from None
         except BaseException as error:
-            self._abandon_opening(error.message if isinstance(error, DistmagicError) else repr(error), is_wish=False)
+            why = error.message if isinstance(error, DistmagicError) else repr(error)
+            self._abandon_opening(why, is_wish=False)
             raise
 
     def _abandon_opening(self, why: str, *, is_wish: bool) -> None:
@@ -164,25 +169,22 @@ class RunLoop:
         let the job go on alone as soon as it runs, and return then. An interrupt does the same to a job that is
         detached already.
         """
-        self._table, self._executor = table, executor
+        self._table = table
+        self._executor = executor
         try:
             with _heap_left_alone(), interrupts.sent_to(self._interrupts):  # raised in the middle, an event is lost
                 self._perform(table.follow(links, self._clock(), lost or {}))
                 while not self._is_done(detach=detach):
-                    self._beat_or_count(limits, detach=detach)
+                    try:
+                        self._beat(limits, detach=detach)
+                    except KeyboardInterrupt:  # raised all the same, of a thread that has no signals, say
+                        self._interrupts()
         except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
             self._abandon()
             raise
 
     def _is_done(self, *, detach: bool) -> bool:
         return self.state.is_over or self._has_left or (detach and bool(self.state.detached_by))
-
-    def _beat_or_count(self, limits: Limits, *, detach: bool) -> None:
-        """Beat; an interrupt that was raised all the same (of a thread that has no signals, say) counts too."""
-        try:
-            self._beat(limits, detach=detach)
-        except KeyboardInterrupt:
-            self._interrupts()
 
     def _beat(self, limits: Limits, *, detach: bool) -> None:
         assert self._table is not None
@@ -206,7 +208,8 @@ class RunLoop:
             self._send_stop(late, 0.0, "too late")
         reason = decide.reason_to_stop(self.state, limits.timeout_s, detach=detach)
         if not reason:
-            self._inquire(decide.hang_inquiry(self.state, self._inquiry, limits.hang_timeout_s, self._new_id))
+            inquiry = decide.hang_inquiry(self.state, self._inquiry, limits.hang_timeout_s, self._new_id)
+            self._inquire(inquiry)
             reason = decide.reason_after_inquiry(self.state, self._inquiry)
         if reason and self._give_up_at_s is None:
             self._stop(reason, GRACE_S)
@@ -240,7 +243,8 @@ class RunLoop:
         self._inquiry = inquiry
         if is_new:
             assert self._table is not None
-            self._perform([Send(links=self._table.links, message=protocol.DumpStacks(request_id=inquiry.request_id))])
+            question = protocol.DumpStacks(request_id=inquiry.request_id)
+            self._perform([Send(links=self._table.links, message=question)])
 
     def _stop(self, reason: StopReason, grace_s: float) -> None:
         self.note(StopRequested(reason=reason))
@@ -249,7 +253,8 @@ class RunLoop:
 
     def _send_stop(self, node_ranks: Iterable[int], grace_s: float, reason: StopReason) -> None:
         assert self._table is not None
-        self._perform(self._table.stop(node_ranks, protocol.StopNode(grace_s=grace_s, reason=reason)))
+        message = protocol.StopNode(grace_s=grace_s, reason=reason)
+        self._perform(self._table.stop(node_ranks, message))
 
     def _perform(self, actions: Iterable[Action]) -> None:
         assert self._table is not None

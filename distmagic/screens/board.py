@@ -29,7 +29,8 @@ class Pane:
 
     def __init__(self, widgets: tuple[Any, ...], every_s: float, bytes_per_s: int) -> None:
         self._widgets = widgets
-        self._every_s, self._bytes_per_s = every_s, bytes_per_s
+        self._every_s = every_s
+        self._bytes_per_s = bytes_per_s
         self._next_s = 0.0
         self._sent = [""] * len(widgets)
 

@@ -23,7 +23,9 @@ def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:
 
 def without_colours(line: OutputLine | str) -> str:
     """Return a line with its rank before it, and nothing in it that a terminal obeys."""
-    return line if isinstance(line, str) else f"{render.label(line)} {render.plain(line.text)}"
+    if isinstance(line, str):
+        return line
+    return f"{render.label(line)} {render.plain(line.text)}"
 
 
 def write(stream: TextIO, text: str) -> None:

@@ -52,7 +52,8 @@ class NotebookScreen:
     def _publish(self, state: RunState, *, is_over: bool) -> None:
         from IPython.display import display
 
-        text, page = render.text(state), render.html(state)
+        text = render.text(state)
+        page = render.html(state)
         data: dict[str, object] = {"text/plain": text, "text/html": page}
         if not is_over:
             data["text/plain"] = f"{text}\n{WHILE_RUNNING}"

@@ -22,14 +22,17 @@ class TerminalScreen:
     """
 
     def __init__(self, stream: TextIO, size: Callable[[], os.terminal_size], *, colours: bool) -> None:
-        self._stream, self._size, self._colours = stream, size, colours
+        self._stream = stream
+        self._size = size
+        self._colours = colours
         self._status: tuple[str, ...] = ()
         self._seen = 0
 
     def show(self, state: RunState) -> None:
         """Print new lines, and draw the status again where it changed."""
-        columns, rows = self._size()
-        status = render.status(state, width=max(20, columns - 1), height=max(1, min(_STATUS_LINES, rows - 2)))
+        _, rows = self._size()
+        height = max(1, min(_STATUS_LINES, rows - 2))
+        status = render.status(state, width=self._width(), height=height)
         lines = self._new_lines(state)
         if lines or status != self._status:
             output = "".join(f"{line}\n" for line in lines)
@@ -38,16 +41,21 @@ class TerminalScreen:
 
     def finish(self, state: RunState) -> None:
         """Print the last lines and the final table in place of the status."""
-        table = render.text(state, width=max(20, self._size()[0] - 1), lines=0)
-        lines = [*self._new_lines(state), table]
-        write(self._stream, self._erased() + "".join(f"{line}\n" for line in lines))
+        table = render.text(state, width=self._width(), lines=0)
+        output = "".join(f"{line}\n" for line in [*self._new_lines(state), table])
+        write(self._stream, self._erased() + output)
         self._status = ()
+
+    def _width(self) -> int:
+        columns, _ = self._size()
+        return max(20, columns - 1)  # many terminals break a line that fills the last column
 
     def _erased(self) -> str:
         """Return what takes the status away, also where the window has become narrower since."""
         if not self._status:
             return ""
-        columns = max(1, self._size()[0])
+        columns, _ = self._size()
+        columns = max(1, columns)
         rows = 0
         for line in self._status:
             rows += max(1, -(-render.columns_of(line) // columns))  # a line that is too long now fills several rows
@@ -61,5 +69,8 @@ class TerminalScreen:
     def _written(self, line: OutputLine | str) -> str:
         if isinstance(line, str) or not self._colours:
             return without_colours(line)
-        colour = _TORCHRUN_COLOUR if line.rank < 0 else _LABEL_COLOURS[line.rank % len(_LABEL_COLOURS)]
-        return f"\x1b[{colour}m{render.label(line)}\x1b[0m {render.coloured(line.text)}"
+        colour = _TORCHRUN_COLOUR
+        if line.rank >= 0:
+            colour = _LABEL_COLOURS[line.rank % len(_LABEL_COLOURS)]
+        label = f"\x1b[{colour}m{render.label(line)}\x1b[0m"
+        return f"{label} {render.coloured(line.text)}"

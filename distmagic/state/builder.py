@@ -64,18 +64,27 @@ class RunStateBuilder:
         self.base = state
         self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
         for name in _FIELDS:
-            setattr(self, name, _mutable(getattr(state, name)))
+            value = getattr(state, name)
+            if isinstance(value, tuple):
+                value = list(value)
+            elif isinstance(value, Mapping):
+                value = dict(value)
+            setattr(self, name, value)
 
     def freeze(self) -> RunState:
         """Return the state that it has become."""
         del self.lines[:-KEPT_LINES]
-        fields: dict[str, Any] = {name: _immutable(getattr(self, name)) for name in _FIELDS}
+        fields: dict[str, Any] = {}
+        for name in _FIELDS:
+            value = getattr(self, name)
+            fields[name] = tuple(value) if isinstance(value, list) else value
         return replace(self.base, **fields)
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
         """Bring a node to a phase, unless it is in a later one."""
         old = self.nodes[node]
-        self.nodes[node] = replace(old, phase=max(old.phase, phase, key=NODE_PHASES.index), **more)
+        later = max(old.phase, phase, key=NODE_PHASES.index)
+        self.nodes[node] = replace(old, phase=later, **more)
 
     def note_advance(self) -> None:
         """Note that a rank has advanced; ranks that end because they are stopped don't count."""
@@ -121,10 +130,14 @@ class RunStateBuilder:
 
     def lose(self, node: int, why: str) -> None:
         """Count a node as lost, with its ranks."""
-        if self.nodes[node].phase == "gone" or any(node == other for other, _ in self.lost):
+        if self.nodes[node].phase == "gone" or self.has_lost(node):
             return
         self.lost.append((node, why))
         self.end_all_on(node, "lost")
+
+    def has_lost(self, node: int) -> bool:
+        """Whether a node counts as lost."""
+        return any(node == other for other, _ in self.lost)
 
     def end_all_on(self, node: int, phase: RankPhase) -> None:
         """Bring those ranks of a node that still run to this phase."""
@@ -139,14 +152,14 @@ class RunStateBuilder:
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
         """Keep the whole lines of a text, as a terminal would show them; an unfinished line waits in `open_lines`."""
         key = (rank, node_rank, stream)
-        *whole, rest = (self.open_lines.pop(key, "") + text.replace("\r\n", "\n")).split("\n")
+        text = self.open_lines.pop(key, "") + text.replace("\r\n", "\n")
+        *whole, rest = text.split("\n")
         self.lines_seen += len(whole[:-KEPT_LINES])
         for line in whole[-KEPT_LINES:]:
             self.add_line(rank, node_rank, stream, line)
         if rest:
-            end = (
-                "\r" if rest.endswith("\r") else ""
-            )  # the next text overwrites the line, unless it begins with a newline
+            # After a \r the next text overwrites the line, unless it begins with a newline.
+            end = "\r" if rest.endswith("\r") else ""
             self.open_lines[key] = _last_drawn(rest) + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]
@@ -199,16 +212,6 @@ def _bounded_frame(frame: Frame) -> Frame:
         function=frame.function[:_FRAME_CHARS],
         text=frame.text[:_FRAME_CHARS],
     )
-
-
-def _mutable(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _immutable(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _last_drawn(text: str) -> str:

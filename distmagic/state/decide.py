@@ -12,7 +12,7 @@ from typing import Literal
 
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.hangs import is_hung, roll_of, unheard
-from distmagic.state.model import RunState
+from distmagic.state.model import NodeState, RunState
 
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
 NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
@@ -30,7 +30,7 @@ class Limits:
     hang_timeout_s: float | None = None
 
 
-def reason_to_stop(state: RunState, timeout_s: float | None, *, detach: bool = False) -> StopReason | Literal[""]:  # noqa: PLR0911 - one for each reason
+def reason_to_stop(state: RunState, timeout_s: float | None, *, detach: bool = False) -> StopReason | Literal[""]:
     """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
     if state.stopping or state.is_over:
         return state.stopping
@@ -66,8 +66,7 @@ def overdue(state: RunState) -> tuple[int, ...]:
 
     A node that its own gang hears is not among them, wherever this notebook's cable is broken.
     """
-    lost = state.lost_nodes
-    there = [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
+    there = _there(state)
     others_lost_it = any(node.stopping == "lost" for node in state.nodes)
     if all(node.broken for node in there) and not others_lost_it:
         return ()
@@ -95,8 +94,7 @@ def heard_elsewhere(state: RunState) -> frozenset[int]:
 
     The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it.
     """
-    lost = state.lost_nodes
-    there = [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
+    there = _there(state)
     if state.stopping or all(node.broken for node in there):
         return frozenset()
     return frozenset(node.node_rank for node in there if node.gang == "joined" or state.detached_by)
@@ -112,17 +110,22 @@ def can_detach(state: RunState) -> bool:
 
 def too_late(state: RunState) -> tuple[int, ...]:
     """Return the nodes that came to an elastic job when it was over: they would wait for it for long."""
-    if not (state.is_elastic and state.nodes[0].phase == "gone" and state.nodes[0].code == 0):
+    lead = state.nodes[0]
+    if not state.is_elastic or lead.phase != "gone" or lead.code != 0:
         return ()
-    lost = state.lost_nodes
-    waiting = [n.node_rank for n in state.nodes if n.phase != "gone" and n.node_rank not in lost]
-    return tuple(node for node in waiting if node not in state.at_work)
+    at_work = state.at_work
+    return tuple(node for node in answering(state) if node not in at_work)
 
 
 def answering(state: RunState) -> tuple[int, ...]:
     """Return the nodes that are neither gone nor lost."""
+    return tuple(node.node_rank for node in _there(state))
+
+
+def _there(state: RunState) -> list[NodeState]:
+    """Return the states of the nodes that are neither gone nor lost."""
     lost = state.lost_nodes
-    return tuple(node.node_rank for node in state.nodes if node.phase != "gone" and node.node_rank not in lost)
+    return [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
 
 
 # ---- a run that stands still

@@ -24,7 +24,10 @@ def is_good(end: Ended) -> bool:
 
 def is_echo(end: Ended) -> bool:
     """Whether the rank failed because a peer was gone, by the words of gloo and NCCL."""
-    return end.failure is not None and any(word in end.failure.message.lower() for word in _ECHOES)
+    if end.failure is None:
+        return False
+    message = end.failure.message.lower()
+    return any(word in message for word in _ECHOES)
 
 
 def is_by_sigterm(end: Ended) -> bool:

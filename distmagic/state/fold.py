@@ -33,9 +33,17 @@ def begin(
 
     `min_nodes` 0: the run needs all nodes. `addresses` are those of the first hosts, as far as they are known.
     """
-    told = dict(enumerate(addresses))
-    nodes = tuple(NodeState(node_rank=i, host=host, address=told.get(i, "")) for i, host in enumerate(hosts))
-    return RunState(job=job, nodes=nodes, max_restarts=max_restarts, notices=notices, min_nodes=min_nodes or len(nodes))
+    nodes = []
+    for i, host in enumerate(hosts):
+        address = addresses[i] if i < len(addresses) else ""
+        nodes.append(NodeState(node_rank=i, host=host, address=address))
+    return RunState(
+        job=job,
+        nodes=tuple(nodes),
+        max_restarts=max_restarts,
+        notices=notices,
+        min_nodes=min_nodes or len(nodes),
+    )
 
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
@@ -102,13 +110,11 @@ def _skipped(draft: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
 
 def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded) -> None:
     draft.advance(node, "ended", code=what.code)
-    if (
-        what.code != 0
-        and draft.failed_node is None
-        and draft.nodes[node].stopping in ("", "failed")
-        and (not draft.stopping or node == draft.culprit)
-    ):
-        draft.failed_node = node
+    if what.code != 0 and draft.failed_node is None:
+        # Not one that its agent, or a stop of the run, has ended.
+        failed_itself = draft.nodes[node].stopping in ("", "failed")
+        if failed_itself and (not draft.stopping or node == draft.culprit):
+            draft.failed_node = node
     for exit_ in what.exits:
         worker = draft.workers.get(exit_.rank)
         if worker is not None and worker.node_rank == node:
@@ -117,21 +123,26 @@ def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded)
 
 def _member(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
     """Fold what the lead knows of a member, or a member of the lead."""
-    if not 0 <= what.node_rank < len(draft.nodes) or 0 not in (node, what.node_rank) or what.state not in _GANG:
+    peer = what.node_rank
+    if not 0 <= peer < len(draft.nodes) or what.state not in _GANG:
         return
-    if draft.base.is_elastic and what.node_rank == 0:
+    if 0 not in (node, peer):
+        return  # members don't hear each other
+    if draft.base.is_elastic and peer == 0:
         return  # a member that lost its own network would say so of a healthy lead
-    draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], gang=_GANG[what.state])
+    draft.nodes[peer] = replace(draft.nodes[peer], gang=_GANG[what.state])
     if what.state == "lost":
-        _accuse(draft, what.node_rank)
+        _accuse(draft, peer)
     elif what.state == "back":
-        draft.nodes[what.node_rank] = replace(draft.nodes[what.node_rank], accused_at_s=None)
-        draft.lost = [(other, why) for other, why in draft.lost if other != what.node_rank]
+        draft.nodes[peer] = replace(draft.nodes[peer], accused_at_s=None)
+        draft.lost = [entry for entry in draft.lost if entry[0] != peer]
 
 
 def _enlisted(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
     """Add the nodes that have come to an elastic job; the lead alone may say so."""
-    for host in what.hosts[len(draft.nodes) : MOST_NODES] if node == 0 else ():
+    if node != 0:
+        return
+    for host in what.hosts[len(draft.nodes) : MOST_NODES]:
         draft.nodes.append(NodeState(node_rank=len(draft.nodes), host=host, phase="starting"))
 
 

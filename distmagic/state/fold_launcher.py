@@ -39,7 +39,8 @@ def _warned(draft: RunStateBuilder, _: int, what: Warned) -> None:
 
 def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
     if what.present is not None:
-        draft.nodes[:] = [replace(draft.nodes[place], node_rank=node) for node, place in enumerate(what.present)]
+        listed = draft.nodes
+        draft.nodes = [replace(listed[index], node_rank=node) for node, index in enumerate(what.present)]
     draft.min_nodes = what.min_nodes or len(draft.nodes)
     for node, address in enumerate(what.addresses[: len(draft.nodes)]):
         draft.nodes[node] = replace(draft.nodes[node], address=address)
@@ -67,8 +68,9 @@ def _abandoned(draft: RunStateBuilder, _: int, what: Abandoned) -> None:
 
 
 def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
-    since_s = draft.nodes[node].broken_at_s if draft.nodes[node].broken else draft.at_s
-    draft.nodes[node] = replace(draft.nodes[node], broken=what.why, broken_at_s=since_s)
+    old = draft.nodes[node]
+    since_s = old.broken_at_s if old.broken else draft.at_s
+    draft.nodes[node] = replace(old, broken=what.why, broken_at_s=since_s)
 
 
 def _mended(draft: RunStateBuilder, node: int, _: Mended) -> None:

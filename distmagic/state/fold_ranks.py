@@ -47,21 +47,20 @@ _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 def is_ahead(draft: RunStateBuilder, event: Event) -> bool:
     """Whether an event is of a round that the lead has not begun, as far as its events have come, and may still begin."""
+    if not isinstance(event.what, protocol.Worker) or event.node_rank == 0:
+        return False
+    if event.what.round <= draft.rdzv_round:
+        return False
     lead = draft.nodes[0]
-    is_lead_over = lead.code is not None or lead.phase in ("clear", "gone") or any(node == 0 for node, _ in draft.lost)
-    return (
-        isinstance(event.what, protocol.Worker)
-        and event.node_rank != 0
-        and event.what.round > draft.rdzv_round
-        and not is_lead_over
-    )
+    is_lead_over = lead.code is not None or lead.phase in ("clear", "gone")
+    return not is_lead_over and not draft.has_lost(0)
 
 
 def must_wait(draft: RunStateBuilder, event: Event) -> bool:
     """Whether an event has to wait for the lead: its node is ahead, or events of its node wait already."""
     if event.node_rank in draft.held:
         return type(event.what) in _OF_RANKS
-    return isinstance(event.what, protocol.Worker) and is_ahead(draft, event)
+    return is_ahead(draft, event)
 
 
 def hold(draft: RunStateBuilder, event: Event) -> None:
@@ -88,9 +87,10 @@ def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
         return False  # the lead is over and has never been in such a round
     if what.round != draft.rdzv_round:
         return True
-    has_lead = any(worker.node_rank == 0 and worker.round == what.round for worker in draft.workers.values())
-    if node != 0 and has_lead and what.world_size != draft.world_size:
-        return False
+    if node != 0 and what.world_size != draft.world_size:
+        for worker in draft.workers.values():
+            if worker.node_rank == 0 and worker.round == what.round:
+                return False  # the lead has said how large the world of this round is
     owner = draft.workers.get(what.rank)
     if owner is None or owner.node_rank == node or owner.round != what.round:
         return True
@@ -105,15 +105,22 @@ def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         return  # events of a later round came before this one, from other nodes
     draft.rdzv_round = what.round
     if node == 0:
-        if what.world_size < draft.world_size:  # an elastic job has shrunk
-            draft.workers = {rank: worker for rank, worker in draft.workers.items() if rank < what.world_size}
+        for rank in list(draft.workers):
+            if rank >= what.world_size:  # an elastic job has shrunk
+                del draft.workers[rank]
         draft.world_size = what.world_size
     else:  # no smaller world than the lead's, if that is known
         draft.world_size = max(draft.world_size, what.world_size)
     draft.workers[what.rank] = WorkerState(
-        rank=what.rank, local_rank=what.local_rank, node_rank=node, host=draft.nodes[node].host, phase="running",
-        round=what.round, restart=what.restart, pid=what.pid,
-    )  # fmt: skip
+        rank=what.rank,
+        local_rank=what.local_rank,
+        node_rank=node,
+        host=draft.nodes[node].host,
+        phase="running",
+        round=what.round,
+        restart=what.restart,
+        pid=what.pid,
+    )
     draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
         draft.first_failure = None  # torchrun started the rank again, or goes on without it
@@ -127,13 +134,26 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
     bars = _merge_bars(worker.bars, what.bars, draft.world_size) if what.bars else worker.bars
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
         draft.note_advance()
-    draft.workers[what.rank] = WorkerState(  # spelled out: `replace` costs three times as much
-        rank=worker.rank, local_rank=worker.local_rank, node_rank=node, host=worker.host, phase=worker.phase,
-        round=worker.round, restart=worker.restart, pid=worker.pid, device=what.device or worker.device, step=step,
-        total=worker.total if what.total is None else what.total, bars=bars,
-        metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics, at_s=what.at_s,
-        rate=_rate(worker, step, what, bars), ended=worker.ended, exit=worker.exit,
-    )  # fmt: skip
+    # Spelled out: `replace` costs three times as much, and this is the event of which there are most.
+    draft.workers[what.rank] = WorkerState(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        node_rank=node,
+        host=worker.host,
+        phase=worker.phase,
+        round=worker.round,
+        restart=worker.restart,
+        pid=worker.pid,
+        device=what.device or worker.device,
+        step=step,
+        total=worker.total if what.total is None else what.total,
+        bars=bars,
+        metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics,
+        at_s=what.at_s,
+        rate=_rate(worker, step, what, bars),
+        ended=worker.ended,
+        exit=worker.exit,
+    )
 
 
 def _merge_bars(
@@ -157,7 +177,12 @@ def _merge_bars(
 def _bounded_bar(bar: protocol.Bar) -> protocol.Bar:
     if max(len(bar.desc), len(bar.unit), len(bar.postfix)) <= _BAR_CHARS:
         return bar
-    return replace(bar, desc=bar.desc[:_BAR_CHARS], unit=bar.unit[:_BAR_CHARS], postfix=bar.postfix[:_BAR_CHARS])
+    return replace(
+        bar,
+        desc=bar.desc[:_BAR_CHARS],
+        unit=bar.unit[:_BAR_CHARS],
+        postfix=bar.postfix[:_BAR_CHARS],
+    )
 
 
 def _rate(
@@ -171,29 +196,41 @@ def _rate(
         return bars[0].rate if bars else None
     before, before_s = old.step, old.at_s
     if before is None:
-        before, before_s = next(((row.step, row.at_s) for row in what.rows if row.step is not None), (step, what.at_s))
+        before, before_s = step, what.at_s
+        for row in what.rows:
+            if row.step is not None:
+                before, before_s = row.step, row.at_s
+                break
     if step <= before or what.at_s <= before_s:
         return old.rate
     now = (step - before) / (what.at_s - before_s)
-    return now if old.rate is None else 0.8 * old.rate + 0.2 * now
+    if old.rate is None:
+        return now
+    return 0.8 * old.rate + 0.2 * now
 
 
 def _add_rows(draft: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
-    table, told = draft.series_of(worker.rank), dict[str, list[float]]()
-    most = max(_FEWEST_METRICS, min(KEPT_METRICS, _METRICS_OF_ALL // max(1, draft.world_size)))
+    table = draft.series_of(worker.rank)
+    world_size = max(1, draft.world_size)
+    most = max(_FEWEST_METRICS, min(KEPT_METRICS, _METRICS_OF_ALL // world_size))
+    limit = max(_FEWEST_POINTS, min(KEPT_POINTS, _POINTS_OF_ALL // world_size))
+    # By metric first, so that each series is extended once. A point is three numbers, as `Series.extended` takes them.
+    new: dict[str, list[float]] = {}
     for row in rows:
         step = math.nan if row.step is None else row.step
         for name, value in row.metrics.items():
-            if name not in told:
-                if name not in table and len({**table, **told}) >= most:
+            if name not in new:
+                if name not in table and len(table.keys() | new.keys()) >= most:
                     continue
-                told[name] = []
-            told[name] += (row.at_s, step, value)
-    limit = max(_FEWEST_POINTS, min(KEPT_POINTS, _POINTS_OF_ALL // max(1, draft.world_size)))
-    for name, numbers in told.items():
-        table[name] = (table.get(name) or Series()).extended(numbers, limit=limit)
-    return {**worker.metrics, **{name: numbers[-1] for name, numbers in told.items()}}
+                new[name] = []
+            new[name] += (row.at_s, step, value)
+    latest = dict(worker.metrics)
+    for name, numbers in new.items():
+        series = table.get(name) or Series()
+        table[name] = series.extended(numbers, limit=limit)
+        latest[name] = numbers[-1]
+    return latest
 
 
 def _output(draft: RunStateBuilder, node: int, what: protocol.Output) -> None:
@@ -222,21 +259,26 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
         what = _shortened(what, draft.world_size, has_failed=phase != "done")
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
     if what.outcome == "returned" and what.meaning:
-        draft.notice(f"{draft.nodes[node].host}: rank {what.rank} has returned, but {what.meaning}")
+        host = draft.nodes[node].host
+        draft.notice(f"{host}: rank {what.rank} has returned, but {what.meaning}")
     if phase == "failed" and draft.first_failure is None:
-        draft.first_failure, draft.first_failure_at_s = what.rank, draft.at_s
+        draft.first_failure = what.rank
+        draft.first_failure_at_s = draft.at_s
 
 
 def _shortened(what: protocol.Ended, world_size: int, *, has_failed: bool) -> protocol.Ended:
     """Return the end of a rank that is not the first to fail, with short texts."""
-    of_traceback = _LATER_CHARS_OF_ALL // max(1, world_size)
-    room = min(_LATER_CHARS, of_traceback) if has_failed else of_traceback  # why a result can't be had may be long
+    of_each = _LATER_CHARS_OF_ALL // max(1, world_size)
+    room = of_each  # why a result can't be had may be long
+    if has_failed:
+        room = min(_LATER_CHARS, of_each)
     failure = what.failure
     if failure is not None:
+        of_traceback = min(_LATER_TRACEBACK_CHARS, of_each)
         failure = protocol.Failure(
             type=failure.type[:room],
             message=failure.message[:room],
-            traceback=failure.traceback[-min(_LATER_TRACEBACK_CHARS, of_traceback) :],
+            traceback=failure.traceback[-of_traceback:],
         )
     return replace(what, outcome=what.outcome[:room], meaning=what.meaning[:room], failure=failure)
 

@@ -55,8 +55,10 @@ class Explanation:
     @property
     def sentence(self) -> str:
         """`rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at ...`."""
-        world = sum(len(group.ranks) for group in self.groups)
-        parts = [sentence_of(group, world if not self.unheard else None) for group in self.groups]
+        world = None
+        if not self.unheard:
+            world = sum(len(group.ranks) for group in self.groups)
+        parts = [sentence_of(group, world) for group in self.groups]
         parts += [f"{host} did not tell where its ranks are" for host in self.unheard]
         return "; ".join(parts)
 
@@ -66,11 +68,11 @@ class Explanation:
         if not self.groups or self.unheard:
             return ""
         first, *others = self.groups
-        if others and not first.in_collective and all(group.in_collective for group in others):
-            return (
-                f"Look at {_names(first, None)} first: the others wait for {'it' if len(first.ranks) == 1 else 'them'}."
-            )
-        if others and first.in_collective and all(group.in_collective for group in others):
+        others_wait = bool(others) and all(group.in_collective for group in others)
+        if others_wait and not first.in_collective:
+            them = "it" if len(first.ranks) == 1 else "them"
+            return f"Look at {_names(first, None)} first: the others wait for {them}."
+        if others_wait and first.in_collective:
             return "They wait in different calls: every rank has to make the same collective calls, in the same order."
         if first.in_collective and not others:
             return (
@@ -109,13 +111,18 @@ def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
 
 def roll_of(state: RunState, request_id: str) -> StackDump | None:
     """Return the answers to a request, None if there are none yet."""
-    return next((roll for roll in state.stack_dumps if roll.request_id == request_id), None)
+    for roll in state.stack_dumps:
+        if roll.request_id == request_id:
+            return roll
+    return None
 
 
 def unheard(state: RunState, roll: StackDump | None) -> tuple[int, ...]:
     """Return the nodes that have not answered for all their ranks. A node whose ranks are all done need not answer."""
-    asked = {worker.node_rank for worker in state.workers.values() if worker.phase != "done"}
-    return tuple(sorted(asked - set(roll.nodes if roll is not None else ())))
+    missing = {worker.node_rank for worker in state.workers.values() if worker.phase != "done"}
+    if roll is not None:
+        missing -= set(roll.nodes)
+    return tuple(sorted(missing))
 
 
 def explain_last(state: RunState) -> Explanation | None:
@@ -123,8 +130,10 @@ def explain_last(state: RunState) -> Explanation | None:
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
     roll = state.stack_dumps[-1]
-    hosts = {rank: worker.host for rank, worker in state.workers.items()}
-    answers = [(hosts[rank], stacks) for rank, stacks in roll.stacks.items() if rank in hosts]
+    answers = []
+    for rank, stacks in roll.stacks.items():
+        if rank in state.workers:
+            answers.append((state.workers[rank].host, stacks))
     return explain(answers, [state.nodes[node].host for node in unheard(state, roll)])
 
 
@@ -133,17 +142,22 @@ def explain(answers: Iterable[tuple[str, Stacks]], hosts_unheard: Sequence[str] 
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
         table.setdefault(_key(stacks), []).append((host, stacks))
-    groups = [_group(members) for members in table.values()]
+
     # The odd ones first: ranks that don't answer, then those outside of the call in which the others wait, then the
     # smaller groups.
-    groups.sort(key=lambda group: (not group.is_silent, group.in_collective, len(group.ranks), group.ranks[0]))
+    def oddness(group: StackGroup) -> tuple[bool, bool, int, int]:
+        return not group.is_silent, group.in_collective, len(group.ranks), group.ranks[0]
+
+    groups = sorted((_group(members) for members in table.values()), key=oddness)
     return Explanation(groups=tuple(groups), unheard=tuple(hosts_unheard))
 
 
 def sentence_of(group: StackGroup, world: int | None) -> str:
     """Return `ranks 0, 1, 3 wait in all_reduce at Cell In[3], line 14`. `world`: how many ranks there are, if known."""
-    doing = group.doing[0 if len(group.ranks) == 1 else 1]
-    return " ".join(part for part in (_names(group, world), doing, group.place) if part)
+    one, several = group.doing
+    doing = one if len(group.ranks) == 1 else several
+    parts = (_names(group, world), doing, group.place)
+    return " ".join(part for part in parts if part)
 
 
 def _names(group: StackGroup, world: int | None) -> str:
@@ -158,14 +172,18 @@ def listed(ranks: Sequence[int]) -> str:
     """Return `0, 1, 3`, or of many ranks `0-6, 8-15`."""
     if len(ranks) <= _LIST_AT_MOST:
         return ", ".join(map(str, ranks))
-    runs: list[list[int]] = []
+    runs: list[list[int]] = []  # first and last
     for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
         else:
-            runs.append([rank])
-    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return ", ".join(words[:_LIST_AT_MOST]) + (", ..." if len(words) > _LIST_AT_MOST else "")
+            runs.append([rank, rank])
+    words = []
+    for first, last in runs[:_LIST_AT_MOST]:
+        words.append(str(first) if first == last else f"{first}-{last}")
+    if len(runs) > _LIST_AT_MOST:
+        words.append("...")
+    return ", ".join(words)
 
 
 # ---- one rank
@@ -185,17 +203,19 @@ def _key(stacks: Stacks) -> object:
 
 def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
     ranks = tuple(stacks.rank for _, stacks in members)
-    labels = tuple(f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})" for host, stacks in members)
-    first = members[0][1]
+    labels = []
+    for host, stacks in members:
+        labels.append(f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})")
+    _, first = members[0]
     if not first.threads:
         why = first.silence
         doing = (f"doesn't answer: {why}", f"don't answer: {why}")
-        return StackGroup(ranks=ranks, labels=labels, doing=doing, place="", is_silent=True)
+        return StackGroup(ranks=ranks, labels=tuple(labels), doing=doing, place="", is_silent=True)
     frames = first.threads[0].frames
     doing, in_collective = _doing(frames)
     return StackGroup(
         ranks=ranks,
-        labels=labels,
+        labels=tuple(labels),
         doing=doing,
         place=_place(frames),
         in_collective=in_collective,
@@ -205,9 +225,13 @@ def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
 
 def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
     """Return what a main thread does, for one rank and for several, and whether that is a collective call."""
-    last = max((i for i, frame in enumerate(frames) if frame.mine), default=-1)
+    last = -1  # the innermost frame of the user's own code
+    for index, frame in enumerate(frames):
+        if frame.mine:
+            last = index
     called = frames[last + 1 :]
-    if call := _collective(called):
+    call = _collective(called)
+    if call:
         return (f"waits in {call}", f"wait in {call}"), True
     for frame in called:
         for start, words in _WAITS:
@@ -217,27 +241,37 @@ def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
     if not frames:
         return ("runs no Python code", "run no Python code"), False
     if called and last >= 0:
-        where = f"in {called[-1].function} of {called[-1].file}, called"
+        innermost = called[-1]
+        where = f" in {innermost.function} of {innermost.file}, called"
     else:
         name = frames[-1].function
-        where = "" if name == "<module>" else f"in {name}"
-    return (f"is {where}".strip(), f"are {where}".strip()), False
+        where = "" if name == "<module>" else f" in {name}"
+    return (f"is{where}", f"are{where}"), False
 
 
 def _collective(called: Sequence[Frame]) -> str:
     """Return the name of the collective call among these frames, "" if there is none: the outermost with a good name."""
-    found = [frame for frame in called if frame.file.startswith(_COLLECTIVES) and frame.function not in _WRAPPERS]
+    found = []
+    for frame in called:
+        if frame.file.startswith(_COLLECTIVES) and frame.function not in _WRAPPERS:
+            found.append(frame)
     if not found:
         return ""
-    if found[0].file == "torch/nn/parallel/distributed.py":
+    outermost = found[0].file
+    if outermost == "torch/nn/parallel/distributed.py":
         return "DistributedDataParallel"
-    named = [frame.function for frame in found if not frame.function.startswith("_")]
-    return named[0] if named else found[0].file.rpartition("/")[2].removesuffix(".py")
+    for frame in found:
+        if not frame.function.startswith("_"):
+            return frame.function
+    return outermost.rpartition("/")[2].removesuffix(".py")
 
 
 def _place(frames: Sequence[Frame]) -> str:
-    mine = [frame for frame in frames if frame.mine] or list(frames[-1:])
-    return f"at {mine[-1].file}, line {mine[-1].line}" if mine else ""
+    """Return where the user's own code is; without any, where the rank is."""
+    if not frames:
+        return ""
+    mine = [frame for frame in frames if frame.mine] or frames
+    return f"at {mine[-1].file}, line {mine[-1].line}"
 
 
 # ---- stacks

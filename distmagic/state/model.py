@@ -105,7 +105,9 @@ class WorkerState:
         """(done, total) of `report`, else of the outermost bar; None where unknown."""
         if self.step is not None:
             return self.step, self.total
-        return (self.bars[0].n, self.bars[0].total) if self.bars else (None, None)
+        if self.bars:
+            return self.bars[0].n, self.bars[0].total
+        return None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +234,9 @@ class RunState:
     def is_lost(self) -> bool:
         """Whether so many nodes are lost that there is no job without them."""
         lost = self.lost_nodes
-        return bool(lost) and (not self.is_elastic or 0 in lost or len(self.essential) < self.min_nodes)
+        if not lost:
+            return False
+        return not self.is_elastic or 0 in lost or len(self.essential) < self.min_nodes
 
     @property
     def is_over(self) -> bool:
@@ -248,7 +252,8 @@ class RunState:
         if not self.is_over:
             if self.stopping:
                 return "stopping"
-            return "running" if any(w.phase != "starting" for w in self.workers.values()) else self._opening
+            has_begun = any(worker.phase != "starting" for worker in self.workers.values())
+            return "running" if has_begun else self._opening
         if self.first_failure is not None:
             return "failed"
         if self.is_lost or self.stopping == "lost":

@@ -65,23 +65,29 @@ def trouble(text: str) -> NetworkTrouble | None:
         return None  # the user's own sockets
     for why, pattern in _CAUSES:
         if found := re.search(pattern, text, re.IGNORECASE):
-            place = _place(text, found.start())
-            return (
-                NetworkTrouble(why=why) if place is None else NetworkTrouble(why=why, address=place[0], port=place[1])
-            )
+            address, port = _place(text, found.start())
+            return NetworkTrouble(why=why, address=address, port=port)
     return None
 
 
-def _place(text: str, near: int) -> tuple[str, int] | None:
+def _place(text: str, near: int) -> tuple[str, int | None]:
     """Return the address and port that are written closest to a place in the text, on its own line at best."""
-    start, end = text.rfind("\n", 0, near) + 1, text.find("\n", near)
-    line = text[start : end if end >= 0 else len(text)]
+    start = text.rfind("\n", 0, near) + 1
+    end = text.find("\n", near)
+    line = text[start:] if end < 0 else text[start:end]
     for part, offset in ((line, near - start), (text, near)):
-        found = [match for pattern in _PLACES for match in pattern.finditer(part) if 0 < int(match["port"]) < 65536]
-        if found:
-            best = min(found, key=lambda match: min(abs(match.start() - offset), abs(match.end() - offset)))
-            return best["name"], int(best["port"])
-    return None
+        best: tuple[str, int | None] = ("", None)
+        closest = len(text)
+        for pattern in _PLACES:
+            for match in pattern.finditer(part):
+                distance = min(abs(match.start() - offset), abs(match.end() - offset))
+                port = int(match["port"])
+                if 0 < port < 65536 and distance < closest:
+                    closest = distance
+                    best = (match["name"], port)
+        if best[0]:
+            return best
+    return "", None
 
 
 def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]) -> str:
@@ -99,7 +105,8 @@ def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]
     if found.why == _LOST:
         return f"{host} lost the connection to {peer}: whoever was there ended, or the network failed."
     is_own = found.address.startswith("127.") or found.address in ("::1", "localhost")
-    return f"{host} could not reach {peer}: {found.why}. {_LOOPBACK if is_own else _HINTS[found.why]}"
+    hint = _LOOPBACK if is_own else _HINTS[found.why]
+    return f"{host} could not reach {peer}: {found.why}. {hint}"
 
 
 def _sharpened(found: NetworkTrouble | None, said: Sequence[str]) -> NetworkTrouble | None:
@@ -131,8 +138,11 @@ def _peer(found: NetworkTrouble, host: str, names: Mapping[str, str]) -> str:
     others = set(names.values()) - {host}
     if not found.address:
         return others.pop() if len(others) == 1 else "another rank"
-    name = names.get(found.address.partition("%")[0], "")
+    address, _, _interface = found.address.partition("%")  # of a link-local one
+    name = names.get(address, "")
     where = f"{found.address} port {found.port}"
     if name == host:
         return f"itself ({where})"
-    return where if name in ("", found.address) else f"{name} ({where})"
+    if name in ("", found.address):
+        return where
+    return f"{name} ({where})"

@@ -37,7 +37,9 @@ class Series(Sequence[Point]):
         `numbers` are at_s, step (NaN where the rank gave none) and value of the first point, of the second, and so on.
         """
         end = 3 * self._size
-        table = self._table if len(self._table) == end else self._table[:end]  # another successor has grown it already
+        table = self._table
+        if len(table) != end:  # another successor has grown it already
+            table = table[:end]
         table.extend(numbers)
         while len(table) > 3 * limit:
             table = _thinned(table)
@@ -59,24 +61,33 @@ class Series(Sequence[Point]):
 
     def every(self, stride: int) -> tuple[array[float], array[float], array[float]]:
         """Return at_s, step (NaN where the rank gave none) and value of every `stride`-th point, the last one among them."""
-        first, end = (self._size - 1) % stride, 3 * self._size
-        at_s, step, value = (self._table[3 * first + column : end : 3 * stride] for column in range(3))
+        start = 3 * ((self._size - 1) % stride)
+        end = 3 * self._size
+        at_s = self._table[start : end : 3 * stride]
+        step = self._table[start + 1 : end : 3 * stride]
+        value = self._table[start + 2 : end : 3 * stride]
         return at_s, step, value
 
     def _point(self, index: int) -> Point:
-        at_s, step, value = self._table[3 * index : 3 * index + 3]
+        start = 3 * index
+        at_s, step, value = self._table[start : start + 3]
         return Point(at_s=at_s, step=None if math.isnan(step) else step, value=value)
 
     def __iter__(self) -> Iterator[Point]:
         return (self._point(index) for index in range(self._size))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Series) and list(map(repr, self)) == list(map(repr, other))
+        if not isinstance(other, Series):
+            return False
+        # By their texts: NaN is not equal to itself.
+        return [repr(point) for point in self] == [repr(point) for point in other]
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<Series of {self._size} points{f', the last {self[-1]}' if self._size else ''}>"
+        if not self._size:
+            return "<Series of 0 points>"
+        return f"<Series of {self._size} points, the last {self[-1]}>"
 
 
 def _thinned(table: array[float]) -> array[float]:

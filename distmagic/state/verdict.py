@@ -93,7 +93,8 @@ def _joined(*lines: str) -> str:
 
 def _not_joined(state: RunState) -> RunError:
     lead = state.nodes[0].host
-    silent = ", ".join(node.host for node in state.nodes[1:] if node.gang == "silent") or "the other hosts"
+    silent = ", ".join(node.host for node in state.nodes[1:] if node.gang == "silent")
+    silent = silent or "the other hosts"
     return RendezvousFailed(
         f"The job can't be detached: {silent} and {lead} don't hear each other by UDP, so that neither would notice "
         "the other's end.",
@@ -103,7 +104,8 @@ def _not_joined(state: RunState) -> RunError:
 
 def _hung(state: RunState) -> Hung:
     explanation = explain_last(state)
-    stood_s = (state.stack_dumps[-1].at_s if explanation else state.at_s) - state.advanced_at_s
+    until_s = state.at_s if explanation is None else state.stack_dumps[-1].at_s
+    stood_s = until_s - state.advanced_at_s
     what = f"The run was stopped: no rank had advanced for {stood_s:.0f} s (--hang-timeout)."
     if explanation is None:
         return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
@@ -120,19 +122,22 @@ def _where_they_were(state: RunState) -> str:
 
 
 def _broken(state: RunState) -> RunError | None:
-    if state.failed_node is not None and state.nodes[state.failed_node] in state.essential:
-        return _engine_failed(state, state.nodes[state.failed_node])
-    broken = [node for node in state.essential if node.code not in (0, None) or not is_explained(node.reason)]
+    if state.failed_node is not None:
+        failed = state.nodes[state.failed_node]
+        if failed in state.essential:
+            return _engine_failed(state, failed)
+    broken = []
+    for node in state.essential:
+        if node.code not in (0, None) or not is_explained(node.reason):
+            broken.append(node)
     for node in broken:
         if node.node_rank == state.culprit:
             return _engine_failed(state, node)
     if broken:
         return _engine_failed(state, broken[0])
-    return None if state.phase == "done" else _unexplained(state)
-
-
-def _unexplained(state: RunState) -> RunError:
-    """Return the error of a run that is not known to have gone well, without any known cause."""
+    if state.phase == "done":
+        return None
+    # It is not known to have gone well, without any known cause.
     silent = ", ".join(node.host for node in state.nodes if node.code is None)
     what = f"{silent} did not tell how torchrun ended" if silent else f"it was stopped ({state.stopping})"
     return RunError(f"The run did not end well: {what}.", f"See agent.log under ~/.distmagic/jobs/{state.job} there.")
@@ -158,16 +163,23 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 def _connection(state: RunState, worker: WorkerState) -> str:
     """Return which host this rank could not reach, if that is what it failed of."""
-    names: dict[str, str] = {}
+    names = {}
     for node in state.nodes:
-        names |= {name: node.host for name in (node.host, node.hostname, node.address) if name}
-    failure = worker.ended.failure if worker.ended is not None else None
-    text = f"{failure.type}: {failure.message}" if failure is not None else ""
+        for name in (node.host, node.hostname, node.address):
+            if name:
+                names[name] = node.host
+    text = ""
+    if worker.ended is not None and worker.ended.failure is not None:
+        text = f"{worker.ended.failure.type}: {worker.ended.failure.message}"
     return network_errors.in_words(text, _stderr(state, worker.rank), worker.host, names)
 
 
 def _stderr(state: RunState, rank: int) -> list[str]:
-    return [line.text for line in state.lines if line.rank == rank and line.stream == "stderr" and line.text.strip()]
+    lines = []
+    for line in state.lines:
+        if line.rank == rank and line.stream == "stderr" and line.text.strip():
+            lines.append(line.text)
+    return lines
 
 
 def _how(code: int, meaning: str) -> str:
@@ -210,23 +222,29 @@ def _indented(lines: Sequence[str]) -> str:
 
 def _unreached(state: RunState) -> RendezvousFailed:
     lead = state.nodes[0].host
-    lines = [f"{state.nodes[i].host} can't dial {lead} at {why}" for i, why in sorted(state.unreached.items())]
+    parts = []
+    for node, why in sorted(state.unreached.items()):
+        parts.append(f"{state.nodes[node].host} can't dial {lead} at {why}")
     return RendezvousFailed(
-        "The nodes can't meet: " + "; ".join(lines) + ".",
+        f"The nodes can't meet: {'; '.join(parts)}.",
         f"Open that port on {lead} for the other hosts, or name an open one with --master-port; if they reach {lead} "
         "under another address, name it with --rdzv-endpoint ADDRESS:PORT.",
     )
 
 
 def _node_lost(state: RunState) -> NodeLost:
-    lines = [f"{state.nodes[i].host}: {why}" for i, why in sorted(state.lost)]
-    return NodeLost("A host was lost, and the others were stopped. " + "; ".join(lines), _lost_hint(state))
+    parts = [f"{state.nodes[node].host}: {why}" for node, why in sorted(state.lost)]
+    what = f"A host was lost, and the others were stopped. {'; '.join(parts)}"
+    return NodeLost(what, _lost_hint(state))
 
 
 def _parted(state: RunState) -> NodeLost:
     """Return the error of a run whose hosts are all up, but did not hear each other."""
     lead = state.nodes[0].host
-    cut_off = [node.host for node in state.nodes[1:] if node.gang == "lost" or node.node_rank == state.culprit]
+    cut_off = []
+    for node in state.nodes[1:]:
+        if node.gang == "lost" or node.node_rank == state.culprit:
+            cut_off.append(node.host)
     candidates = cut_off or [node.host for node in state.nodes]
     others = ", ".join(dict.fromkeys(name for name in candidates if name != lead))
     return NodeLost(
@@ -255,13 +273,6 @@ def _was_ended_by_its_agent(node: NodeState) -> bool:
     return not is_wish and not is_explained(node.reason)
 
 
-def _spent(state: RunState) -> str:
-    lost = ", ".join(dict.fromkeys(state.nodes[node].host for node, _ in state.lost))
-    if not lost or not state.is_elastic:
-        return ""
-    return f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
-
-
 def _ended_by_its_agent(node: NodeState) -> RunError:
     if node.reason == "stopped":
         return RunError("The job was stopped, by %distributed stop or from another notebook.")
@@ -279,7 +290,8 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     """
     if _was_ended_by_its_agent(node):
         return _ended_by_its_agent(node)
-    lines = [line.text for line in state.lines if line.rank == -1 and line.label == f"torchrun {node.host}"]
+    label = f"torchrun {node.host}"
+    lines = [line.text for line in state.lines if line.rank == -1 and line.label == label]
     if any(word in line for line in lines for word in _TAKEN):
         return RendezvousFailed(
             f"{node.host}: the port of the rendezvous is taken there.",
@@ -291,7 +303,10 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     for worker in state.workers.values():
         if worker.ended is not None and worker.ended.failure is not None:
             return _worker_failed(state, worker)  # of an elastic job: it may only have lost a peer
-    hint = _spent(state)
+    hint = ""
+    if state.lost and state.is_elastic:
+        lost = ", ".join(dict.fromkeys(state.nodes[lost].host for lost, _ in state.lost))
+        hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
     if lines:
         hint += f"It said last:\n{_indented(lines)}\nAll of it: run.logs(-1)."
     code = node.code or 0

@@ -45,11 +45,14 @@ class PipedProcess:
         self.name = name
         self.pid = child.pid
         self._child = child
-        self._stdin, self._stdout, self._stderr = child.stdin, child.stdout, child.stderr
+        self._stdin = child.stdin
+        self._stdout = child.stdout
+        self._stderr = child.stderr
         self._tail = Tail()
         self._ended = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
-        self._writing, self._reading = threading.Lock(), threading.Lock()
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
         os.set_blocking(self._stdin.fileno(), False)

@@ -20,8 +20,12 @@ def command_line(argv: tuple[str, ...]) -> str:
     """
     if not argv or not argv[0]:
         raise ValueError("a command needs a program")
-    home, program = ("~/", argv[0][2:]) if argv[0].startswith("~/") else ("", argv[0])
-    words = [home + quote(program), *(quote(word) for word in argv[1:])]
+    program, *arguments = argv
+    if program.startswith("~/"):
+        words = ["~/" + quote(program[2:])]  # quoted, ~ would not be the home
+    else:
+        words = [quote(program)]
+    words += [quote(word) for word in arguments]
     return "exec " + " ".join(words)
 
 
@@ -31,5 +35,10 @@ def quote(word: str) -> str:
         raise ValueError(f"a line break or a NUL in {word[:80]!r}: it can't be on a command line")
     if _PLAIN.match(word):
         return word
-    parts = (f"\\{part}" if _OUTSIDE.match(part) else f"'{part}'" for part in _OUTSIDE.split(word) if part)
+    parts = []
+    for part in _OUTSIDE.split(word):
+        if _OUTSIDE.match(part):
+            parts.append(f"\\{part}")
+        elif part:
+            parts.append(f"'{part}'")
     return "".join(parts) or "''"

@@ -72,16 +72,10 @@ class CommandTransport:
 
     def open(self, seconds: float) -> str:
         """Start the master; return "" once it is connected, else what the client said. Raises OSError."""
-        options = (
-            "-o",
-            "ControlMaster=yes",
-            "-o",
-            f"ControlPath={self._socket}",
-            "-o",
-            f"ConnectTimeout={round(seconds) or 1}",
-        )
+        options = _options("ControlMaster=yes", f"ControlPath={self._socket}", f"ConnectTimeout={round(seconds) or 1}")
         line = f"echo {_READY}; exec cat"  # every shell knows these
-        self._master = PipedProcess(spawn((*self._client, *options, *self._destination, line)), self.name)
+        child = spawn((*self._client, *options, *self._destination, line))
+        self._master = PipedProcess(child, self.name)
         limit = threading.Timer(seconds, self._give_up, (self._master,))
         limit.daemon = True
         limit.start()
@@ -109,12 +103,14 @@ class CommandTransport:
 
     def start(self, argv: tuple[str, ...]) -> SessionProcess:
         """Start `argv` through the log-in shell there. Raises `ConnectionLost`."""
-        if self._master is None or self._master.wait(0) is not None or not self._socket.exists():
+        has_master = self._master is not None and self._master.wait(0) is None
+        if not has_master or not self._socket.exists():
             raise ConnectionLost(f"{self.name}: the connection is lost.")
         # Without its master the client would dial by itself: `ProxyCommand=false` makes that fail at once.
-        options = ("-o", "ControlMaster=no", "-o", f"ControlPath={self._socket}", "-o", "ProxyCommand=false")
+        options = _options("ControlMaster=no", f"ControlPath={self._socket}", "ProxyCommand=false")
+        line = quoting.command_line(argv)
         try:
-            child = spawn((*self._client, *options, *self._destination, quoting.command_line(argv)))
+            child = spawn((*self._client, *options, *self._destination, line))
         except OSError as error:
             raise ConnectionLost(f"{self.name}: the ssh client can't be started: {error.strerror}.") from error
         process = SessionProcess(child, self.name)
@@ -141,7 +137,9 @@ def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # no
     """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it."""
     client = _client(access)
     destination = _destination(host)
-    directory = _short_directory()
+    # Short enough for the socket's path, of which macOS allows 104 bytes.
+    is_long = len(tempfile.gettempdir()) > _LONG
+    directory = Path(tempfile.mkdtemp(prefix="dm-", dir="/tmp" if is_long else None))  # noqa: S108 - mkdtemp makes it private
     transport = CommandTransport(host.name, client, destination, directory)
     try:
         said = transport.open(access.connect_timeout_s)
@@ -157,12 +155,6 @@ def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # no
     return transport
 
 
-def _short_directory() -> Path:
-    """Return a new private directory with a path short enough for a socket (104 bytes on macOS)."""
-    is_long = len(tempfile.gettempdir()) > _LONG
-    return Path(tempfile.mkdtemp(prefix="dm-", dir="/tmp" if is_long else None))  # noqa: S108 - mkdtemp makes it private
-
-
 def _client(access: Access) -> tuple[str, ...]:
     try:
         words = shlex.split(access.ssh_command or "ssh")
@@ -172,9 +164,17 @@ def _client(access: Access) -> tuple[str, ...]:
         raise SpecError("--ssh-command is empty.", "Write --ssh-command ssh.")
     if shutil.which(os.path.expanduser(words[0])) is None:
         raise SpecError(f"--ssh-command: there is no program {words[0]!r}.", "Install it, or leave --ssh-command out.")
-    config = () if access.ssh_config is None else ("-F", os.path.expanduser(access.ssh_config))
-    options = tuple(part for option in _OPTIONS for part in ("-o", option))
-    return (os.path.expanduser(words[0]), *words[1:], *config, "-T", *options)
+    client = [os.path.expanduser(words[0]), *words[1:]]
+    if access.ssh_config is not None:
+        client += ["-F", os.path.expanduser(access.ssh_config)]
+    return (*client, "-T", *_options(*_OPTIONS))
+
+
+def _options(*options: str) -> tuple[str, ...]:
+    words = []
+    for option in options:
+        words += ["-o", option]
+    return tuple(words)
 
 
 def _destination(host: Host) -> tuple[str, ...]:

@@ -41,12 +41,11 @@ def _changed(said: _Said) -> Trouble:
     name = re.search(r"Host key for (?P<name>\S+) has changed", said.text)
     if at is None or name is None:
         return _unknown(said)
-    return troubles.changed_host_key(said.where, name["name"], _key(said.text), at["file"], int(at["line"]))
-
-
-def _key(text: str) -> str:
-    found = re.search(_KEY, text)
-    return "the key it shows" if found is None else f"{found['type'].lower()} {found['fingerprint']}"
+    found = re.search(_KEY, said.text)
+    key = "the key it shows"
+    if found is not None:
+        key = f"{found['type'].lower()} {found['fingerprint']}"
+    return troubles.changed_host_key(said.where, name["name"], key, at["file"], int(at["line"]))
 
 
 def _unknown(said: _Said) -> Trouble:
@@ -54,8 +53,10 @@ def _unknown(said: _Said) -> Trouble:
     if name is None:
         hint = "Log in there once with ssh, which shows the fingerprint, asks and remembers."
         return Trouble(HostKeyError, f"the host key of {said.where} is not known.", hint)
-    place = re.fullmatch(r"\[(?P<host>.+)\]:(?P<port>\d+)", name["name"])
-    hostname, port = (place["host"], int(place["port"])) if place else (name["name"], 22)
+    hostname, port = name["name"], 22
+    place = re.fullmatch(r"\[(?P<host>.+)\]:(?P<port>\d+)", hostname)
+    if place:
+        hostname, port = place["host"], int(place["port"])
     return troubles.unknown_host_key(said.where, name["name"], hostname, port, "it", _KEYSCAN_FILE)
 
 

@@ -143,4 +143,7 @@ def not_accepted(where: str, user: str, login: str, tried: tuple[str, ...], acce
 
 def tilde(path: str) -> str:
     """Return `path` as it can be pasted into a shell."""
-    return path if path.startswith("~/") and shlex.quote(path[2:]) == path[2:] else shlex.quote(path)
+    quoted = shlex.quote(path)
+    if path.startswith("~/") and shlex.quote(path[2:]) == path[2:]:
+        return path  # quoted, ~ would not be the home
+    return quoted

@@ -14,7 +14,7 @@ from pathlib import Path
 import distmagic
 from distmagic.connection.link import Link
 from distmagic.request.spec import Access
-from distmagic.runner.launch import Launch
+from distmagic.runner.delivery import Delivery
 from tests.bench import links
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
@@ -119,21 +119,21 @@ class _Watch:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[_Watch]:
-    watch, launch, start = _Watch(), Launch.start, Link.start
+    watch, deliver, start = _Watch(), Delivery.run, Link.start
 
-    def note_launch(self: Launch, *args: object) -> None:
+    def note_delivery(self: Delivery) -> None:
         watch.began = time.monotonic()
-        launch(self, *args)  # type: ignore[arg-type]
+        deliver(self)
 
     def note_start(self: Link, *args: object) -> None:
         watch.began_starting = watch.began_starting or time.monotonic()
         start(self, *args)  # type: ignore[arg-type]
 
-    Launch.start, Link.start = note_launch, note_start  # type: ignore[method-assign,assignment]
+    Delivery.run, Link.start = note_delivery, note_start  # type: ignore[method-assign,assignment]
     try:
         yield watch
     finally:
-        Launch.start, Link.start = launch, start  # type: ignore[method-assign]
+        Delivery.run, Link.start = deliver, start  # type: ignore[method-assign]
 
 
 def _scp(lab: Lab, folder: Path, data: bytes) -> Sent:

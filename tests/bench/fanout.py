@@ -12,17 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.connection.parallel import PARALLEL
+from distmagic.connection.connections import connect
+from distmagic.connection.link import Link
+from distmagic.connection.parallel import PARALLEL, in_parallel
 from distmagic.connection.prompts import asker_of
-from distmagic.connection.reach import connect
 from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
-from distmagic.remote.wire.protocol import Route, WorkDir
+from distmagic.planning.start_messages import start_message
+from distmagic.remote.wire.protocol import Final, Route, StopNode, WorkDir
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
-from distmagic.runner.launch import Launch
+from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
-from distmagic.state.events import Gone, Lost
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
@@ -128,24 +129,27 @@ def _start(crowd: Crowd, count: int) -> Took:
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
         made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/", work=WorkDir(name="bench"))
-        links_of = dict(enumerate(links))
-        launch = session._launch(job, links_of, range(count), reaching, 60.0, time.monotonic())
-        with contextlib.closing(launch):
-            launch.start(made, payload)
-            took = clock.took()
-            _stop(launch, count)
+        Delivery(links, crowd.addresses[:count], payload.blobs, _ignore, _ignore).run()
+        secret = secrets.token_hex(32)
+        requests = [
+            start_message(made, node, payload, secret, link.warm) for node, link in zip(made.nodes, links, strict=True)
+        ]
+        in_parallel(Link.start, links, requests)
+        took = clock.took()
+        in_parallel(_stop, links)
     return took
 
 
-def _stop(launch: Launch, count: int) -> None:
-    """End all agents, and wait until each is gone."""
-    launch.stop(range(count), 0.0, "measured")
-    last: dict[int, object] = {}
-    end = time.monotonic() + 60
-    while sum(isinstance(what, Gone | Lost) for what in last.values()) < count:
-        late = {node: last.get(node) for node in range(count) if not isinstance(last.get(node), Gone | Lost)}
-        assert time.monotonic() < end, f"{len(late)} agents don't end; their last words: {late}"
-        last |= {event.node_rank: event.what for event in launch.batch(0.1)}
+def _ignore(*_: object) -> None:
+    """Take no notice of how far a delivery is."""
+
+
+def _stop(link: Link) -> None:
+    """End the agent, and wait until it has said its last word."""
+    link.send(StopNode(grace_s=0.0, reason="measured"))
+    ends = [what for _, what in link.events() if isinstance(what, Final)]
+    assert ends, f"{link.host.name}'s agent ended without a word"
+    link.close()
 
 
 def _answer(crowd: Crowd, count: int) -> Took:

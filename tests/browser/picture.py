@@ -1,6 +1,6 @@
 """Make the README's picture, for light and for dark pages: `python -m tests.browser.picture`.
 
-A real JupyterLab runs the README's own cell on two throw-away SSH hosts with two ranks each. When half of the steps
+A real JupyterLab runs the cell of the manual on two throw-away SSH hosts with two ranks each. When half of the steps
 are done, its cell is photographed in both themes.
 """
 
@@ -32,7 +32,7 @@ def main() -> int:
     if reason := reason_without("browser"):
         print(f"no picture can be made here: {reason}", file=sys.stderr)
         return 1
-    sources = ("%load_ext distmagic", "%distributed playground 2", readme_cell())
+    sources = ("%load_ext distmagic", "%distributed playground 2", training_cell())
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     with tempfile.TemporaryDirectory(prefix="picture-") as home:
         env = {"PYTHONPATH": str(REPOSITORY), "HOME": home}
@@ -56,9 +56,9 @@ def main() -> int:
     return 0
 
 
-def readme_cell() -> str:
-    """Return the README's first cell, for two ranks on each of the two hosts, with more steps."""
-    text = (REPOSITORY / "README.md").read_text()
+def training_cell() -> str:
+    """Return the cell of the manual's page "cell", for two ranks on each of the two hosts, with more steps."""
+    text = (REPOSITORY / "distmagic" / "help" / "cell.md").read_text()
     (cell,) = re.findall(r"^```python\n(%%distributed.*?)\n```", text, re.MULTILINE | re.DOTALL)
     line, _, body = cell.partition("\n")
     return f"{line} --nproc-per-node 2\n" + re.sub(r"train\(steps=\d+\).*", f"train(steps={STEPS})", body)

@@ -10,7 +10,8 @@ from typing import Any
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.actions import Action, Linked, Send
 from distmagic.runner.interrupts import Interrupts
-from distmagic.runner.node_table import Growth, NodeTable
+from distmagic.runner.node_row import Growth
+from distmagic.runner.node_table import NodeTable
 from distmagic.runner.run_loop import RunLoop
 from distmagic.state.decide import Limits
 from distmagic.state.events import Event, Gone

@@ -1,4 +1,4 @@
-"""The first cell of the README, executed as a newcomer does: on this machine, without a named host."""
+"""The first cells of README and manual, executed as a newcomer does: on this machine, without a named host."""
 
 from __future__ import annotations
 
@@ -14,10 +14,22 @@ pytestmark = [pytest.mark.timeout(120)]
 
 
 def test_the_cell_of_the_readme_runs_without_hosts(tmp_path: Path) -> None:
-    text = (REPOSITORY / "README.md").read_text()
-    snippets = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (cell,) = [snippet for snippet in snippets if snippet.startswith("%%distributed")]
+    first, cell, *_ = snippets(REPOSITORY / "README.md")
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(first)
+        shown = notebook.run(cell)
+        assert shown.startswith("done 100% · 1 rank on localhost · took ")
+        assert " 1000/1000 " in shown
+        assert notebook.run("torch.allclose(run.results[0], torch.ones(100))") == "True"
+
+
+def test_the_cell_of_the_manual_runs_without_hosts(tmp_path: Path) -> None:
+    cell, *_ = snippets(REPOSITORY / "distmagic" / "help" / "cell.md")
     with live_notebook(tmp_path) as notebook:
         shown = notebook.run(cell)
         assert shown.startswith("done 100% · 1 rank on localhost · took ")
         assert notebook.run("run.results[0] < 0.6, run.metrics[-1]['step'] == 500") == "(True, True)"
+
+
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)

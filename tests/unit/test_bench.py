@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import pytest
 
+from tests import REPOSITORY
 from tests.bench import table
 from tests.bench.figures import MetricRow, Section, Spread, Target, judged, ratios, spread, verdict
 
@@ -138,3 +140,12 @@ def test_machines_are_said_once_and_their_loads_after_them():
     twice = [replace(section(ROW), machine=f"2 cores, load before {load}") for load in (0.9, 1.5)]
     said = table.as_markdown(twice).splitlines()[0]
     assert said.startswith("Measured by `make bench` on 2 cores; load before each section 0.9, 1.5; median")
+
+
+# The sections run by hand only; a name that was moved would be noticed late.
+SECTION_FILES = sorted(file.stem for file in (REPOSITORY / "tests" / "bench").glob("*.py") if file.stem != "__main__")
+
+
+@pytest.mark.parametrize("name", SECTION_FILES)
+def test_every_file_of_the_bench_can_be_imported(name):
+    importlib.import_module(f"tests.bench.{name}")

@@ -136,7 +136,14 @@ def test_the_cell_of_the_readme_says_what_it_means():
     line, _, cell = snippet.partition("\n")
     request = flags.parse_line(line.removeprefix("%%distributed"), flags.Defaults())
     assert request.output == "run"
-    assert ast.unparse(parse_cell(cell, whole=False).call) == "train(steps=500)"
+    assert ast.unparse(parse_cell(cell, whole=False).call) == "train(torch.zeros(100), torch.randn(1000, 64, 100))"
+
+
+def test_the_cell_of_the_readme_has_eight_lines():
+    (snippet,) = [one for one in blocks(README, "python") if one.startswith("%%distributed")]
+    _, *lines = snippet.splitlines()
+    assert len(lines) == 8
+    assert [line for line in lines if ";" in line or len(line) > 120] == []
 
 
 @each_page
@@ -176,8 +183,9 @@ def test_what_the_readme_says_of_the_bench_stands_on_its_page():
     assert set(said) <= measured
 
 
-def test_cells_of_the_quickstart_are_clean_and_parse():
-    notebook = json.loads((REPOSITORY / "notebooks" / "00_quickstart.ipynb").read_text())
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_cells_of_a_notebook_are_clean_and_parse(path):
+    notebook = json.loads(path.read_text())
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []

@@ -4,6 +4,7 @@ Here: one thread with one loop over a selector; the life of a job on one node fr
 the only writer of the node's journal. Never here: no SSH, no user code, no import of torch, no blocking call. Read in
 this order:
 
+    main.py          the process: its signals, its beginning and its end
     agent.py         `Agent`: the loop, and every decision to stop
     lease.py         how long a job goes on without a notebook; pure
     rank_table.py    all ranks of the node: accepts them, journals their progress, notices their ends

@@ -1,8 +1,4 @@
-"""The loop of the agent, and every decision to stop. States and promises are described in the package's `__init__`.
-
-`main` reads a `StartNode` line from standard input; its argument is the number of the listening socket for readers, which
-`contact` has made. An agent that is forked from a template begins with `serve`.
-"""
+"""The loop of the agent, and every decision to stop. States and promises are described in the package's `__init__`."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import os
 import resource
 import selectors
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -49,7 +44,8 @@ class Agent:
     """One node's part of a job. `run` returns when no process of it is left but this one."""
 
     def __init__(self, start: protocol.StartNode, listener: socket.socket, clock: Callable[[], float]) -> None:
-        self.start, self.clock = start, clock
+        self.start = start
+        self.clock = clock
         self.folder = places.job_dir(start.job, start.node_rank)
         self.run_dir = places.run_dir(start.job, start.node_rank)
         self.journal = Journal(self.folder)
@@ -83,25 +79,28 @@ class Agent:
 
     def begin(self) -> None:
         """Journal `Hello`, join the gang channel, and start torchrun."""
-        self.journal.add(
-            protocol.Hello(
-                protocol=protocol.PROTOCOL, job=self.start.job, node_rank=self.start.node_rank,
-                hostname=socket.gethostname(), pid=os.getpid(),
-            )
-        )  # fmt: skip
+        hello = protocol.Hello(
+            protocol=protocol.PROTOCOL,
+            job=self.start.job,
+            node_rank=self.start.node_rank,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        self.journal.add(hello)
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
-        self.engine_pid, *pipes = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
+        self.engine_pid, out, err = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
         _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
-        for fd, name in zip(pipes, ("stdout", "stderr"), strict=True):
-            self.rank_table.add_stream(RankStream(fd, self.folder, -1, name, self.clock()))
+        self.rank_table.add_stream(RankStream(out, self.folder, -1, "stdout", self.clock()))
+        self.rank_table.add_stream(RankStream(err, self.folder, -1, "stderr", self.clock()))
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
             self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
 
     def _join_gang(self) -> None:
-        membership, min_nodes = self.start.membership, self.start.terms.min_nodes
+        membership = self.start.membership
+        min_nodes = self.start.terms.min_nodes
         if membership is None:
             return
         try:
@@ -150,7 +149,9 @@ class Agent:
             peers_learn_from_notebook = self.stopped_by_notebook and now > self.final_at + _GOODBYE_S
             if not peers_learn_from_notebook:
                 return False
-        return all(reader.has_all(self.journal) for reader in self.readers) or self.lease.has_run_out(now)
+        if self.lease.has_run_out(now):
+            return True
+        return all(reader.has_all(self.journal) for reader in self.readers)
 
     def _tick(self, now: float) -> None:
         """Do everything that is due, whether or not a descriptor became readable."""
@@ -182,11 +183,13 @@ class Agent:
 
         Without its sockets an agent can't be reached, and a contact takes its job for dead.
         """
-        payload = [places.blob(name) for name in (self.start.call, self.start.code, *self.start.side_files)]
+        files: list[str | Path] = [self.folder / FILE, sys.path[0]]
+        for name in (self.start.call, self.start.code, *self.start.side_files):
+            files.append(places.blob(name))
+        files += [self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"]
+        places.touch(files)
         if self.start.work is not None:
             work_dirs.touch(Path(self.start.work.path), self.start.job, self.start.node_rank)
-        sockets = [self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"]
-        places.touch([self.folder / FILE, sys.path[0], *payload, *sockets])
 
     def _stop_if_due(self, now: float) -> None:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
@@ -204,7 +207,8 @@ class Agent:
             self._form_anew_if_asked(now, self.channel.formations)
         # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
         failed_at = self.rank_table.failed_at
-        if failed_at is not None and not self.start.terms.max_restarts and now - failed_at > _TORCHRUN_REPORT_S:
+        may_restart = self.start.terms.max_restarts > 0
+        if failed_at is not None and not may_restart and now - failed_at > _TORCHRUN_REPORT_S:
             self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
         # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
         # formed the lead has the lease, since the other agents need no connection to the notebook.
@@ -220,8 +224,10 @@ class Agent:
 
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.terms.timeout_s
-        if self.start.lead and timeout_s is not None and now - self.began > timeout_s + _NOTEBOOK_FIRST_S:
-            self.stop(now, _GRACE_S, Cause("timeout"))
+        if self.start.lead and timeout_s is not None:
+            ran_s = now - self.began
+            if ran_s > timeout_s + _NOTEBOOK_FIRST_S:
+                self.stop(now, _GRACE_S, Cause("timeout"))
         if self.lease.ends_job(now):
             self.stop(now, _GRACE_S, Cause("lease"))
         elif self.lease.has_run_out(now):
@@ -353,54 +359,8 @@ class Agent:
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
-def main(argv: list[str]) -> None:
-    """Read a `StartNode` line from stdin and be its agent."""
-    start = protocol.decode(sys.stdin.buffer.readline())[1]
-    assert isinstance(start, protocol.StartNode)
-    serve(start, socket.socket(fileno=int(argv[0])))
-
-
-def serve(start: protocol.StartNode, listener: socket.socket) -> None:
-    """Be the agent of one node, from beginning to end; its readers connect to `listener`. Never returns."""
-    os.environ.pop("DISTMAGIC_WORKER", None)  # where this job was begun from within a rank of another one
-    processes.become_subreaper()
-    agent = Agent(start, listener, time.monotonic)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the wakeup descriptor
-    signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
-    try:
-        agent.begin()
-        agent.run()
-    except Exception:
-        # The job ends with its agent. The run_dir goes last: as long as it is there, the next contact to this host knows
-        # that a job has died here, and ends what is left of it.
-        _kill_descendants()
-        shutil.rmtree(agent.run_dir, ignore_errors=True)
-        raise
-    os._exit(0)
-
-
-def _kill_descendants() -> None:
-    """End all processes of the job, also those that no parent would take along. Raises OSError if that can't be done."""
-    termination = Termination()
-    termination.begin(time.monotonic(), 0.0)
-    while not termination.is_done:
-        processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
-        time.sleep(_TICK_S)
-        termination.step(time.monotonic())
-
-
 def _raise_descriptor_limit() -> None:
     """Allow this process as many descriptors as the system does: it has seven for each rank, and log-ins get 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _wakeup(selector: selectors.BaseSelector) -> int:
-    """Return the writing end of a pipe whose other end wakes the loop: Python writes to it at each signal."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    selector.register(reading, selectors.EVENT_READ, lambda: os.read(reading, 4096))
-    return writing

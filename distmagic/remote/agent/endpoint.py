@@ -36,13 +36,16 @@ class Dialer:
             return protocol.Endpoint(state=self._state)
         if not self._has_reported and self._state == "reached" and now - self._began > _PATIENCE_S:
             self._has_reported = True
-            return protocol.Endpoint(state="unreached", detail=f"{self._peer[0]} port {self._peer[1]} ({self._error})")
+            address, port = self._peer
+            return protocol.Endpoint(state="unreached", detail=f"{address} port {port} ({self._error})")
         return None
 
     def _dial(self, now: float) -> None:
         self._tried = now
         try:
-            self._socket = socket.socket(socket.AF_INET6 if ":" in self._peer[0] else socket.AF_INET)
+            address, _ = self._peer
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._socket = socket.socket(family)
             self._socket.setblocking(False)
             self._note(self._socket.connect_ex(self._peer))
         except OSError as error:  # a name that this host can't resolve, or no descriptor is left

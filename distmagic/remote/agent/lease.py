@@ -10,7 +10,8 @@ class Lease:
     """
 
     def __init__(self, now: float, length_s: float, *, keep: bool) -> None:
-        self._length_s, self._keep = length_s, keep
+        self._length_s = length_s
+        self._keep = keep
         self._until = now + length_s
         self.is_detached = False
 

@@ -26,7 +26,8 @@ class RankProcess:
     """
 
     def __init__(self, conn: socket.socket, hello: protocol.Worker, fds: list[int], folder: Path, now: float) -> None:
-        self.conn, self.began = conn, now
+        self.conn = conn
+        self.began = now
         self.hello = hello
         out, err = fds
         self.streams = (
@@ -74,20 +75,24 @@ class RankProcess:
         total = old.total if message.total is None else message.total
         self._latest = replace(message, step=step, total=total, device=message.device or old.device)
         self._rows.extend(message.rows)
-        self._bars.update({bar.id: bar for bar in message.bars})
+        for bar in message.bars:
+            self._bars[bar.id] = bar
 
     @property
     def error(self) -> str:
         """Why the disk takes none of its output and reports at present, "" if it does."""
-        errors = (self._reports.error, *(stream.error for stream in self.streams))
-        return next(filter(None, errors), "")
+        out, err = self.streams
+        return self._reports.error or out.error or err.error
 
     def progress(self) -> protocol.Progress | None:
         """Return all progress since the last call as one event, None if there was none."""
         if self._latest is None:
             return None
-        event = replace(self._latest, rows=thin(self._rows, _ROWS_AN_EVENT), bars=tuple(self._bars.values()))
-        self._latest, self._rows, self._bars = None, [], {}
+        rows = thin(self._rows, _ROWS_AN_EVENT)
+        event = replace(self._latest, rows=rows, bars=tuple(self._bars.values()))
+        self._latest = None
+        self._rows = []
+        self._bars = {}
         return event
 
     def find_end(self, watch: memory.Watch) -> protocol.Ended | None:
@@ -108,12 +113,19 @@ class RankProcess:
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
         """Return an end made from an exit code. Of a killed process `watch` may know that memory ran out."""
-        outcome = "replaced" if self.is_replaced and code < 0 else exit_codes.outcome_of(code)
-        out_of_memory = watch.why(self.process, self.cgroup) if exit_codes.is_kill(code) else ""
+        outcome = exit_codes.outcome_of(code)
+        if self.is_replaced and code < 0:
+            outcome = "replaced"
+        out_of_memory = ""
+        if exit_codes.is_kill(code):
+            out_of_memory = watch.why(self.process, self.cgroup)
         return protocol.Ended(
-            rank=self.hello.rank, restart=self.hello.restart, outcome=outcome, code=code,
+            rank=self.hello.rank,
+            restart=self.hello.restart,
+            outcome=outcome,
+            code=code,
             meaning=exit_codes.meaning_of(code, out_of_memory=out_of_memory),
-        )  # fmt: skip
+        )
 
     def end_as_replaced(self) -> protocol.Ended:
         """Return the end of a rank in whose place torchrun has started another one, because the nodes met again."""
@@ -131,7 +143,9 @@ class RankProcess:
     @property
     def is_gone(self) -> bool:
         """Whether its end is in the journal, its process has ended, and no process has its pipes open any more."""
-        return self.is_over and not any(stream.is_open for stream in self.streams) and not self.is_running
+        if not self.is_over or any(stream.is_open for stream in self.streams):
+            return False
+        return not self.is_running
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -154,7 +168,10 @@ def thin(rows: list[protocol.MetricRow], limit: int) -> tuple[protocol.MetricRow
     """Return at most `limit` rows, evenly spaced, the last one always among them."""
     if len(rows) <= limit:
         return tuple(rows)
-    return tuple(rows[(i + 1) * len(rows) // limit - 1] for i in range(limit))
+    kept = []
+    for number in range(1, limit + 1):
+        kept.append(rows[number * len(rows) // limit - 1])
+    return tuple(kept)
 
 
 def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:

@@ -93,7 +93,11 @@ class RankStream:
             sent = self._spend(size)
             self._reported = end
             return protocol.Output(
-                rank=self.rank, stream=self.stream, offset=end - sent, skipped_bytes=size - sent, size_bytes=sent
+                rank=self.rank,
+                stream=self.stream,
+                offset=end - sent,
+                skipped_bytes=size - sent,
+                size_bytes=sent,
             )
         return self._unlogged_event() if self._unlogged else None
 
@@ -107,9 +111,14 @@ class RankStream:
         sent = self._spend(len(self._unlogged))
         skipped = self._unlogged_bytes - sent
         text = decode(bytes(self._unlogged[-sent:]), torn=skipped > 0)
-        self._unlogged, self._unlogged_bytes = bytearray(), 0
+        self._unlogged = bytearray()
+        self._unlogged_bytes = 0
         return protocol.Output(
-            rank=self.rank, stream=self.stream, offset=self._reported, text=text, skipped_bytes=skipped
+            rank=self.rank,
+            stream=self.stream,
+            offset=self._reported,
+            text=text,
+            skipped_bytes=skipped,
         )
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import memory, processes, socket_peer
 from distmagic.remote.wire import protocol
 
-_PROGRESS_S, _PROGRESS_S_A_RANK = 0.1, 0.0005
+_PROGRESS_S = 0.1
+_PROGRESS_S_A_RANK = 0.0005
 _LINGERING_S = 10.0  # between a rank's end and a notice that its process still runs
 _PACKETS_A_TURN = 256  # of one rank, before the others have their turn
 
@@ -50,7 +51,10 @@ class RankTable:
     def __init__(
         self, folder: Path, journal: Journal, selector: selectors.BaseSelector, clock: Callable[[], float]
     ) -> None:
-        self.folder, self.journal, self.selector, self.clock = folder, journal, selector, clock
+        self.folder = folder
+        self.journal = journal
+        self.selector = selector
+        self.clock = clock
         self.ranks: list[RankProcess] = []
         self.streams: list[RankStream] = []
         self.engine_exits: tuple[protocol.Exit, ...] = ()  # torchrun's report of ranks that failed
@@ -152,8 +156,10 @@ class RankTable:
 
     def _write_streams(self, streams: Iterable[RankStream], now: float, *, last: bool) -> None:
         for stream in streams:
-            while (event := stream.event(now, last=last)) is not None:
+            event = stream.event(now, last=last)
+            while event is not None:
                 self.journal.add(event)
+                event = stream.event(now, last=last)
 
     def _write_progress(self, rank: RankProcess) -> None:
         progress = rank.progress()
@@ -165,7 +171,8 @@ class RankTable:
         errors = [self.journal.error]
         errors += [stream.error for stream in self.streams]
         errors += [rank.error for rank in self.ranks]
-        error = next(filter(None, errors), "")
+        errors = [error for error in errors if error]
+        error = errors[0] if errors else ""
         if error and not self.noticed_full:
             self.noticed_full = True
             text = (
@@ -212,7 +219,8 @@ class RankTable:
                 self._end_rank(rank, rank.end_by_code(code, self.memory))
 
     def _end_rank(self, rank: RankProcess, end: protocol.Ended) -> None:
-        rank.is_over, rank.over_at = True, self.clock()
+        rank.is_over = True
+        rank.over_at = self.clock()
         # Its last output and progress come before its end: a reader need not wait for more of it then.
         for stream in rank.streams:
             stream.drain_all()
@@ -232,12 +240,15 @@ class RankTable:
 
     def notice_lingering(self, now: float) -> None:
         """Journal one notice of a rank that has returned and whose process still runs: the run would seem to hang."""
-        late = [rank for rank in self.ranks if now - rank.over_at > _LINGERING_S and rank.is_running]
-        if late and not self.noticed_lingering:
-            self.noticed_lingering = True
-            number = late[0].hello.rank
-            text = f"rank {number} has finished, but its process goes on: a thread or an atexit function still runs"
-            self.journal.add(protocol.Notice(text=text))
+        if self.noticed_lingering:
+            return
+        for rank in self.ranks:
+            if now - rank.over_at > _LINGERING_S and rank.is_running:
+                self.noticed_lingering = True
+                number = rank.hello.rank
+                text = f"rank {number} has finished, but its process goes on: a thread or an atexit function still runs"
+                self.journal.add(protocol.Notice(text=text))
+                return
 
     def forget_gone(self, now: float) -> None:
         """Close all of the ranks that are gone: else a job that restarts often would use up the descriptors."""

@@ -81,7 +81,9 @@ class Reader:
 
     def has_all(self, journal: Journal) -> bool:
         """Whether every event has been handed to the connection; True also of a closed one."""
-        return not self.is_open or (not self._unsent and self._cursor == journal.last)
+        if not self.is_open:
+            return True
+        return not self._unsent and self._cursor == journal.last
 
     def close(self) -> None:
         """Close the connection."""

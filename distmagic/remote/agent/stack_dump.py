@@ -44,7 +44,10 @@ class StackDumper:
     """
 
     def __init__(self, run_dir: Path, code: Path, bundle: str, journal: Journal, modules: str = "") -> None:
-        self._run_dir, self._code, self._bundle, self._journal = run_dir, code, bundle, journal
+        self._run_dir = run_dir
+        self._code = code
+        self._bundle = bundle
+        self._journal = journal
         self._modules = modules
         self._sources: Sources | None = None
         self._queue: list[str] = []
@@ -67,7 +70,9 @@ class StackDumper:
             self._end_if_all()
 
     def _begin(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        self._request_id, self._began, self._count = self._queue.pop(0), now, len(ranks)
+        self._request_id = self._queue.pop(0)
+        self._began = now
+        self._count = len(ranks)
         for rank in ranks:
             silence = self._signal(rank)
             if silence:
@@ -87,7 +92,8 @@ class StackDumper:
 
     def _handle(self, one: _Signalled, now: float) -> bool:
         """Journal a rank's stacks once they are complete, or won't come; return whether that is so."""
-        before, one.text = one.text, self._read(one.rank)
+        before = one.text
+        one.text = self._read(one.rank)
         if stacks.is_whole(one.text, self._bundle):
             self._answer(one)
             return True
@@ -106,7 +112,8 @@ class StackDumper:
     def _read(self, rank: RankProcess) -> str:
         try:
             with stacks.file_of(self._run_dir, rank.hello.pid).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
+                size_bytes = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size_bytes - _READ_BYTES))
                 return file.read(_READ_BYTES).decode("ascii", "replace")
         except OSError:
             return ""
@@ -140,11 +147,15 @@ def _state(rank: RankProcess) -> tuple[str, str]:
     now = processes.read(rank.hello.pid)
     if now is None:
         return "Z", ""
+    if now.state != "D":
+        return now.state, ""
     try:
-        place = Path(f"/proc/{now.pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
+        function = Path(f"/proc/{now.pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
     except OSError:
-        place = ""
-    return now.state, f" ({place})" if now.state == "D" and place not in ("", "0") else ""
+        function = ""
+    if function in ("", "0"):  # 0: this user may not know
+        return now.state, ""
+    return now.state, f" ({function})"
 
 
 def _sources(code: Path, bundle: str, modules: str) -> Sources:
@@ -154,4 +165,9 @@ def _sources(code: Path, bundle: str, modules: str) -> Sources:
             found = json.loads(archive.read("sources.json"))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         found = {"labels": {}, "texts": {}}
-    return Sources(labels=found["labels"], texts=found["texts"], modules=modules, own=f"{bundle}/")
+    return Sources(
+        labels=found["labels"],
+        texts=found["texts"],
+        modules=modules,
+        own=f"{bundle}/",
+    )

@@ -47,5 +47,6 @@ class Termination:
                 self._sigterm_sent.add(identity)
                 processes.send(process, signal.SIGTERM)
         if tree and now > self._kill_at + _UNKILLABLE_S:
-            self.survivors = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in tree)
+            words = [f"{process.name} (pid {process.pid}, state {process.state})" for process in tree]
+            self.survivors = tuple(words)
             self.is_done = True

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from distmagic.remote.agent import agent
+from distmagic.remote.agent import main as agent_main
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking, process_title
 from distmagic.remote.records import places
@@ -107,7 +107,7 @@ def _be_agent(request: protocol.ForkAgent, listener: int, log: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     forking.reset_process(request.env, (null, log, log), keep=[listener])
     process_title.show("agent", request.start.job)
-    agent.serve(request.start, socket.socket(fileno=listener))
+    agent_main.serve(request.start, socket.socket(fileno=listener))
 
 
 def main(_: list[str]) -> None:

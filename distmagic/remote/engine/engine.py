@@ -33,7 +33,10 @@ def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, r
 
     `folder` is the node's directory of logs and results, `run_dir` that of its sockets.
     """
-    own = {name: value for name, value in host.items() if not _is_of_torchrun(name)}
+    own = {}
+    for name, value in host.items():
+        if name not in TORCHRUN_VARIABLES and not name.startswith(("PET_", "TORCHELASTIC_")):
+            own[name] = value
     env = {**start.defaults, **own, **start.env, processes.MARK: start.job}
     env["DISTMAGIC_WORKER"] = json.dumps(
         {
@@ -46,10 +49,6 @@ def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, r
         }
     )
     return env
-
-
-def _is_of_torchrun(name: str) -> bool:
-    return name in TORCHRUN_VARIABLES or name.startswith(("PET_", "TORCHELASTIC_"))
 
 
 def main(argv: list[str]) -> None:
@@ -81,11 +80,11 @@ def main(argv: list[str]) -> None:
     try:
         run(args)
     except ChildFailedError as error:
-        exits = tuple(
-            protocol.Exit(rank=rank, local_rank=failure.local_rank, pid=failure.pid, code=failure.exitcode)
-            for rank, failure in error.failures.items()
-        )
-        _report(protocol.EngineEnded(code=1, exits=exits))
+        exits = []
+        for rank, failure in error.failures.items():
+            end = protocol.Exit(rank=rank, local_rank=failure.local_rank, pid=failure.pid, code=failure.exitcode)
+            exits.append(end)
+        _report(protocol.EngineEnded(code=1, exits=tuple(exits)))
         sys.exit(1)
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)  # the agent sent the signal: a traceback would look like a failure
@@ -100,12 +99,14 @@ def simplify_logs() -> None:
     """
     import logging  # here, because the agent imports this file too and needs no logging
 
-    make, plain = logging.getLogRecordFactory(), logging.Formatter()
+    make = logging.getLogRecordFactory()
+    plain = logging.Formatter()
 
     def record(*args: Any, **more: Any) -> logging.LogRecord:
         made = make(*args, **more)
         if made.exc_info:
-            made.exc_text, made.exc_info = plain.formatException(made.exc_info), None
+            made.exc_text = plain.formatException(made.exc_info)
+            made.exc_info = None
         return made
 
     logging.setLogRecordFactory(record)

@@ -24,9 +24,15 @@ def start_engine(torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: 
         pid = forking.fork(partial(_be_engine, argv, cwd, env, out_writing, err_writing, umask))
     else:
         child = subprocess.Popen(
-            [sys.executable, "-u", sys.path[0], "engine", *argv], stdin=subprocess.DEVNULL, stdout=out_writing,
-            stderr=err_writing, cwd=cwd, env=env, start_new_session=True, umask=umask,
-        )  # fmt: skip
+            [sys.executable, "-u", sys.path[0], "engine", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=out_writing,
+            stderr=err_writing,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+            umask=umask,
+        )
         child.returncode = 0  # the agent reaps all its children itself; with this Popen does not try
         pid = child.pid
     os.close(out_writing)

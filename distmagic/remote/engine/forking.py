@@ -120,14 +120,12 @@ def _reopen_streams() -> None:
     """Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones hold data of the parent."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
-        reads = fd == 0
-        raw = io.FileIO(fd, "rb" if reads else "wb", closefd=False)
+        mode = "r" if fd == 0 else "w"
+        raw = io.FileIO(fd, f"{mode}b", closefd=False)
         raw.name = f"<{name}>"
-        stream = io.TextIOWrapper(
-            io.BufferedReader(raw) if reads else raw,
-            encoding=old.encoding, errors=old.errors, newline="\n", write_through=True,
-        )  # fmt: skip
-        stream.mode = "r" if reads else "w"  # type: ignore[misc]  # as CPython does
+        binary = io.BufferedReader(raw) if fd == 0 else raw
+        stream = io.TextIOWrapper(binary, encoding=old.encoding, errors=old.errors, newline="\n", write_through=True)
+        stream.mode = mode  # type: ignore[misc]  # as CPython does
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -135,9 +133,11 @@ def _reopen_streams() -> None:
 def reseed() -> None:
     """Seed all random generators from the system, as a new process does. CUDA does that itself at its first use."""
     random.seed()
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
         numpy_random.seed()
-    if (torch := sys.modules.get("torch")) is not None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
         torch.default_generator.seed()
 
 
@@ -153,7 +153,11 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
     except BecomeChild:
         raise  # this is a child that was forked within `act`: `run` is to go on with it
     except SystemExit as stop:
-        code = _code_of(stop)
+        if stop.code is None or isinstance(stop.code, int):
+            code = (stop.code or 0) & 0xFF
+        else:  # sys.exit("a message")
+            sys.stderr.write(f"{stop.code}\n")
+            code = 1
     except BaseException:  # noqa: BLE001 - as at the top of any program
         sys.excepthook(*sys.exc_info())
         code = 1
@@ -165,13 +169,6 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
     if threading.active_count() == 1:  # else a daemon thread may still use the modules
         _clear_modules()
     os._exit(code if _are_flushed() else 120)
-
-
-def _code_of(stop: SystemExit) -> int:
-    if stop.code is None or isinstance(stop.code, int):
-        return (stop.code or 0) & 0xFF
-    sys.stderr.write(f"{stop.code}\n")
-    return 1
 
 
 def _clear_modules() -> None:
@@ -188,7 +185,10 @@ def remember(before: dict[str, str], descriptors: Iterable[int]) -> None:
     """Note in the template what its imports changed: the environment since `before`, and these new `descriptors`."""
     inherited.is_warm = True
     inherited.descriptors = frozenset(descriptors)
-    inherited.variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    inherited.variables = {}
+    for name, value in os.environ.items():
+        if before.get(name) != value:
+            inherited.variables[name] = value
     inherited.modules = frozenset(sys.modules) - {"__main__"}
     gc.collect()
     gc.freeze()

@@ -30,10 +30,15 @@ def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> Non
     if len(text) > room:
         raise ValueError(f"{text[:100]!r} is too long")
     with open("/proc/self/stat", "rb") as file:
-        numbers = file.read().rpartition(b")")[2].split()
-    begin, end = (int(numbers[word]) for word in words)
+        _, _, rest = file.read().rpartition(b")")
+    numbers = rest.split()
+    begin = int(numbers[words[0]])
+    end = int(numbers[words[1]])
     found = ctypes.string_at(begin, end - begin)
-    place = found.rindex(before) + len(before) if before else len(found) - room - 1
+    if before:
+        place = found.rindex(before) + len(before)
+    else:
+        place = len(found) - room - 1  # 1: the zero at the end
     ctypes.memmove(begin + place, text.ljust(room, b"\0"), room)
 
 

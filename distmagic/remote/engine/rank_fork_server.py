@@ -81,7 +81,8 @@ class ForkedProcess:
     """A forked child, with those methods of `subprocess.Popen` that torchrun uses."""
 
     def __init__(self, args: Sequence[str], pid: int) -> None:
-        self.args, self.pid = args, pid
+        self.args = args
+        self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -130,12 +131,14 @@ def _serve(number: int) -> None:
         head, fds, _, _ = socket.recv_fds(conn, _LENGTH.size, 2)
         if not head:
             os._exit(0)
-        head += _read(conn, _LENGTH.size - len(head)) if len(head) < _LENGTH.size else b""
-        env = json.loads(_read(conn, *_LENGTH.unpack(head)))
+        head += _read(conn, _LENGTH.size - len(head))
+        (length,) = _LENGTH.unpack(head)
+        env = json.loads(_read(conn, length))
+        pid = error = 0
         try:
-            pid, error = _fork_rank(env, fds), 0
+            pid = _fork_rank(env, fds)
         except OSError as failure:
-            pid, error = 0, failure.errno or errno.EAGAIN
+            error = failure.errno or errno.EAGAIN
         for fd in fds:
             os.close(fd)
         conn.sendall(_ANSWER.pack(pid, error))
@@ -157,7 +160,8 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
     go_reading, go_writing = os.pipe()
     middle = os.fork()
     if middle == 0:
-        _be_middle(partial(_be_rank, env, fds, go_reading, (pid_reading, pid_writing, go_writing)), pid_writing)
+        unused = (pid_reading, pid_writing, go_writing)
+        _be_middle(partial(_be_rank, env, fds, go_reading, unused), pid_writing)
     # With this end closed, the read below sees end of file where the middle process dies before it has written.
     os.close(pid_writing)
     os.waitpid(middle, 0)

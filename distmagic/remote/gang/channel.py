@@ -31,7 +31,8 @@ class GangChannel:
     def __init__(
         self, node_rank: int, membership: protocol.Membership, min_nodes: int, journal: Journal, now: float
     ) -> None:
-        self._min_nodes, self._journal = min_nodes, journal
+        self._min_nodes = min_nodes
+        self._journal = journal
         self._is_lead = node_rank == 0
         self._lost: set[int] = set()  # nodes that were lost at least once
         self._formations = 0  # how often this node, as the lead, has asked all nodes to form anew
@@ -110,7 +111,8 @@ class GangChannel:
 
 
 def _gang(node_rank: int, membership: protocol.Membership, now: float) -> Gang:
-    secret, lost_after_s = bytes.fromhex(membership.secret), membership.lost_after_s
+    secret = bytes.fromhex(membership.secret)
+    lost_after_s = membership.lost_after_s
     if node_rank == 0:
         return liveness.lead(secret, membership.nodes, lost_after_s, now)
     lead_address = resolve(membership.lead_address, membership.port)[4]

@@ -50,9 +50,17 @@ def seal(secret: bytes, one: Datagram) -> bytes:
     """Return the bytes to send. A reason that has no number goes as "stopped"."""
     reason = known_stop_reason(one.reason) if one.reason else ""
     body = _FORM.pack(
-        _MAGIC, _VERSION, one.node_rank, one.to, one.counter, one.echo, one.formations, PHASES.index(one.phase),
-        REASONS.index(reason), one.culprit,
-    )  # fmt: skip
+        _MAGIC,
+        _VERSION,
+        one.node_rank,
+        one.to,
+        one.counter,
+        one.echo,
+        one.formations,
+        PHASES.index(one.phase),
+        REASONS.index(reason),
+        one.culprit,
+    )
     return body + _mac(secret, body)
 
 
@@ -65,12 +73,20 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
     if len(data) != SIZE_BYTES or not hmac.compare_digest(mac, _mac(secret, body)):
         return None
     magic, version, node_rank, to, counter, echo, formations, phase, reason, culprit = _FORM.unpack(body)
-    if magic != _MAGIC or version != _VERSION or phase >= len(PHASES) or reason >= len(REASONS):
+    if magic != _MAGIC or version != _VERSION:
+        return None
+    if phase >= len(PHASES) or reason >= len(REASONS):
         return None
     return Datagram(
-        node_rank=node_rank, to=to, counter=counter, echo=echo, phase=PHASES[phase], reason=REASONS[reason],
-        culprit=culprit, formations=formations,
-    )  # fmt: skip
+        node_rank=node_rank,
+        to=to,
+        counter=counter,
+        echo=echo,
+        phase=PHASES[phase],
+        reason=REASONS[reason],
+        culprit=culprit,
+        formations=formations,
+    )
 
 
 def _mac(secret: bytes, body: bytes) -> bytes:

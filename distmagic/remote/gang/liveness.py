@@ -47,13 +47,16 @@ class Peer:
     """One other node. `phase`, `reason`, `culprit` and `formations` are those of its latest datagram."""
 
     def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
-        self.node_rank, self.address = node_rank, address
+        self.node_rank = node_rank
+        self.address = address
         self.began = now
         self.arrived_at = now  # when its latest datagram arrived
         self.alive_at: float | None = None  # when we sent the latest datagram that it has echoed: it lived then
         self.last_counter = 0  # of its latest datagram; 0 if none has arrived
         self.sent_counter = 0  # of our latest datagram to it
-        self.phase, self.culprit, self.formations = "up", NOBODY, 0
+        self.phase = "up"
+        self.culprit = NOBODY
+        self.formations = 0
         self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
@@ -70,8 +73,13 @@ class Peer:
         """Take over what a datagram says; return False, and change nothing, for one that is replayed or impossible."""
         if one.counter <= self.last_counter or one.echo > self.sent_counter:
             return False
-        self.last_counter, self.address, self.arrived_at = one.counter, address, now
-        self.phase, self.reason, self.culprit, self.formations = one.phase, one.reason, one.culprit, one.formations
+        self.last_counter = one.counter
+        self.address = address
+        self.arrived_at = now
+        self.phase = one.phase
+        self.reason = one.reason
+        self.culprit = one.culprit
+        self.formations = one.formations
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, sent_at in self._sent:
             if counter == one.echo:
@@ -104,7 +112,8 @@ class Gang:
     @property
     def alive_count(self) -> int:
         """How many nodes are joined and do not stop, this one included."""
-        return 1 + sum(peer.state == "joined" and peer.phase == "up" for peer in self.peers.values())
+        alive = [peer for peer in self.peers.values() if peer.state == "joined" and peer.phase == "up"]
+        return 1 + len(alive)
 
     def is_alive(self, node_rank: int) -> bool | None:
         """Whether a node is neither lost nor clear; None where no datagram of it has ever arrived."""
@@ -121,13 +130,17 @@ class Gang:
     @property
     def may_leave(self) -> bool:
         """True once this node may exit: no peer waits for a datagram of it, and the lead waits for no member's end."""
-        present = [peer for peer in self.peers.values() if peer.state in ("", "joined")]
-        if self.node_rank == 0:
-            # Also of a member whose only datagram came just now, in a short job, the end is waited for.
-            return all(peer.phase == "clear" for peer in present if peer.last_counter)
-        return all(self._may_leave_lead(peer) for peer in present)
+        if self.node_rank != 0:
+            return self._may_leave_lead(self.peers[0])
+        for peer in self.peers.values():
+            # "": also of a member whose only datagram came just now, in a short job, the end is waited for.
+            if peer.state in ("", "joined") and peer.last_counter and peer.phase != "clear":
+                return False
+        return True
 
     def _may_leave_lead(self, lead: Peer) -> bool:
+        if lead.state not in ("", "joined"):
+            return True
         if not lead.last_counter:
             return lead.clear_counter > 0  # it can't be reached: having sent "clear" once is enough
         # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last datagrams
@@ -137,20 +150,19 @@ class Gang:
     def announce(self, own: OwnState, now: float) -> None:
         """Change what our datagrams say about this node. If that is new, the next poll sends at once."""
         if own != self.own:
-            self.own, self.send_at = own, now
+            self.own = own
+            self.send_at = now
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
         """Handle a datagram. One that is not of this gang, or not new, is dropped."""
         one = unseal(self.secret, data)
         if one is None or one.to != self.node_rank:
             return
-        if self.node_rank == 0 and one.node_rank not in self.peers and 0 < one.node_rank < MOST_NODES:
+        peer = self.peers.get(one.node_rank)
+        if peer is None and self.node_rank == 0 and 0 < one.node_rank < MOST_NODES:
             # A node that joins an elastic job later. It has the secret, so it is one of the job's.
-            self.peers[one.node_rank] = Peer(one.node_rank, None, now)
-        if one.node_rank not in self.peers:
-            return
-        peer = self.peers[one.node_rank]
-        if not peer.update(one, address, now):
+            peer = self.peers[one.node_rank] = Peer(one.node_rank, None, now)
+        if peer is None or not peer.update(one, address, now):
             return
         if self.node_rank == 0:
             self._send(peer, now)  # at once: so a member knows within a round trip that its datagram arrived
@@ -176,9 +188,15 @@ class Gang:
         if self.own.phase == "clear" and not peer.clear_counter:
             peer.clear_counter = counter
         one = Datagram(
-            node_rank=self.node_rank, to=peer.node_rank, counter=counter, echo=peer.last_counter, phase=self.own.phase,
-            reason=self.own.reason, culprit=self.own.culprit, formations=self.own.formations,
-        )  # fmt: skip
+            node_rank=self.node_rank,
+            to=peer.node_rank,
+            counter=counter,
+            echo=peer.last_counter,
+            phase=self.own.phase,
+            reason=self.own.reason,
+            culprit=self.own.culprit,
+            formations=self.own.formations,
+        )
         self.outbox.append((peer.address, seal(self.secret, one)))
 
     def _news_of(self, peer: Peer, now: float) -> list[News]:
@@ -189,7 +207,8 @@ class Gang:
             peer.state = state
             found.append(News(kind=kind, node_rank=peer.node_rank))
         if peer.phase != "up" and peer.reason and state != "lost":
-            found.append(News(kind="stops", node_rank=peer.node_rank, reason=peer.reason, culprit=peer.culprit))
+            stops = News(kind="stops", node_rank=peer.node_rank, reason=peer.reason, culprit=peer.culprit)
+            found.append(stops)
         return found
 
     def _state_of(self, peer: Peer, now: float) -> str:

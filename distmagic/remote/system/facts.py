@@ -22,11 +22,19 @@ _TRIES = 10
 def gather() -> protocol.Facts:
     """Return the facts of this host."""
     address, interface = route("")
+    home = places.home()
     return protocol.Facts(
-        executable=sys.executable, torch=torch_version(), gpus=count_gpus(), cpus=_cpus(), address=address,
-        interface=interface, free_port=_free_port(address), free_bytes=shutil.disk_usage(places.home()).free,
-        state_dir=str(places.home()), logout=logout.warning(),
-    )  # fmt: skip
+        executable=sys.executable,
+        torch=torch_version(),
+        gpus=count_gpus(),
+        cpus=_cpus(),
+        address=address,
+        interface=interface,
+        free_port=_free_port(address),
+        free_bytes=shutil.disk_usage(home).free,
+        state_dir=str(home),
+        logout=logout.warning(),
+    )
 
 
 def torch_version() -> str | None:
@@ -68,7 +76,8 @@ def visible(found: int, mask: str | None) -> int:
     count = 0
     for part in mask.split(","):
         word = part.strip()
-        if not word or (re.fullmatch(r"-?\d+", word) and not 0 <= int(word) < found):
+        is_index = re.fullmatch(r"-?\d+", word)  # else the beginning of a device's UUID
+        if not word or (is_index and not 0 <= int(word) < found):
             break
         count += 1
     return count
@@ -88,8 +97,11 @@ def _count_nvidia() -> int:
 
 
 def _count_amd() -> int:
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    return sum(1 for node in nodes if re.search(r"^simd_count [1-9]", _text_of(node), re.MULTILINE))
+    count = 0
+    for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+        if re.search(r"^simd_count [1-9]", _text_of(node), re.MULTILINE):  # a processor has none
+            count += 1
+    return count
 
 
 def _text_of(path: Path) -> str:
@@ -155,7 +167,8 @@ def interface_of(address: str) -> str:
     """Return the name of the interface that has `address`; "" if there is none, and on systems other than Linux."""
     if not address or not sys.platform.startswith("linux"):
         return ""
-    libc, first = ctypes.CDLL(None), ctypes.POINTER(_IfAddrs)()
+    libc = ctypes.CDLL(None)
+    first = ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
         return ""
     try:

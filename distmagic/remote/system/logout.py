@@ -98,11 +98,14 @@ def _look() -> LogInSession:
         return LogInSession(cgroup="")
     if "session-" not in cgroup or not _kills():
         return LogInSession(cgroup=cgroup)
-    lingers = (
-        _output(*_LOGIND, "/org/freedesktop/login1/user/self", "org.freedesktop.login1.User", "Linger") == "b true"
-    )
-    scope = next((one for one in _SCOPES if _works(*one, "true")), ())
-    return LogInSession(cgroup=cgroup, user=_user(), kills=True, lingers=lingers, scope=scope)
+    answer = _output(*_LOGIND, "/org/freedesktop/login1/user/self", "org.freedesktop.login1.User", "Linger")
+    scope: tuple[str, ...] = ()
+    for one in _SCOPES:
+        tried = _run((*one, "true"))
+        if tried is not None and tried.returncode == 0:
+            scope = one
+            break
+    return LogInSession(cgroup=cgroup, user=_user(), kills=True, lingers=answer == "b true", scope=scope)
 
 
 @functools.cache
@@ -113,13 +116,18 @@ def _kills() -> bool:
     means that root is excluded.
     """
     names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
-    lines = _output(*_LOGIND, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names).splitlines()
+    answer = _output(*_LOGIND, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names)
+    lines = answer.splitlines()
     if len(lines) != len(names):
         return False
-    only, excluded = (re.findall(r'"([^"]*)"', line) for line in lines[1:])
-    if _user() in (excluded or ["root"]):
+    user = _user()
+    only = re.findall(r'"([^"]*)"', lines[1])
+    excluded = re.findall(r'"([^"]*)"', lines[2]) or ["root"]
+    if user in excluded:
         return False
-    return _user() in only if only else lines[0] == "b true"
+    if only:
+        return user in only
+    return lines[0] == "b true"
 
 
 def _user() -> str:
@@ -132,11 +140,6 @@ def _user() -> str:
 def _output(*command: str) -> str:
     found = _run(command)
     return found.stdout.decode(errors="replace").strip() if found is not None else ""
-
-
-def _works(*command: str) -> bool:
-    found = _run(command)
-    return found is not None and found.returncode == 0
 
 
 def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[bytes] | None:

@@ -46,22 +46,28 @@ def kills(text: str) -> tuple[Kill, ...]:
     for line in text.splitlines():
         if _OF_CGROUP in line:  # before Linux 5 this is a line of its own, before the record
             cgroup_pids.update(re.findall(r"[Kk]ill(?:ed)? process (\d+)", line))
-        if match := _KILLED.search(line):
-            used_kib = sum(int(match[part] or 0) for part in ("anon", "file", "shmem"))
+        match = _KILLED.search(line)
+        if match:
+            pid = match["pid"]
+            used_kib = int(match["anon"]) + int(match["file"]) + int(match["shmem"] or 0)
             found.append(
                 Kill(
-                    pid=int(match["pid"]), name=match["name"], used_bytes=used_kib << 10,
-                    in_cgroup=match["pid"] in cgroup_pids,
+                    pid=int(pid),
+                    name=match["name"],
+                    used_bytes=used_kib << 10,
+                    in_cgroup=pid in cgroup_pids,
                 )
-            )  # fmt: skip
-            cgroup_pids.discard(match["pid"])
+            )
+            cgroup_pids.discard(pid)
     return tuple(found)
 
 
 def choose(found: tuple[Kill, ...], process: ProcessInfo, *, in_container: bool) -> Kill | None:
     """Return the latest record of this process; in a container, of any process with its name. Pure."""
-    fits = [kill for kill in found if kill.name == process.name and (in_container or kill.pid == process.pid)]
-    return fits[-1] if fits else None
+    for kill in reversed(found):
+        if kill.name == process.name and (in_container or kill.pid == process.pid):
+            return kill
+    return None
 
 
 def words(kill: Kill, *, total_bytes: int, limit_bytes: int | None) -> str:
@@ -106,7 +112,8 @@ class Watch:
     def _log(self) -> str:
         """Return the kernel's log since this was made, as far as this user may read it."""
         if self._kmsg >= 0:
-            self._text = (self._text + _read_kmsg(self._kmsg))[-_LOG_BYTES:]
+            new = records(lambda: os.read(self._kmsg, 8192))
+            self._text = (self._text + new)[-_LOG_BYTES:]
             return self._text
         return "\n".join(_read_from(path, size) for path, size in self._sizes.items())
 
@@ -115,14 +122,19 @@ class Cgroup:
     """The memory cgroup of a process, found while the process lives; its files can be read after the process's end."""
 
     def __init__(self, pid: int, root: Path = Path("/sys/fs/cgroup")) -> None:
-        self._events, self._limits = _cgroup_files(_text_of(Path(f"/proc/{pid}/cgroup")), root)
+        table = _text_of(Path(f"/proc/{pid}/cgroup"))
+        self._events, self._limits = _cgroup_files(table, root)
         self._before = self._count()
 
     @property
     def limit_bytes(self) -> int | None:
         """The memory that the cgroup may use: the lowest limit of it and of all above it, None for none."""
-        found = [int(text) for path in self._limits if (text := _text_of(path).strip()).isdigit()]
-        return min((limit for limit in found if limit < _UNLIMITED), default=None)
+        limits = []
+        for path in self._limits:
+            text = _text_of(path).strip()
+            if text.isdigit() and int(text) < _UNLIMITED:  # else "max"
+                limits.append(int(text))
+        return min(limits, default=None)
 
     def has_killed(self) -> bool:
         """Whether the kernel has killed a process in it since this was made."""
@@ -149,14 +161,21 @@ def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]
         own = folder / path.strip("/")
         if not (own / events).exists():
             own = folder  # in a container: the path is the machine's, but the container's own cgroup is mounted
-        above = [own, *(up for up in own.parents if up == folder or folder in up.parents)]
-        return own / events, tuple(up / limit for up in above)
+        limits = [own / limit]
+        for parent in own.parents:
+            if parent == folder or folder in parent.parents:
+                limits.append(parent / limit)
+        return own / events, tuple(limits)
     return None, ()
 
 
 def _counted(text: str) -> int:
     """Return the number after `oom_kill` in a table of counters."""
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
+    for line in text.splitlines():
+        name, _, number = line.partition(" ")
+        if name == "oom_kill":
+            return int(number)
+    return 0
 
 
 def _count_of_host() -> int:
@@ -185,10 +204,6 @@ def _open_kmsg() -> int:
     except OSError:
         return -1  # it may not be read, or does not exist
     return fd
-
-
-def _read_kmsg(fd: int) -> str:
-    return records(lambda: os.read(fd, 8192))
 
 
 def records(read: Callable[[], bytes]) -> str:

@@ -65,17 +65,29 @@ def read(pid: int) -> ProcessInfo | None:
             text = file.read().decode(errors="replace")
     except OSError:  # ended, or of another user where /proc hides those
         return None
-    name = text[text.index("(") + 1 : text.rindex(")")]
-    words = text[text.rindex(")") + 2 :].split()  # words[0] is field 3 of proc_pid_stat(5)
+    # A name may have blanks and parentheses itself.
+    begin = text.index("(") + 1
+    end = text.rindex(")")
+    words = text[end + 2 :].split()  # words[0] is field 3 of proc_pid_stat(5)
     return ProcessInfo(
-        pid=pid, parent=int(words[1]), started=int(words[19]), state=words[0], name=name, exit_status=int(words[49])
+        pid=pid,
+        parent=int(words[1]),
+        started=int(words[19]),
+        state=words[0],
+        name=text[begin:end],
+        exit_status=int(words[49]),
     )
 
 
 def everything() -> tuple[ProcessInfo, ...]:
     """Return all processes of this pid namespace."""
-    found = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return tuple(process for process in found if process is not None)
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            process = read(int(name))
+            if process is not None:
+                found.append(process)
+    return tuple(found)
 
 
 def descendants(root: int, table: Iterable[ProcessInfo] | None = None) -> tuple[ProcessInfo, ...]:
@@ -85,7 +97,8 @@ def descendants(root: int, table: Iterable[ProcessInfo] | None = None) -> tuple[
     children: dict[int, list[ProcessInfo]] = {}
     for process in table:
         children.setdefault(process.parent, []).append(process)
-    found, queue = [], [root]
+    found = []
+    queue = [root]
     while queue:
         for child in children.get(queue.pop(0), ()):
             queue.append(child.pid)
@@ -109,18 +122,20 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
     end = time.monotonic() + timeout_s
     pidfd = open_pidfd(process.pid)
     try:
-        while (now := read(process.pid)) is not None and now.started == process.started and now.state not in "ZX":
-            left = end - time.monotonic()
-            if left <= 0:
+        while True:
+            now = read(process.pid)
+            if now is None or now.started != process.started or now.state in "ZX":
+                return True
+            left_s = end - time.monotonic()
+            if left_s <= 0:
                 return False
             if pidfd >= 0:
-                select.select([pidfd], [], [], left)
+                select.select([pidfd], [], [], left_s)
             else:
-                time.sleep(min(left, 0.02))
+                time.sleep(min(left_s, 0.02))
     finally:
         if pidfd >= 0:
             os.close(pidfd)
-    return True
 
 
 def open_pidfd(pid: int) -> int:
@@ -148,8 +163,11 @@ def marked(job: str) -> tuple[ProcessInfo, ...]:
     """Return this user's running processes that have the job's mark, without this process and its ancestors."""
     mark = f"{MARK}={job}\0".encode()
     own = _ancestors()
-    running = [process for process in everything() if process.pid not in own and process.state not in "ZX"]
-    return tuple(process for process in running if mark in _environ(process.pid))
+    found = []
+    for process in everything():
+        if process.pid not in own and process.state not in "ZX" and mark in _environ(process.pid):
+            found.append(process)
+    return tuple(found)
 
 
 def has_role(process: ProcessInfo, role: str) -> bool:
@@ -163,7 +181,8 @@ def has_role(process: ProcessInfo, role: str) -> bool:
 
 def _ancestors() -> set[int]:
     """Return the pids of this process and of all above it."""
-    found, pid = set(), os.getpid()
+    found = set()
+    pid = os.getpid()
     while pid > 1:
         found.add(pid)
         process = read(pid)

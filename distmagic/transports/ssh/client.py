@@ -96,11 +96,15 @@ class SshSession:
     def handshake(self, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]) -> None:
         """Agree on keys and check the server's. Raises `Trouble`."""
         options = self._transport.get_security_options()
-        options.ciphers = (*_FAST_FIRST, *(c for c in options.ciphers if c not in _FAST_FIRST))
-        known = known_hosts.types_known(keys, server.names)
-        wanted = [name for kind in known for name in (_RSA if kind == "ssh-rsa" else (kind,))]
-        first = [name for name in wanted if name in options.key_types]
-        options.key_types = (*first, *(name for name in options.key_types if name not in first))
+        others = [cipher for cipher in options.ciphers if cipher not in _FAST_FIRST]
+        options.ciphers = (*_FAST_FIRST, *others)
+        # The types that known_hosts has come first: the server has to show a key of one of these.
+        first: list[str] = []
+        for kind in known_hosts.types_known(keys, server.names):
+            first += _RSA if kind == "ssh-rsa" else (kind,)
+        first = [name for name in first if name in options.key_types]
+        others = [name for name in options.key_types if name not in first]
+        options.key_types = (*first, *others)
         try:
             self._transport.start_client()
         except _BROKEN as error:
@@ -174,7 +178,8 @@ class SshSession:
         self._transport._send_user_message(message)  # noqa: SLF001 - global_request would wait in paramiko's thread
 
     def _end_when_silent(self) -> None:
-        silent, heard = 0, -1
+        silent = 0
+        heard = -1
         # Counted in ticks and not by the clock: after a suspend the reader gets its chance first.
         while not self._over.wait(KEEPALIVE_S) and self._transport.is_active():
             now = self._transport.packetizer.heard
@@ -191,7 +196,8 @@ class SshSession:
     def open_stream(self, hostname: str, port: int, where: str) -> Stream:
         """Return a byte stream from this host on to another one. Raises `Trouble`."""
         try:
-            target, origin = (hostname, port), ("127.0.0.1", 0)
+            target = (hostname, port)
+            origin = ("127.0.0.1", 0)
             stream: Stream = self._transport.open_channel("direct-tcpip", target, origin, timeout=CHANNEL_TIMEOUT_S)
         except _BROKEN as error:
             why = error.text if isinstance(error, paramiko.ChannelException) else str(error)
@@ -288,11 +294,12 @@ class KeyAgent(paramiko.agent.AgentSSH):  # type: ignore[misc]
 
     def keys(self) -> tuple[Key, ...]:
         """Return its keys, in its order."""
-        return tuple(self._key(key) for key in self.get_keys())
-
-    def _key(self, key: paramiko.AgentKey) -> Key:
-        inner = _AgentKey(self, key.blob, key.comment)
-        return Key(label=f"agent's key {key.comment or known_hosts.fingerprint(key.blob)}", blob=key.blob, inner=inner)
+        keys = []
+        for key in self.get_keys():
+            inner = _AgentKey(self, key.blob, key.comment)
+            name = key.comment or known_hosts.fingerprint(key.blob)
+            keys.append(Key(label=f"agent's key {name}", blob=key.blob, inner=inner))
+        return tuple(keys)
 
     def close(self) -> None:
         """Let go of the agent's socket."""

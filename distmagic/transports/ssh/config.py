@@ -60,17 +60,13 @@ def resolve(host: Host, path: str | None) -> Resolved:
     if host.port is not None:
         scope.options["port"] = [str(host.port)]
     if path is not None:
-        _check_readable(path)
+        try:
+            with open(os.path.expanduser(path), "rb"):
+                pass  # it is there and may be read
+        except OSError as error:
+            raise SpecError(f"--ssh-config {path}: {error.strerror}.", "Check the path.") from None
     evaluate(_files(path), scope)
     return _resolved(scope)
-
-
-def _check_readable(path: str) -> None:
-    try:
-        with open(os.path.expanduser(path), "rb"):
-            return
-    except OSError as error:
-        raise SpecError(f"--ssh-config {path}: {error.strerror}.", "Check the path.") from None
 
 
 def _files(path: str | None) -> tuple[tuple[str, str], ...]:
@@ -81,14 +77,15 @@ def _files(path: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def _resolved(scope: Scope) -> Resolved:
-    scope.options["hostname"] = [scope.first("hostname", scope.name).replace("%h", scope.name)]
+    hostname = scope.first("hostname", scope.name).replace("%h", scope.name)
+    scope.options["hostname"] = [hostname]
     if scope.first("canonicalizehostname", "no").lower() != "no":
         scope.warn("CanonicalizeHostname is not followed; write the full name, or use --ssh-command ssh.")
     command = scope.first("proxycommand", "none")
     identities = scope.options.get("identityfile")
     return Resolved(
         name=scope.name,
-        hostname=scope.first("hostname", scope.name),
+        hostname=hostname,
         user=scope.first("user", scope.local_user),
         port=_number(scope, "port", SSH_PORT),
         identity_files=_paths(scope, identities or list(_DEFAULT_KEYS)),
@@ -120,7 +117,11 @@ def _number(scope: Scope, keyword: str, default: int) -> int:
 
 
 def _paths(scope: Scope, words: list[str]) -> tuple[str, ...]:
-    return tuple(os.path.expanduser(_expand(word, scope)) for word in words if word.lower() != "none")
+    paths = []
+    for word in words:
+        if word.lower() != "none":
+            paths.append(os.path.expanduser(_expand(word, scope)))
+    return tuple(paths)
 
 
 def _agent(scope: Scope) -> str | None:
@@ -221,7 +222,9 @@ def _collect(file: str, base: str, found: _Contents, depth: int) -> None:
     try:
         for line in read_lines(file):
             if line.keyword == "host":
-                found.names.update((word, None) for word in line.words if not re.search(r"[*?!]", word))
+                for word in line.words:
+                    if not re.search(r"[*?!]", word):
+                        found.names[word] = None
             elif line.keyword == "include":
                 for included in included_files(line, base, depth):
                     _collect(included, base, found, depth + 1)

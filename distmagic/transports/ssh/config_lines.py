@@ -131,8 +131,11 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
     """Return the files an Include names, in order; none beyond `MAX_INCLUDES` levels."""
     if depth >= MAX_INCLUDES:
         return []
-    patterns = (str(Path(base) / Path(word).expanduser()) for word in line.words)
-    return [file for pattern in patterns for file in sorted(glob.glob(pattern))]  # noqa: PTH207 - may be absolute
+    files: list[str] = []
+    for word in line.words:
+        pattern = Path(base) / Path(word).expanduser()
+        files += sorted(glob.glob(str(pattern)))  # noqa: PTH207 - may be absolute
+    return files
 
 
 def matches_any(patterns: tuple[str, ...], text: str) -> bool:
@@ -140,7 +143,8 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
     found = False
     for pattern in patterns:
         negated = pattern.startswith("!")
-        if fnmatch.fnmatchcase(text.lower(), pattern[negated:].lower().replace("[", "[[]")):
+        literal = pattern[negated:].lower().replace("[", "[[]")  # ssh_config knows * and ? only
+        if fnmatch.fnmatchcase(text.lower(), literal):
             if negated:
                 return False
             found = True
@@ -155,8 +159,9 @@ def _match(line: ConfigLine, scope: Scope) -> bool:
     result = True
     while words:
         word = words.pop(0).lower()
-        test = _TESTS.get(word.removeprefix("!"))
-        needs_value = word.removeprefix("!") not in ("all", "canonical", "final")
+        criterion = word.removeprefix("!")
+        test = _TESTS.get(criterion)
+        needs_value = criterion not in ("all", "canonical", "final")
         if test is None or (needs_value and not words):
             scope.warn(f"{line.where}: {line.rest!r} is not understood; this Match block is left out.")
             return False
@@ -183,8 +188,14 @@ def _exec_succeeds(value: str, scope: Scope) -> bool:
     return done.returncode == 0
 
 
-def _hostname(scope: Scope) -> str:
-    return scope.first("hostname", scope.name).replace("%h", scope.name)
+def _is_listed(value: str, text: str) -> bool:
+    """Whether `text` fits a list of patterns, separated by commas."""
+    return matches_any(tuple(value.split(",")), text)
+
+
+def _is_host(value: str, scope: Scope) -> bool:
+    hostname = scope.first("hostname", scope.name).replace("%h", scope.name)
+    return _is_listed(value, hostname)
 
 
 _TESTS: dict[str, Callable[[str, Scope], bool]] = {
@@ -192,9 +203,9 @@ _TESTS: dict[str, Callable[[str, Scope], bool]] = {
     "canonical": lambda _value, _scope: False,  # names are not canonicalized here
     "final": _is_final,
     "exec": _exec_succeeds,
-    "host": lambda value, scope: matches_any(tuple(value.split(",")), _hostname(scope)),
-    "originalhost": lambda value, scope: matches_any(tuple(value.split(",")), scope.name),
-    "user": lambda value, scope: matches_any(tuple(value.split(",")), scope.first("user", scope.local_user)),
-    "localuser": lambda value, scope: matches_any(tuple(value.split(",")), scope.local_user),
-    "tagged": lambda value, scope: matches_any(tuple(value.split(",")), scope.first("tag", "")),
+    "host": _is_host,
+    "originalhost": lambda value, scope: _is_listed(value, scope.name),
+    "user": lambda value, scope: _is_listed(value, scope.first("user", scope.local_user)),
+    "localuser": lambda value, scope: _is_listed(value, scope.local_user),
+    "tagged": lambda value, scope: _is_listed(value, scope.first("tag", "")),
 }

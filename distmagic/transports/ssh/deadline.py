@@ -44,7 +44,8 @@ class Deadline:
     def paused(self) -> Iterator[None]:
         """Don't count the time spent inside."""
         with self._changed:
-            self._left, self._since = self._remaining(), None
+            self._left = self._remaining()
+            self._since = None
             self._paused += 1
             self._changed.notify_all()
         try:

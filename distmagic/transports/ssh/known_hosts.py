@@ -43,13 +43,10 @@ class KnownKey:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    if pattern.startswith("|1|"):
-        return _matches_hash(pattern, name)
-    literal = pattern.lower().replace("[", "[[]")  # known_hosts knows * and ?, and writes [host]:port
-    return fnmatch.fnmatchcase(name, literal)
-
-
-def _matches_hash(pattern: str, name: str) -> bool:
+    if not pattern.startswith("|1|"):
+        literal = pattern.lower().replace("[", "[[]")  # known_hosts knows * and ?, and writes [host]:port
+        return fnmatch.fnmatchcase(name, literal)
+    # A hashed name: |1|SALT|HMAC-SHA1 of the name, both in base64.
     try:
         _, _, salt, digest = pattern.split("|")
         made = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
@@ -72,19 +69,29 @@ def read(files: Iterable[str]) -> tuple[KnownKey, ...]:
 
 def parse(lines: Iterable[str], file: str) -> list[KnownKey]:
     """Return the keys in `lines`; lines that are no known_hosts line are left out, as OpenSSH does."""
-    return [key for number, line in enumerate(lines, 1) if (key := _parse_line(line, file, number)) is not None]
+    keys = []
+    for number, line in enumerate(lines, 1):
+        key = _parse_line(line, file, number)
+        if key is not None:
+            keys.append(key)
+    return keys
 
 
 def _parse_line(line: str, file: str, number: int) -> KnownKey | None:
     words = line.split()
-    marker = words.pop(0) if words and words[0].startswith("@") else ""
-    if len(words) < 3 or words[0].startswith("#") or (marker and marker not in _MARKERS):
+    marker = ""
+    if line.lstrip().startswith("@"):
+        marker = words.pop(0)
+    if len(words) < 3 or words[0].startswith("#"):
         return None
+    if marker and marker not in _MARKERS:
+        return None
+    patterns, kind, encoded, *_ = words
     try:
-        blob = base64.b64decode(words[2], validate=True)
+        blob = base64.b64decode(encoded, validate=True)
     except (ValueError, binascii.Error):
         return None
-    return KnownKey(file=file, line=number, marker=marker, patterns=words[0], type=words[1], blob=blob)
+    return KnownKey(file=file, line=number, marker=marker, patterns=patterns, type=kind, blob=blob)
 
 
 def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
@@ -95,15 +102,17 @@ def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
     if alias is not None:
         return (alias.lower(),)
     plain = hostname.lower()
-    return (plain,) if port == 22 else (f"[{plain}]:{port}", plain)
+    if port == 22:
+        return (plain,)
+    return (f"[{plain}]:{port}", plain)
 
 
 def types_known(keys: tuple[KnownKey, ...], names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the types of the keys known for a host, so that the server is asked for one of these."""
     for name in names:
-        types = tuple(dict.fromkeys(k.type for k in keys if not k.marker and k.is_for(name)))
+        types = [key.type for key in keys if not key.marker and key.is_for(name)]
         if types:
-            return types
+            return tuple(dict.fromkeys(types))
     return ()
 
 
@@ -138,7 +147,8 @@ def check(keys: tuple[KnownKey, ...], server: Dialled, key_type: str, blob: byte
 
 def fingerprint(blob: bytes) -> str:
     """Return a key's fingerprint as `ssh-keygen -l` shows it."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    digest = hashlib.sha256(blob).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def read_public_key(file: str) -> bytes | None:

@@ -93,9 +93,12 @@ class SshProcess:
         """Return its exit code, negative for a signal; None if still running or if the connection ended first."""
         if not self._channel.status_event.wait(timeout_s):
             return None
-        if (name := getattr(self._channel, "distmagic_signal", None)) is not None:
-            return -int(getattr(signal, f"SIG{name}", 0)) or None
-        return None if self._channel.exit_status == -1 else int(self._channel.exit_status)
+        name = getattr(self._channel, "distmagic_signal", None)
+        if name is not None:
+            number = int(getattr(signal, f"SIG{name}", 0))
+            return -number or None
+        status = int(self._channel.exit_status)
+        return None if status == -1 else status
 
     def close_stdin(self) -> None:
         """Give it end of file on stdin, after what is being written."""

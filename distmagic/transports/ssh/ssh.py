@@ -77,15 +77,12 @@ def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]
         hop = resolve(last, ssh_config)
         if before:
             hop = replace(hop, jumps=tuple(before), proxy_command=None)
-        if any(_same_place(hop, later) for later in route):
+        place = (hop.hostname, hop.port, hop.user, hop.jumps)
+        if any(place == (later.hostname, later.port, later.user, later.jumps) for later in route):
             hint = "Its own Host block needs ProxyJump none."
             raise SpecError(f"{target.name}: ProxyJump leads in a circle at {last.name}.", hint)
         route.insert(0, hop)
     return tuple(route)
-
-
-def _same_place(one: Resolved, other: Resolved) -> bool:
-    return (one.hostname, one.port, one.user, one.jumps) == (other.hostname, other.port, other.user, other.jumps)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,7 +250,12 @@ class _SharedSessions:
 
 def _is_dead(entry: _Entry) -> bool:
     future = entry.future
-    return future.done() and (future.exception() is not None or not future.result()[0].is_active)
+    if not future.done():
+        return False
+    if future.exception() is not None:
+        return True
+    session, _ = future.result()
+    return not session.is_active
 
 
 _shared = _SharedSessions()

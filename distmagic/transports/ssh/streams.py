@@ -104,7 +104,8 @@ _Address = tuple[int, int, int, str, Any]
 def _addresses(hostname: str, port: int, where: str, deadline: Deadline) -> list[_Address]:
     """Look the name up in a thread, because the resolver can't be given a time limit."""
     answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
-    threading.Thread(target=_look_up, args=(hostname, port, answers.put), name="distmagic-dns", daemon=True).start()
+    resolver = threading.Thread(target=_look_up, args=(hostname, port, answers.put), name="distmagic-dns", daemon=True)
+    resolver.start()
     try:
         answer = answers.get(timeout=max(deadline.remaining(), 0.01))
     except queue.Empty:

@@ -153,11 +153,11 @@ def test_it_starts_a_role():
         assert "contact, agent, engine, worker" in done.stderr
     done = bare("-c", f"""
 import sys, types, runpy
-role = types.ModuleType("distmagic.remote.agent.agent")
+role = types.ModuleType("distmagic.remote.agent.main")
 role.main = lambda argv: print("agent", argv)
 sys.path.insert(0, {path!r})
 import distmagic.remote
-sys.modules["distmagic.remote.agent.agent"] = role
+sys.modules["distmagic.remote.agent.main"] = role
 sys.argv = ["bundle", "agent", "a", "b"]
 runpy.run_path({path!r}, run_name="__main__")
 """)  # fmt: skip

@@ -41,7 +41,8 @@ from distmagic.runner.actions import (
     Send,
     StartJoined,
 )
-from distmagic.runner.node_table import REFUSED_PAUSE_S, Growth, NodeTable
+from distmagic.runner.node_row import Growth
+from distmagic.runner.node_table import REFUSED_PAUSE_S, NodeTable
 from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Warned
 from tests.builders.messages import START
 

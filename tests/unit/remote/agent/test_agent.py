@@ -333,7 +333,7 @@ print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, s
 """
 BREAKS_DOWN = """
 import os, socket, subprocess, sys
-from distmagic.remote.agent import agent
+from distmagic.remote.agent import agent, main
 from distmagic.remote.engine import engine_start
 from distmagic.remote.records import places
 from distmagic.remote.wire import protocol
@@ -351,12 +351,12 @@ def start_engine(*_):
 
 def run(self):
     os.waitid(os.P_PID, self.engine_pid, os.WEXITED | os.WNOWAIT)
-    assert [one.name for one in agent.processes.descendants(os.getpid())] == ["sleep"]
+    assert [one.name for one in main.processes.descendants(os.getpid())] == ["sleep"]
     raise RuntimeError("broken")
 
 engine_start.start_engine = start_engine
 agent.Agent.run = run
-agent.serve(start, listener)
+main.serve(start, listener)
 """
 
 

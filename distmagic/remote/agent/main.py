@@ -1,0 +1,68 @@
+"""The process of an agent: how it begins, which signals it handles, and what it does when the agent itself breaks down.
+
+`main` reads a `StartNode` line from standard input; its argument is the number of the listening socket for readers, which
+`contact` has made. An agent that is forked from a template begins with `serve`.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+
+from distmagic.remote.agent.agent import Agent
+from distmagic.remote.agent.termination import Termination
+from distmagic.remote.system import processes
+from distmagic.remote.wire import protocol
+
+_TICK_S = 0.05
+
+
+def main(argv: list[str]) -> None:
+    """Read a `StartNode` line from stdin and be its agent."""
+    start = protocol.decode(sys.stdin.buffer.readline())[1]
+    assert isinstance(start, protocol.StartNode)
+    serve(start, socket.socket(fileno=int(argv[0])))
+
+
+def serve(start: protocol.StartNode, listener: socket.socket) -> None:
+    """Be the agent of one node, from beginning to end; its readers connect to `listener`. Never returns."""
+    os.environ.pop("DISTMAGIC_WORKER", None)  # where this job was begun from within a rank of another one
+    processes.become_subreaper()
+    agent = Agent(start, listener, time.monotonic)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the wakeup descriptor
+    signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
+    try:
+        agent.begin()
+        agent.run()
+    except Exception:
+        # The job ends with its agent. The run_dir goes last: as long as it is there, the next contact to this host knows
+        # that a job has died here, and ends what is left of it.
+        _kill_descendants()
+        shutil.rmtree(agent.run_dir, ignore_errors=True)
+        raise
+    os._exit(0)
+
+
+def _kill_descendants() -> None:
+    """End all processes of the job, also those that no parent would take along. Raises OSError if that can't be done."""
+    termination = Termination()
+    termination.begin(time.monotonic(), 0.0)
+    while not termination.is_done:
+        processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
+        time.sleep(_TICK_S)
+        termination.step(time.monotonic())
+
+
+def _wakeup(selector: selectors.BaseSelector) -> int:
+    """Return the writing end of a pipe whose other end wakes the loop: Python writes to it at each signal."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    selector.register(reading, selectors.EVENT_READ, lambda: os.read(reading, 4096))
+    return writing

@@ -1,0 +1,67 @@
+"""What the table of nodes keeps: a row for each node, a host that is to join, and when something is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from distmagic.connection.link import Link
+from distmagic.remote.wire import protocol
+from distmagic.runner.actions import Admitted
+
+FIRST_PAUSE_S = 0.25  # between attempts to connect again
+LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """Attempts at the same thing: when the next one begins, None while one is under way; the pause after it; the end."""
+
+    next_at_s: float | None
+    pause_s: float = FIRST_PAUSE_S
+    until_s: float | None = None
+
+    def again(self, now_s: float, least_s: float = 0.0) -> Attempts:
+        """Return when to try again, after at least `least_s`; the pause doubles each time, up to 5 s."""
+        pause_s = max(least_s, min(2 * self.pause_s, LONGEST_PAUSE_S))
+        return replace(self, next_at_s=now_s + pause_s, pause_s=pause_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeRow:
+    """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
+
+    `is_missed`: it ended because it, or the way to it, was lost. `stop` is what it was told to stop with.
+    """
+
+    host_index: int
+    link: Link | None = None
+    state: Literal["waiting", "following", "reconnecting", "meeting", "collecting", "gone", "lost"] = "waiting"
+    last: int = 0
+    is_final: bool = False
+    is_missed: bool = False
+    sizes: dict[int, int] = field(default_factory=dict)
+    stop: protocol.StopNode | None = None
+    attempts: Attempts | None = None
+    can_ask: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class HostJoin:
+    """A host that is to become a node of an elastic job. `own` are the nodes that it was, or was to be, through us."""
+
+    own: set[int]
+    attempts: Attempts
+    broken: Link | None = None
+    request_id: str = ""
+    node_rank: int | None = None  # as the lead has counted it
+    admitted: Admitted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How hosts come to an elastic job: `host_names` in the order of their indices; `awaited` were absent at first."""
+
+    host_names: Sequence[str]
+    awaited: Collection[int] = ()

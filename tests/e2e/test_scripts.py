@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.program import split_program
 from distmagic.runner.outcome import Run
 from distmagic.session.programs import run_program
+from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner
 from tests.lab import Lab, wait_until
@@ -111,12 +114,20 @@ def ended(lab: Lab) -> Iterator[Lab]:
     lab.assert_clean()
 
 
-def run(lab: Lab, line: str, *, hosts: str = "dm1:1", **way: Any) -> Run:
+class SentBytes(runner.Watch):
+    """A screen that keeps how many bytes each node lacked."""
+
+    def show(self, state: RunState) -> None:
+        super().show(state)
+        self.total_bytes = [max(node.total_bytes, 0) for node in state.nodes]
+
+
+def run(lab: Lab, line: str, *, hosts: str = "dm1:1", screen: runner.Watch | None = None, **way: Any) -> Run:
     """Run `%distributed run LINE` on hosts of the lab."""
     words, program = split_program(flags.split(line))
     request = flags.parse_words(words, flags.Defaults(access=runner.access(lab, **way)))
-    asker = NotebookAsker(can_ask=False)
-    found = run_program(session(), request, program, parse_hosts(hosts), request.access, asker, runner.Watch())
+    asker, screen = NotebookAsker(can_ask=False), screen or runner.Watch()
+    found = run_program(session(), request, program, parse_hosts(hosts), request.access, asker, screen)
     assert isinstance(found, Run)
     return found
 
@@ -233,7 +244,7 @@ def test_a_folder_that_is_too_large_is_not_sent(ended, project):
         run(ended, "train.py 50")
     assert refused.value.message == (
         f"The folder {project} would be sent to every host: 2.1 GB in 12 files, and at most 268.4 MB are allowed. "
-        "The largest: data/all.bin (2.1 GB), package/train.py (1.8 kB), train.py (1.8 kB)."
+        "The largest: data/all.bin (2.1 GB), train.py (1.5 kB), package/train.py (1.5 kB)."
     )
     assert refused.value.hint == (
         "List what hosts don't need in .distmagicignore (written as .gitignore), name another folder with --sync DIR, "
@@ -269,6 +280,32 @@ def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(ended
     assert left.attach().logs(0, "stdout") == "some data /home/node/.distmagic/work/wait\n"
     ended.hosts[0].exec(["rm", "/tmp/go"]).check_returncode()
     assert run(ended, "wait.py").logs(0, "stdout") == "other data /home/node/.distmagic/work/wait\n"
+
+
+def test_twenty_thousand_files_and_the_change_of_one(ended, project):
+    for number in range(20_000):
+        folder = project / "data" / f"part{number % 100}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"file{number}.txt").write_bytes(random.randbytes(random.randint(100, 4000)))
+    (project / "count.py").write_text(
+        "import os\nprint(sum(len(names) for _, _, names in os.walk('data')), open('data/part7/file7.txt', 'rb').read(7))\n"
+    )
+    took, sent = [], []
+    for change in (b"", b"", b"changed"):
+        if change:
+            (project / "data" / "part7" / "file7.txt").write_bytes(change)
+        screen = SentBytes()
+        began_s = time.monotonic()
+        found = run(ended, "count.py", hosts="dm1:1,dm2:1", screen=screen)
+        took.append(time.monotonic() - began_s)
+        sent.append(screen.total_bytes)
+        assert found.logs(1, "stdout").startswith("20001 ")
+    assert "b'changed'" in found.logs(1, "stdout")
+    print("seconds", took, "bytes", sent)
+    assert min(sent[0]) > 20_000_000
+    assert max(sent[1]) == 0
+    assert 0 < max(sent[2]) < 1_000_000, "the list, and one pack"
+    assert max(took) < 100
 
 
 # ---- in a terminal

@@ -29,17 +29,18 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
         _empty(main)
         runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
         return
-    shown = script.shown or path
+    is_there = script.shown and os.path.exists(script.shown)  # not from another directory: --cwd
+    shown = script.shown if is_there else path
     sys.path[:] = [os.path.dirname(os.path.realpath(path)), *sys.path, bundle]
     sys.argv[:] = [shown, *script.args]
     sys.orig_argv[:] = [sys.executable, "-u", shown, *script.args]
     _empty(main)
-    main.__file__ = path
+    main.__file__ = os.path.join(os.getcwd(), shown)
     main.__dict__["__cached__"] = None
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
     with open(path, "rb") as file:
         text = file.read()
-    exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's program
+    exec(compile(text, main.__file__, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's program
 
 
 def _empty(main: ModuleType) -> None:

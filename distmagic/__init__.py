@@ -7,7 +7,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
     Payload, --sync   --payload/work_files.with_tree-->    Payload: also the files that hosts find in their working directory
-    Hosts             --connection/reach.Reaching-->       a Link to each host, and the Facts that it tells
+    Hosts             --connection/reach.Reaching-->       a Link to each host, and its Facts
     Facts             --planning/preflight-->              errors that name the host and the cure
     all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
     Plan, Payload     --runner/launch-->                   agents that run, and links to them
@@ -31,7 +31,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
-    planning/      from facts to what each host is told, pure
+    planning/      from facts to the plan of what each host starts, pure
     payload/       a call becomes files
     request/       what is asked for: hosts, options, the cell; pure
     errors.py, sanitize.py    what all of these use
@@ -43,11 +43,11 @@ On the hosts, with Python's standard library alone, `remote/`, which travels the
     remote/agent/     one node's job: starts torchrun, gathers what ranks report, ends every process
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
     remote/rank/      one rank: calls the user's function, reports its progress
-    remote/gang/      which nodes of a job are alive, told by heartbeats between the hosts
-    remote/system/    what Linux tells: processes, memory, sockets, log-out
+    remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
+    remote/system/    what Linux shows: processes, memory, sockets, log-out
     remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
     remote/values/    values in files: pickles, tensors, large side files
-    remote/wire/      what both halves say to each other: one frozen dataclass a message, one JSON line each
+    remote/wire/      the messages between both halves: one frozen dataclass a message, one JSON line each
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
 what is asked for.

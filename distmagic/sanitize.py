@@ -21,8 +21,15 @@ def printable(text: str) -> str:
     return _HALF.sub("\ufffd", _HIDDEN.sub("", _CONTROL.sub("", text)))
 
 
+def line(text: str) -> str:
+    """Return `text` as one line, without anything that a terminal would obey; a tab becomes a blank."""
+    return printable(ESCAPE.sub("", text)).replace("\t", " ")
+
+
 def log(text: str) -> str:
     """Return `text` with its line breaks, carriage returns, tabs and colours, and nothing else that is obeyed."""
+    if _without_breaks(text).isprintable():
+        return text
     found, at = [], 0
     for match in _KEPT.finditer(text):
         found += [printable(text[at : match.start()]), "" if match["other"] else match[0]]
@@ -32,4 +39,10 @@ def log(text: str) -> str:
 
 def lines(text: str) -> str:
     """Return `text` with its line breaks and tabs, and without anything else that a terminal would obey."""
-    return "\n".join(printable(ESCAPE.sub("", line)) for line in text.split("\n"))
+    if "\r" not in text and _without_breaks(text).isprintable():
+        return text
+    return "\n".join(printable(ESCAPE.sub("", one)) for one in text.split("\n"))
+
+
+def _without_breaks(text: str) -> str:
+    return text.replace("\n", "").replace("\r", "").replace("\t", "")

@@ -25,6 +25,7 @@ def worker(rank: int, per_host: int = 2, **more: object) -> WorkerState:
     plain = {
         "rank": rank, "local_rank": rank % per_host, "node_rank": rank // per_host, "host": host, "phase": "running",
         "device": f"cuda:{rank % per_host}", "step": 310.0 + rank, "total": 500.0, "rate": 12.25 + rank / 10, "at_s": 25.0,
+        "advanced_at_s": 27.0,
         "metrics": {"loss": 0.4213 + rank / 97, "acc": 0.87654321 - rank / 200},
     }  # fmt: skip
     return WorkerState(**{**plain, **more})  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ here decides what a run does next, and no module here knows of more than one job
 `ProtocolError`, every end of file a `ConnectionLost`, and each names the host. In this order:
 
     link.py           one link: boot, facts, files, start, events
-    limits.py         bounds of what a host may send
+    limits.py         a limit for each field of what a host may send; whatever hosts send is read through it
     connections.py    the kernel's open connections, one for each host; the only place that connects
     idle_links.py     links that no run uses; they renew what hosts keep loaded
     parallel.py       the same act on many hosts at once, and one error for all

@@ -113,7 +113,8 @@ class Connections:
             return  # a forked child that runs its parent's atexit functions: the connections are the parent's
         self._idle.close()
         with self._lock:
-            transports, self._open = list(self._open.values()), {}
+            transports = list(self._open.values())
+            self._open = {}
         for transport in transports:
             transport.close()
 
@@ -122,9 +123,11 @@ def _key(host: Host, access: Access) -> _Key:
     """Return what two runs must have in common to share a connection."""
     versions = () if host.is_local else config.file_versions(access.ssh_config)
     return _Key(
-        host=replace(host, slots=None), ssh_config=access.ssh_config, ssh_command=access.ssh_command,
+        host=replace(host, slots=None),
+        ssh_config=access.ssh_config,
+        ssh_command=access.ssh_command,
         config_versions=versions,
-    )  # fmt: skip
+    )
 
 
 def connect(host: Host, access: Access, asker: Asker) -> Transport:

@@ -30,12 +30,12 @@ class IdleLinks:
         self._owner = os.getpid()
 
     def take(self, key: Hashable) -> Link | None:
-        """Return the conversation that rests under this key, which nobody else gets then; None if there is none."""
+        """Return the idle link with this key, and give up on it here; None if there is none."""
         with self._lock:
             return self._links.pop(key, None)
 
     def give(self, key: Hashable, link: Link) -> None:
-        """Let a conversation rest, of which nothing more is to come; one too many, or whose host keeps nothing, is ended."""
+        """Keep a link that is not used any more. A second one for the key, and one whose host keeps nothing, is ended."""
         with self._lock:
             is_kept = link.kept is not None and key not in self._links
             if is_kept:
@@ -47,13 +47,19 @@ class IdleLinks:
     def _renew_from_now_on(self) -> None:
         if self._thread is None:
             atexit.unregister(self.close)
-            atexit.register(self.close)  # only now: before paramiko's own, which closes all connections
+            # Only now: before paramiko's own, which closes all connections.
+            atexit.register(self.close)
             self._wake.clear()
             self._thread = threading.Thread(target=self._keep_renewing, name="distmagic-warm", daemon=True)
             self._thread.start()
 
     def _keep_renewing(self) -> None:
-        while not self._wake.wait(self._pause_s()):
+        while True:
+            with self._lock:
+                leases_s = [link.kept.lease_s for link in self._links.values() if link.kept]
+            pause_s = min(leases_s, default=4.0) / 4
+            if self._wake.wait(pause_s):
+                return
             with self._lock:
                 links = list(self._links.items())
                 if not links:
@@ -63,7 +69,8 @@ class IdleLinks:
                 self._renew(key, link)
 
     def _renew(self, key: Hashable, link: Link) -> None:
-        with self._lock:  # whoever takes it for a run may send a file over it, and nothing must come between
+        # A run that takes it may send a file over it, and nothing must come between.
+        with self._lock:
             if self._links.get(key) is not link:
                 return
             try:
@@ -74,19 +81,17 @@ class IdleLinks:
                 return
         link.close()
 
-    def _pause_s(self) -> float:
-        with self._lock:
-            return min((link.kept.lease_s / 4 for link in self._links.values() if link.kept), default=1.0)
-
     def close(self) -> set[str]:
-        """End what the hosts keep loaded, and the conversations; return the hosts that were told.
+        """End what the hosts keep loaded, and all idle links; return the names of the hosts that were reached.
 
         It takes at most `_FINISH_S` for all of them together.
         """
         if os.getpid() != self._owner:
-            return set()  # a forked child that runs its parent's atexit functions: the conversations are the parent's
+            # A forked child that runs its parent's atexit functions: the conversations are the parent's.
+            return set()
         with self._lock:
-            links, self._links = list(self._links.values()), {}
+            links = list(self._links.values())
+            self._links = {}
             self._thread = None
             self._wake.set()
             self._wake = threading.Event()
@@ -94,8 +99,9 @@ class IdleLinks:
         # No threads: this is also called when Python ends, which refuses to start any. So all hosts are told to end
         # first, and only then it is waited for each of them; meanwhile the others end, too.
         for link in links:
+            owner = link.kept.owner if link.kept else ""
             with suppress(DistmagicError):  # out of reach: the lease ends it
-                link.send(protocol.EndTemplates(owner=link.kept.owner if link.kept else ""))
+                link.send(protocol.EndTemplates(owner=owner))
                 told.add(link.host.name)
         for link in links:
             link.end_requests()

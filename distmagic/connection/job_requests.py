@@ -17,7 +17,8 @@ from distmagic.state.hangs import Explanation, explain
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = 1 << 20, 64 << 20  # results of one rank, and of one node, that come at once
-_MAX_RANKS = 4096  # of one node
+_MAX_RANKS = 4096  # of one node, whose stacks are taken
+_STACK_BYTES = 4 << 20  # of one node; those of a rank are 20 KB at most, and mostly 5
 
 
 def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
@@ -57,16 +58,20 @@ def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
 def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protocol.Stacks]:
     """Return where each rank of a running job is on this node; `request_id` is of no other request.
 
-    Raises `ConnectionLost` and `Unreachable` when there is no answer.
+    Of very many ranks only the first ones. Raises `ConnectionLost` and `Unreachable` when there is no answer.
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
     found: list[protocol.Stacks] = []
+    size_bytes = 0
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break  # it has just ended
             if isinstance(message, protocol.Stacks) and message.request_id == request_id:
+                size_bytes += link.line_bytes
+                if size_bytes > _STACK_BYTES:
+                    break
                 found.append(message)
             is_last = isinstance(message, protocol.StacksDone) and message.request_id == request_id
             if is_last or len(found) == _MAX_RANKS:
@@ -74,21 +79,23 @@ def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protoc
     return found
 
 
-def recall(link: Link, job: str) -> protocol.StartNode:
-    """Return what the first host of an elastic job, to which the link is, was told. Raises as `enlist`."""
+def get_start(link: Link, job: str) -> protocol.StartNode:
+    """Return the message that started the first node of an elastic job; the link is to its host. Raises as `add_node`."""
     try:
         start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
     except _Refused as refused:
         raise SpecError(f"{link.host.name} does not tell how job {job} was started: {refused}.") from None
     if start.join_template is None or start.membership is None or start.job != job:
         raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
-    names, sizes = (start.call, start.code, *start.side_files), start.join_template.sizes
-    if len(names) != len(sizes) or not all(map(places.is_sha256, names)) or min(sizes) < 0:
+    names = (start.call, start.code, *start.side_files)
+    sizes = start.join_template.sizes
+    are_names = all(places.is_sha256(name) for name in names)
+    if len(names) != len(sizes) or not are_names or min(sizes) < 0:
         raise ProtocolError(f"{link.host.name} told of a payload that can't be.")
     return start
 
 
-def enlist(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
+def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
     """Have the first host of an elastic job count a host as one more node; return the hosts of all its nodes.
 
     Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
@@ -129,6 +136,13 @@ def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanati
         except DistmagicError:
             return None  # its connection broke, or it gave no answer in time
 
-    found = dict(zip(job.running, in_parallel(ask, job.running), strict=True))
-    answers = [(job.hosts[node], one) for node, told in found.items() for one in told or ()]
-    return explain(answers, (*(job.hosts[node] for node, told in found.items() if told is None), *job.missing))
+    answers = []
+    unanswered = []
+    for node, found in zip(job.running, in_parallel(ask, job.running), strict=True):
+        host = job.hosts[node]
+        if found is None:
+            unanswered.append(host)
+            continue
+        for one in found:
+            answers.append((host, one))
+    return explain(answers, (*unanswered, *job.missing))

@@ -31,6 +31,7 @@ _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
 _S_PER_FILE = 0.02
 _SLOWEST_BYTES_PER_S = 5e6
+_LISTING_BYTES = 16 << 20  # of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 _STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
 
@@ -42,16 +43,19 @@ class Link:
 
     `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what this
     run starts from, None for exec; `kept` what the host keeps loaded: such a conversation rests between runs.
+    `line_bytes` is the length of the line that was read last, which the last of `events` came in.
     """
 
     def __init__(self, host: Host, process: Process, transport: Transport | None = None) -> None:
-        self.host, self.transport = host, transport
+        self.host = host
+        self.transport = transport
         self._process = process
         self._lines = Lines()
         self._writing = threading.Lock()
         self._closed = False
         self._hello: tuple[int, protocol.Hello] | None = None
         self._last = 0
+        self.line_bytes = 0
         self.agent_error = ""
         self.facts: protocol.Facts
         self.warm: protocol.TemplateRequest | None = None
@@ -79,24 +83,27 @@ class Link:
     def _bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
         """Close the conversation when the block takes too long, and raise `Unreachable`; `what` are its words for why."""
         late = threading.Event()
-        timer = threading.Timer(timeout_s, self._hang_up, (late,))
+
+        def hang_up() -> None:
+            late.set()
+            self.close()
+
+        timer = threading.Timer(timeout_s, hang_up)
         timer.daemon = True
         timer.start()
         try:
             yield
         except ConnectionLost:
             if late.is_set():
+                name = self.host.name
                 raise Unreachable(
-                    self.host.name, f"connected, but {what} within {timeout_s:g} s.",
-                    f"Is the machine overloaded, or its home directory's file server down? Try: ssh {self.host.name} true",
-                ) from None  # fmt: skip
+                    name,
+                    f"connected, but {what} within {timeout_s:g} s.",
+                    f"Is the machine overloaded, or its home directory's file server down? Try: ssh {name} true",
+                ) from None
             raise
         finally:
             timer.cancel()
-
-    def _hang_up(self, late: threading.Event) -> None:
-        late.set()
-        self.close()
 
     def _boot(self, python: str, bundle: LocalBlob) -> None:
         try:
@@ -105,19 +112,21 @@ class Link:
             raise self._no_python(python) from None  # it ended even before we could say anything
         reply = self._boot_reply(python)
         name = self.host.name
-        preflight.check_system(name, str(reply.get("system")))
-        preflight.check_python(name, limits.version(reply), sys.version_info[:3], str(reply.get("executable")))
-        if reply.get("error"):
+        preflight.check_system(name, reply.system)
+        preflight.check_python(name, reply.python, sys.version_info[:3], str(reply.executable))
+        if reply.error:
             raise PreflightError(
-                name, f"can't write to {reply.get('home')}: {reply['error']}.",
+                name,
+                f"can't write to {reply.home}: {reply.error}.",
                 "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
-            )  # fmt: skip
-        if reply.get("have"):
+            )
+        if reply.have:
             self._write(b"0\n")
         else:
-            self._write(f"{bundle.blob.size_bytes}\n".encode() + bundle.path.read_bytes())
+            size = f"{bundle.blob.size_bytes}\n"
+            self._write(size.encode() + bundle.path.read_bytes())
 
-    def _boot_reply(self, python: str) -> dict[str, object]:
+    def _boot_reply(self, python: str) -> limits.FirstReply:
         """Return the first line that is ours; log-in shells may have printed anything before it."""
         noise = 0
         while noise < _NOISE_BYTES:
@@ -134,21 +143,23 @@ class Link:
     def _no_python(self, python: str) -> Exception:
         if self._closed:
             return ConnectionLost(f"{self.host.name}: the connection was closed.")
-        code, said = self._process.wait(2.0), " ".join(self._process.stderr().split())
-        return preflight.no_python(self.host.name, python, code, said)
+        code = self._process.wait(2.0)
+        words = self._process.stderr().split()
+        return preflight.no_python(self.host.name, python, code, " ".join(words))
 
     # ---- before the start
 
     def route_to(self, peer: str) -> protocol.Route:
-        """Return the address, and its interface, from which this host dials `peer` ("" is: whoever reached it)."""
+        """Return the address, and its interface, from which this host dials `peer`; "": its address towards this notebook."""
         return self.query(protocol.GetRoute(peer=peer), protocol.Route)
 
     def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
-        """Bring the host what it lacks; return the bytes sent. `tell` hears each time: sent so far, to be sent in all."""
+        """Bring the host what it lacks; return the bytes sent. `tell` is called with (bytes sent so far, bytes in all)."""
         self.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
         wanted = self._expect(protocol.MissingBlobs).sha256
         sending = [local for local in blobs if local.blob.sha256 in wanted]
-        sent, total = 0, sum(local.blob.size_bytes for local in sending)
+        total = sum(local.blob.size_bytes for local in sending)
+        sent = 0
         tell(sent, total)
         for local in sending:
             for size in self.pour(local):
@@ -192,7 +203,8 @@ class Link:
 
         Before that the host brings the files of the run into its working directory.
         """
-        self._last, self.agent_error = 0, ""
+        self._last = 0
+        self.agent_error = ""
         if request.work is not None:
             with self._bounded(_patience_s(request.work), "did not bring its files into the working directory"):
                 self.send(request)
@@ -205,7 +217,9 @@ class Link:
     def attach(self, request: protocol.FollowJob) -> None:
         """Go on with a job's events after number `request.after`, over this new conversation."""
         self.send(request)
-        self._last, self._hello, self.agent_error = request.after, None, ""
+        self._last = request.after
+        self._hello = None
+        self.agent_error = ""
 
     def events(self) -> Iterator[tuple[int, protocol.Message]]:
         """Yield (number, event) until the agent is gone: from hello on, or from where `attach` said.
@@ -268,17 +282,21 @@ class Link:
 
     def _take(self, size: int, write: Callable[[bytes], object]) -> None:
         while size > 0:
-            data = self._lines.take(min(size, _CHUNK)) or self._read(min(size, _CHUNK))
+            most = min(size, _CHUNK)
+            data = self._lines.take(most) or self._read(most)
             size -= len(data)
             write(data)
 
     def jobs(self, job: str = "") -> tuple[protocol.JobListing, ...]:
-        """Return what the host has of jobs, or of one `job`; the oldest first, and at most `limits.MOST_JOBS`."""
+        """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
         found: list[protocol.JobListing] = []
+        size_bytes = 0
         with self._bounded(BOOT_TIMEOUT_S):
             self.send(protocol.ListJobs(job=job))
             while some := self._expect(protocol.Jobs).jobs:
-                found += some[: limits.MOST_JOBS - len(found)]
+                size_bytes += self.line_bytes
+                if size_bytes <= _LISTING_BYTES:
+                    found += some[: limits.MOST_JOBS - len(found)]
         return tuple(found)
 
     def remove(self, job: str) -> int:
@@ -286,7 +304,7 @@ class Link:
         return self.query(protocol.RemoveJob(job=job), protocol.Removed).size_bytes
 
     def clear(self, *, removes: bool) -> int:
-        """Return the bytes that the host keeps of what was sent and nobody uses; with `removes` they are gone."""
+        """Return how many bytes of unused blobs the host keeps; with `removes` it has removed them."""
         return self.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
 
     def work_dirs(self) -> tuple[protocol.KeptWorkDir, ...]:
@@ -312,7 +330,8 @@ class Link:
         """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
         with self._bounded(timeout_s):
             while True:
-                yield self._next()[1]
+                _, message = self._next()
+                yield message
 
     def sweep(self, job: str) -> protocol.Final:
         """End what a dead agent of this job left running there; return what could not be ended."""
@@ -342,7 +361,8 @@ class Link:
     def _read(self, size: int = 65536) -> bytes:
         data = self._process.read(size)
         if not data:
-            raise ConnectionLost(f"{self.host.name}: the connection ended. {self._process.stderr()[-500:]}".strip())
+            words = self._process.stderr()[-500:]
+            raise ConnectionLost(f"{self.host.name}: the connection ended. {words}".strip())
         return data
 
     def _line(self) -> bytes:
@@ -355,12 +375,11 @@ class Link:
 
     def _next(self) -> tuple[int, protocol.Message | None]:
         line = self._line()
+        self.line_bytes = len(line)
         try:
-            n, message = protocol.decode(line)
+            return limits.DECODER.decode(line)
         except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
-        is_long = message is not None and len(line) > limits.SHORT_LINE_BYTES
-        return n, limits.limited(message) if is_long else message
 
     def _expect(self, kind: type[M], *more: type[object]) -> M:
         return self._expect_numbered(kind, *more)[1]

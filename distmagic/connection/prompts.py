@@ -66,9 +66,12 @@ class NotebookAsker:
     def confirm(self, question: str) -> bool:
         """Return whether the user says yes; False where nobody can answer."""
         try:
-            return self._can_ask and self.ask(f"{question} [y/N] ", secret=False).strip().lower() in ("y", "yes")
+            if not self._can_ask:
+                return False
+            answer = self.ask(f"{question} [y/N] ", secret=False)
         except AuthenticationError:  # end of file, in place of an answer
             return False
+        return answer.strip().lower() in ("y", "yes")
 
     def serve(self, timeout_s: float) -> None:
         """Answer one question, waiting at most `timeout_s` for it. Call it on the main thread only."""

@@ -31,12 +31,17 @@ class Reaching:
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, connections: Connections,
         pythons: tuple[str, ...], open_link: Callable[[Host, str], Link], spare: tuple[Host, ...] = (),
     ) -> None:  # fmt: skip
-        self.hosts, self.access, self.pythons = hosts, access, pythons
+        self.hosts = hosts
+        self.access = access
+        self.pythons = pythons
         self.known = (*hosts, *spare)
-        self.asker, self._connections = asker, connections
+        self.asker = asker
+        self._connections = connections
         self.absent: dict[int, str] = {}  # hosts that a job begins without, by index, and what is wrong with them
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
-        self.futures = [self._pool.submit(open_link, *pair) for pair in zip(hosts, pythons, strict=False)]
+        self.futures = []
+        for host, python in zip(hosts, pythons, strict=False):  # of `spare` hosts there are interpreters, too
+            self.futures.append(self._pool.submit(open_link, host, python))
         self._pool.submit(expiry.tidy)  # this machine keeps payloads too
 
     # ---- the first link to each host
@@ -71,11 +76,15 @@ class Reaching:
         is_enough = enough is not None and len(there) >= enough
         if needs_remote and all(host.is_local for host in there):
             is_enough = False
-        if errors and not (is_enough and all(map(_is_out_of_reach, errors.values()))):
+        # A host that is out of reach may come back by itself; one that refuses us does not.
+        may_come_back = all(isinstance(error, (Unreachable, ConnectionLost)) for error in errors.values())
+        if errors and not (is_enough and may_come_back):
             self.cancel()
             raise join_errors(list(errors.values()))
         self._pool.shutdown(wait=False)
-        self.absent = {host_index: str(error).partition("\n")[0] for host_index, error in errors.items()}
+        for host_index, error in errors.items():
+            first_line, _, _ = str(error).partition("\n")
+            self.absent[host_index] = first_line
         return tuple(self.futures[host_index].result() for host_index in self.present)
 
     @property
@@ -85,7 +94,10 @@ class Reaching:
 
     def interrupted(self) -> Cancelled:
         """Give up because of an interrupt, and return the error to raise."""
-        waiting = [host.name for host, future in zip(self.hosts, self.futures, strict=True) if not future.done()]
+        waiting = []
+        for host, future in zip(self.hosts, self.futures, strict=True):
+            if not future.done():
+                waiting.append(host.name)
         self.cancel()
         hint = f"No answer had come yet from {', '.join(waiting)}." if waiting else ""
         return Cancelled("Interrupted while the hosts were being reached; nothing was started.", hint)
@@ -166,8 +178,3 @@ class Reaching:
 def _close(opening: Future[Link]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def _is_out_of_reach(error: BaseException) -> bool:
-    """Whether a host may come back by itself: not one that refuses us."""
-    return isinstance(error, (Unreachable, ConnectionLost))

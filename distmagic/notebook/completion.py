@@ -61,4 +61,6 @@ def _open_flag(words: Sequence[str]) -> str:
     flag, equals, _ = words[-1].partition("=")
     if not equals:
         flag = words[-2] if len(words) > 1 else ""
-    return flag.replace("_", "-") if flag.startswith("--") else ""
+    if not flag.startswith("--"):
+        return ""
+    return flag.replace("_", "-")

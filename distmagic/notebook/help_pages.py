@@ -37,8 +37,10 @@ def page(topic: str) -> str:
     known = topics()
     if topic not in known:
         close = difflib.get_close_matches(topic, known, n=1)
-        guess = f"Did you mean {close[0]}? " if close else ""
-        raise SpecError(f"There is no help about {topic!r}.", f"{guess}Topics are: {', '.join(known)}.")
+        hint = f"Topics are: {', '.join(known)}."
+        if close:
+            hint = f"Did you mean {close[0]}? {hint}"
+        raise SpecError(f"There is no help about {topic!r}.", hint)
     text = (_folder() / f"{topic}.md").read_text(encoding="utf-8")
     return _LINK_TO_PAGE.sub(r"\1 (`%distributed help \2`)", text)
 
@@ -50,8 +52,9 @@ def contents() -> str:
     lines = []
     for topic in known:
         _title, _blank, *rest = page(topic).split("\n")
-        paragraph = "\n".join(rest).partition("\n\n")[0]
-        lines.append(f"%distributed help {topic:<{width}}  {' '.join(paragraph.split())}")
+        paragraph, _, _ = "\n".join(rest).partition("\n\n")
+        sentence = " ".join(paragraph.split())
+        lines.append(f"%distributed help {topic:<{width}}  {sentence}")
     return "\n".join(lines)
 
 

@@ -70,19 +70,27 @@ def _built() -> blobs.LocalBlob:
 
 def _files() -> dict[str, Path]:
     """Return {name in the bundle: file} of all that travels as it is. Raises `DistmagicError`."""
-    here, cloudpickle = Path(__file__).parents[1], _package("cloudpickle")
+    here = Path(__file__).parents[1]
+    files = {"distmagic/__init__.py": here / "__init__.py"}
+    for file in (here / "remote").rglob("*.py"):
+        files[f"distmagic/{file.relative_to(here).as_posix()}"] = file
+    cloudpickle = _package("cloudpickle")
     if not cloudpickle:
         raise DistmagicError("cloudpickle is not installed here.", "Run: python -m pip install cloudpickle")
-    own = {f"distmagic/{file.relative_to(here).as_posix()}": file for file in (here / "remote").rglob("*.py")}
-    fallback = {f"fallback/{name}": file for name, file in _package("tqdm").items()}
-    return {"distmagic/__init__.py": here / "__init__.py", **own, **cloudpickle, **fallback}
+    files.update(cloudpickle)
+    for name, file in _package("tqdm").items():
+        files[f"fallback/{name}"] = file  # for a host that has no tqdm
+    return files
 
 
 def _fingerprint(files: dict[str, Path]) -> str:
     """Return what changes whenever the bundle does, without reading the files: that takes a tenth of a second."""
-    stats = {name: file.stat() for name, file in files.items()}
-    told = sorted((name, str(files[name]), stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
-    return hashlib.sha256(repr((told, importlib.util.MAGIC_NUMBER, _MAIN)).encode()).hexdigest()
+    found = []
+    for name, file in sorted(files.items()):
+        status = file.stat()
+        found.append((name, str(file), status.st_size, status.st_mtime_ns))
+    text = repr((found, importlib.util.MAGIC_NUMBER, _MAIN))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _noted(note: Path) -> blobs.LocalBlob | None:
@@ -92,13 +100,18 @@ def _noted(note: Path) -> blobs.LocalBlob | None:
         data = found.read_bytes()
     except (OSError, ValueError):
         return None
-    is_whole = hashlib.sha256(data).hexdigest() == found.name
-    return blobs.LocalBlob(blob=Blob(sha256=found.name, size_bytes=len(data)), path=found) if is_whole else None
+    if hashlib.sha256(data).hexdigest() != found.name:
+        return None
+    return blobs.LocalBlob(blob=Blob(sha256=found.name, size_bytes=len(data)), path=found)
 
 
 def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
-    data = {"__main__.py": _MAIN} | {name: file.read_bytes() for name, file in files.items()}
-    data |= {f"{name}c": _compiled(file, name) for name, file in files.items() if name.startswith("distmagic/")}
+    data = {"__main__.py": _MAIN}
+    for name, path in files.items():
+        data[name] = path.read_bytes()
+    for name, path in files.items():
+        if name.startswith("distmagic/"):
+            data[f"{name}c"] = _compiled(path, name)
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
     with atomic_write(note) as file:
         file.write(made.blob.sha256.encode())
@@ -112,20 +125,26 @@ def _compiled(path: Path, name: str) -> bytes:
     """
     code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
     assert code is not None
-    head = importlib.util.MAGIC_NUMBER + (0b01).to_bytes(4, "little") + importlib.util.source_hash(path.read_bytes())
+    flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552
+    head = importlib.util.MAGIC_NUMBER + flags + importlib.util.source_hash(path.read_bytes())
     return head + marshal.dumps(_renamed(code, name), 2)  # 2: the same bytes whoever else holds on to the constants
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:
-    inner = tuple(_renamed(const, name) if isinstance(const, CodeType) else const for const in code.co_consts)
-    return code.replace(co_filename=name, co_consts=inner)
+    inner = []
+    for const in code.co_consts:
+        inner.append(_renamed(const, name) if isinstance(const, CodeType) else const)
+    return code.replace(co_filename=name, co_consts=tuple(inner))
 
 
 def _package(name: str) -> dict[str, Path]:
     """Return the Python files of an installed package; none where it is not installed."""
     spec = importlib.util.find_spec(name)
     files: dict[str, Path] = {}
-    for place in (spec.submodule_search_locations if spec else None) or ():
+    if spec is None:
+        return files
+    for place in spec.submodule_search_locations or ():
         root = Path(place)
-        files |= {f"{name}/{file.relative_to(root).as_posix()}": file for file in root.rglob("*.py")}
+        for file in root.rglob("*.py"):
+            files[f"{name}/{file.relative_to(root).as_posix()}"] = file
     return files

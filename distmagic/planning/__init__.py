@@ -1,6 +1,6 @@
-"""Decides from the facts of the hosts what each of them is told to start.
+"""Makes the plan of a run: from the facts of the hosts, what each of them starts.
 
-Everything here is pure: what hosts told comes in, a plan or an error goes out. Nothing here speaks to a host. Read the
+Everything here is pure: the facts of hosts come in, a plan or an error goes out. Nothing here speaks to a host. Read the
 modules in this order:
 
     preflight.py        what stands in the way of a job, before anything is started

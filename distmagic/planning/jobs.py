@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
@@ -12,8 +11,6 @@ from distmagic.errors import SpecError
 if TYPE_CHECKING:  # the wire's messages take a third of the time that %load_ext may take
     from distmagic.remote.wire.protocol import JobListing, JobTerms
     from distmagic.request.hosts import Host
-
-_SHORTEST_LEASE_S, _LONGEST_LEASE_S = 1.0, 86_400.0  # what is believed of a lease that a host lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +90,12 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
         host_indices=tuple(host_indices),
         running=tuple(running),
         began_s=first.began_s,
-        terms=replace(first.terms, lease_s=_usable_lease(first.terms.lease_s)),
+        terms=first.terms,
         is_detached=any(one.is_detached for one in nodes.values()),
         reason=reasons[0] if reasons else first.reason,
         size_bytes=sum(one.size_bytes for one in nodes.values()),
         age_s=max(one.age_s for one in nodes.values()),
     )
-
-
-def _usable_lease(lease_s: float) -> float:
-    """Return a host's number of seconds as one by which a lease can be renewed: no NaN, nothing near zero, no eternity."""
-    if math.isnan(lease_s):
-        return _SHORTEST_LEASE_S
-    return min(max(_SHORTEST_LEASE_S, lease_s), _LONGEST_LEASE_S)
 
 
 def check_orphans(jobs: Iterable[Job], owner: str) -> None:

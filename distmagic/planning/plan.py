@@ -1,4 +1,4 @@
-"""From what is asked for and what the hosts are like to what each host is told. Pure: ids and ports are arguments."""
+"""Makes a `Plan` from a `JobSpec` and the facts of the hosts. Pure: ids and ports are arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import Access, JobSpec, split_endpoint
 
 # Every round makes a store of its own, where there may be more than one. With one store for all (torch 2.13):
-# - a node that comes later waits in vain for its address: the lead told it in the first round only
+# - a node that comes later waits in vain for its address: the lead writes it in the first round only
 #   (`next_rendezvous` in dynamic_rendezvous.py)
 # - ranks of a later round find what those of the first left in it, the addresses of dead peers among it
 #   (`_create_c10d_store` in distributed/rendezvous.py takes it for new at every attempt)
@@ -31,9 +31,10 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What one host is told; the others know it by `address`. `env` replaces variables, `defaults` only fills gaps in the host's own environment.
+    """What one host starts. The other hosts dial it at `address`.
 
-    `cwd` is "" where ranks begin in the run's own working directory.
+    `env` replaces variables of the host's own environment, `defaults` only fills gaps in it. `cwd` is "" where ranks begin
+    in the run's own working directory.
     """
 
     host: Host

@@ -12,22 +12,22 @@ from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
 
 
-def no_python(host: str, python: str, code: int | None, said: str) -> ConnectionLost | PreflightError:
+def no_python(host: str, python: str, code: int | None, stderr: str) -> ConnectionLost | PreflightError:
     """Return the error of an interpreter that ended before it wrote anything on stdout.
 
-    `code` is its exit code, None where that is not known; `said` is its stderr.
+    `code` is its exit code, None where that is not known.
     """
     is_shells_answer = code in (126, 127)
-    if code in (None, 1) and "not found" in said.lower():  # 1: csh
+    if code in (None, 1) and "not found" in stderr.lower():  # 1: csh
         is_shells_answer = True
     if is_shells_answer:
-        answer = said[-300:] or f"exit code {code}"
+        answer = stderr[-300:] or f"exit code {code}"
         return PreflightError(
             host,
             f"there is no {python} (the host said: {answer}).",
             f"Name its Python, one that has torch: --python {host}=/path/to/python",
         )
-    words = f": {said[-500:]}" if said else ""
+    words = f": {stderr[-500:]}" if stderr else ""
     if code is None:
         return ConnectionLost(f"{host}: the connection ended before {python} had said anything{words}.")
     return PreflightError(

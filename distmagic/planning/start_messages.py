@@ -1,4 +1,4 @@
-"""What each node of a run is told when its agent is started. Pure."""
+"""The `StartNode` messages with which a plan is carried out, one for each node. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distmagic.request.hosts import parse_slots
 def start_message(
     plan: Plan, node: NodePlan, payload: Payload, secret: str, warm: protocol.TemplateRequest | None
 ) -> protocol.StartNode:
-    """Return what one node of a plan is told. `secret` is the gang channel's, the same for all nodes of a job, in hex."""
+    """Return the message that starts one node of a plan. `secret` is the gang channel's, one for the whole job, in hex."""
     is_lead = node.node_rank == 0
     membership = None
     if plan.rdzv.max_nodes > 1:
@@ -59,10 +59,10 @@ def start_message(
     )
 
 
-def newcomer(lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *, local_cwd: str) -> protocol.StartNode:
-    """Return what a host is told that comes to an elastic job as the last of its nodes, whose hosts are `hosts`.
+def join_message(lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *, local_cwd: str) -> protocol.StartNode:
+    """Return the message that starts one more node of an elastic job. `hosts` are those of all its nodes, this one last.
 
-    `lead` is what the first node was told; a newcomer is started by exec. Raises `HostError`.
+    `lead` is the message that started the first node. A node that joins later is started by exec. Raises `HostError`.
     """
     template, membership = lead.join_template, lead.membership
     assert template is not None

@@ -41,13 +41,15 @@ class Command:
     def signal(self, name: str) -> None:
         """Send a signal, named without its SIG, to the process and its group."""
         number = getattr(signal, f"SIG{name}", None)
-        if number is not None and not self.status.done():  # until `reaped` its number is not given out again
+        # Until `reaped` its pid is not given to another process.
+        if number is not None and not self.status.done():
             os.killpg(self.pid, number)
 
     def reaped(self, status: int) -> None:
         """Take note that the process has ended, with a status for waitpid's macros."""
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        if not self.status.cancelled():  # as the task that waits for it, where its connection has ended
+        # It is cancelled like the task that waits for it, where its connection has ended.
+        if not self.status.cancelled():
             self.status.set_result(self._process.returncode)
 
 

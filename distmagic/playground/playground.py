@@ -34,7 +34,8 @@ class Playground:
     """
 
     def __init__(self, server: subprocess.Popen[bytes], directory: Path, ports: tuple[int, ...], user: str) -> None:
-        self.hosts = tuple(Host(name=f"node{number}") for number in range(1, len(ports) + 1))
+        numbers = range(1, len(ports) + 1)
+        self.hosts = tuple(Host(name=f"node{number}") for number in numbers)
         self.ssh_config = str(directory / "ssh_config")
         self._server = server
         self._directory = directory

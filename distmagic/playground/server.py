@@ -44,7 +44,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What all hosts have in common: the directory of the playground, its user, and who may log in."""
+    """What all hosts have in common: the playground's directory, its user, the key that may log in, running commands."""
 
     directory: Path
     user: str
@@ -250,7 +250,8 @@ def end_all(place: Place) -> None:
             os.killpg(pid, signal.SIGKILL)
         return
     begun = time.monotonic()
-    terminated: set[tuple[int, int]] = set()  # each process is sent SIGTERM once; a pid alone may be used again
+    # Each process is sent SIGTERM once; a pid alone may be used again.
+    terminated: set[tuple[int, int]] = set()
     while left := processes.descendants(os.getpid()):
         past_s = time.monotonic() - begun
         if past_s > GRACE_S + _GIVE_UP_S:

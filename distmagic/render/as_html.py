@@ -17,7 +17,7 @@ from distmagic.render import quantities as q
 from distmagic.render.curves import curves, palette
 from distmagic.render.output import OUTPUT_LINES, about_output, output_lines
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import Row
+from distmagic.render.rows import Row, state_word
 from distmagic.render.text_width import cut, cut_middle, plain, spans
 from distmagic.state.model import RunState
 
@@ -66,8 +66,8 @@ def _head(view: Overview) -> str:
         parts.append(f'<span class="dm-percent">{q.percent(view.fraction)}</span>')
     facts = escape(" · ".join(view.facts))
     parts.append(f"<span>{facts}</span>")
-    if view.slow:
-        parts.append(f'<span class="dm-tell dm-slow">{escape(view.slow)}</span>')
+    if view.concern:
+        parts.append(f'<span class="dm-tell dm-slow">{escape(view.concern)}</span>')
     tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
     return line + "".join(_alert(alert) for alert in view.alerts)
@@ -108,7 +108,7 @@ def _table(view: Overview) -> str:
             lines.append(f'<tr><th class="dm-title" colspan="{len(columns)}">{escape(group.title)}</th></tr>')
         for row in group.rows:
             cells = "".join(column.cells[index] for column in columns)
-            lines.append(f'<tr class="{_phase_class(_state_word(row))}">{cells}</tr>')
+            lines.append(f'<tr class="{_phase_class(state_word(row))}">{cells}</tr>')
             index += 1
     return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>'
 
@@ -132,7 +132,7 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool) -> 
     if not is_large:
         columns.append(_column("device", [escape(row.device[:_NAME]) for row in rows]))
     columns += [
-        _column("state", [escape(_state_word(row)) for row in rows], "", "dm-state"),
+        _column("state", [escape(state_word(row)) for row in rows], "", "dm-state"),
         _column("progress", [_progress(row) for row in rows]),
         _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
     ]
@@ -161,10 +161,6 @@ def _name(row: Row) -> str:
     if row.rank is None:
         return escape(row.name)
     return f'<b class="{palette(row.rank)}">{row.rank}</b>'
-
-
-def _state_word(row: Row) -> str:
-    return "slow" if row.slow else row.phase
 
 
 def _progress(row: Row) -> str:

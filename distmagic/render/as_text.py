@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from distmagic.render import quantities as q
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import PHASES, Group, Row
+from distmagic.render.rows import PHASES, Group, Row, state_word
 from distmagic.render.shown import count_of_lines, shown_lines
 from distmagic.render.text_width import columns_of, cut, cut_middle, pad, plain, wrapped
 from distmagic.state.model import OutputLine, RunState
@@ -93,7 +93,7 @@ def _headline(view: Overview) -> str:
     phase: str = view.phase
     if view.fraction is not None:
         phase += f" {q.percent(view.fraction)}"
-    parts = (phase, *view.facts, view.slow)
+    parts = (phase, *view.facts, view.concern)
     return " · ".join(part for part in parts if part)
 
 
@@ -113,8 +113,9 @@ def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
 
     def urgency_of(index: int) -> tuple[int, bool, float]:
         row = rows[index]
-        phase = PHASES.index(row.phase) if row.phase in PHASES else -1  # a host without ranks comes first
-        return phase, not row.slow, row.fraction or 0.0
+        # A host without ranks has another phase, and comes first.
+        phase = PHASES.index(row.phase) if row.phase in PHASES else -1
+        return phase, not (row.slow or row.still), row.fraction or 0.0
 
     most_urgent_first = sorted(range(len(rows)), key=urgency_of)
     kept = [rows[index] for index in sorted(most_urgent_first[: room - 1])]
@@ -159,7 +160,7 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
         _Column(title="rank", cells=tuple(row.name for row in rows), right=True),
         _Column(title="host", cells=tuple(cut_middle(row.host, 24) for row in rows)),
         _Column(title="device", cells=tuple(row.device[:12] for row in rows), spare=10),
-        _Column(title="state", cells=tuple("slow" if row.slow else row.phase for row in rows)),
+        _Column(title="state", cells=tuple(state_word(row) for row in rows)),
         _Column(title="progress", cells=tuple(_progress(row) for row in rows), spare=1),
         _Column(title="step", cells=steps, right=True, spare=2),
         *values,

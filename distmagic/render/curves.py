@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,31 +12,25 @@ from distmagic.render import quantities as q
 from distmagic.render.rows import mean
 from distmagic.render.text_width import cut_middle, plain
 from distmagic.state.model import RunState
-from distmagic.state.series import Series
+from distmagic.state.series import Bin
 
 MAX_LINES = 8  # ranks with a line of their own
 _MAX_CURVES = 8
-_POINTS = 100  # of one line
-_BINS = 60  # of a band
-_BAND_POINTS = 20_000  # that a band is made of
+_POINTS = 100  # bins of one line
+_BINS = 60  # of the band of many ranks
+_BAND_BINS = 20_000  # of all ranks together, that a band is made of
 _MAX_MARKS = 20  # of places with NaN
 _WIDE, _HIGH = 800, 200  # of the drawing's own units
-_HUGE = 1e300
-
-XY = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """One metric: points of each rank as (x, value), x in steps or seconds; values may be NaN or infinite.
-
-    `points` are all that can be drawn, `holes` the x of those that can't.
-    """
+    """One metric: the bins of each rank, x in steps or seconds. `holes` are the x of values that can't be drawn."""
 
     name: str
-    lines: Mapping[int, Sequence[XY]]
+    lines: Mapping[int, Sequence[Bin]]
+    lasts: Sequence[float]
     by_step: bool
-    points: Sequence[XY]
     holes: Sequence[float]
 
 
@@ -91,41 +86,14 @@ def _curve(state: RunState, name: str) -> _Curve:
             tables[rank] = series
     limit = _POINTS
     if len(tables) > MAX_LINES:
-        limit = max(10, min(_BINS, _BAND_POINTS // len(tables)))
+        limit = max(10, min(_BINS, _BAND_BINS // len(tables)))
     by_step = all(line[-1].step is not None and line[0].step is not None for line in tables.values())
-    lines = {rank: _thin(line, limit, by_step=by_step) for rank, line in tables.items()}
-    points, holes = [], []
-    for line in lines.values():
-        for x, y in line:
-            if y - y == 0:  # finite, and four times as fast as to ask math
-                points.append((x, y))
-            else:
-                holes.append(x)
-    return _Curve(name=name, by_step=by_step, lines=lines, points=points, holes=sorted(holes))
-
-
-def _thin(series: Series, limit: int, *, by_step: bool) -> list[XY]:
-    """Return about `limit` points, the last one among them."""
-    at_s, steps, values = series.every(-(-len(series) // limit))
-    thin = []
-    for at, step, value in zip(at_s, steps, values, strict=True):
-        x = at
-        if by_step and not math.isnan(step):
-            x = step
-        if not math.isfinite(x):
-            continue
-        if -_HUGE <= x <= _HUGE and -_HUGE <= value <= _HUGE:  # nearly always, and there are very many
-            thin.append((x, value))
-        else:
-            thin.append((_bound(x), _bound(value)))
-    return thin
-
-
-def _bound(value: float) -> float:
-    """Return `value` within the range of what can be drawn; NaN and infinite ones stay as they are."""
-    if -_HUGE <= value <= _HUGE or not math.isfinite(value):
-        return value
-    return _HUGE if value > 0 else -_HUGE
+    lines, holes = {}, []
+    for rank, series in tables.items():
+        lines[rank], more_holes = series.bins(limit, by_step=by_step)
+        holes += more_holes
+    lasts = [series[-1].value for series in tables.values()]
+    return _Curve(name=name, by_step=by_step, lines=lines, lasts=lasts, holes=sorted(holes))
 
 
 def _part(value: float, low: float, high: float) -> float:
@@ -140,20 +108,20 @@ def _part(value: float, low: float, high: float) -> float:
 
 
 def _figure(curve: _Curve) -> str:
-    xs = [x for x, _ in curve.points]
+    bins = [one for line in curve.lines.values() for one in line]
+    xs = [one.x for one in bins]
     xs += curve.holes
-    ys = [y for _, y in curve.points]
     frame = _Frame(
         left=min(xs, default=0.0),
         right=max(xs, default=0.0),
-        low=min(ys, default=0.0),
-        high=max(ys, default=0.0),
+        low=min((one.low for one in bins), default=0.0),
+        high=max((one.high for one in bins), default=0.0),
     )
     paths = _band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)
     inner = "".join(paths) + _marks(curve, frame)
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img">{inner}</svg>'
-    top = q.number(frame.high) if ys else ""
-    bottom = q.number(frame.low) if ys else ""
+    top = q.number(frame.high) if bins else ""
+    bottom = q.number(frame.low) if bins else ""
     left, right = _x_words(frame.left, curve), _x_words(frame.right, curve)
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'
     x_axis = f'<div class="dm-axis dm-x"><span>{left} </span><span>{right}</span></div>'
@@ -161,14 +129,13 @@ def _figure(curve: _Curve) -> str:
 
 
 def _caption(curve: _Curve) -> str:
-    lasts = [line[-1][1] for line in curve.lines.values() if line]
-    word = "mean " if len(lasts) > 1 else ""
+    word = "mean " if len(curve.lasts) > 1 else ""
     warning = ""
     if curve.holes:
         first = _x_words(curve.holes[0], curve)
         warning = f' <b class="dm-bad">NaN or inf from {first}</b>'
     name = escape(cut_middle(plain(curve.name), 40))
-    value = q.number(mean(lasts) or 0.0)
+    value = q.number(mean(curve.lasts) or 0.0)
     return f"<span><b>{name}</b>{warning}</span> <span>{word}{value}</span>"
 
 
@@ -179,47 +146,53 @@ def _x_words(value: float, curve: _Curve) -> str:
 
 
 def _lines(curve: _Curve, frame: _Frame) -> Iterable[str]:
+    """Yield of each rank the line of its means and, where a bin has several values, the band around it."""
     for rank, line in curve.lines.items():
-        path = _path(line, frame)
-        if path:
-            yield f'<path class="{palette(rank)}" d="{path}"/>'
-
-
-def _path(line: Sequence[XY], frame: _Frame) -> str:
-    """Return a path with gaps where a value is no number; a lone point becomes a dot."""
-    parts: list[str] = []
-    is_drawing = False
-    for x, y in line:
-        if not math.isfinite(y):
-            is_drawing = False
-            continue
-        point = f"{frame.x(x)},{frame.y(y)}"
-        # h0, a line of no length, shows where no other point follows.
-        parts.append(f"L{point}" if is_drawing else f"M{point}h0")
-        is_drawing = True
-    return "".join(parts)
+        yield from _line_and_band(line, curve.holes, frame, palette(rank))
 
 
 def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
     """Yield the band from the lowest to the highest value of all ranks, and the line of their means, in `_BINS` steps."""
-    bins: dict[int, list[float]] = {}
-    bin_of: dict[float, int] = {}  # ranks share most of their steps
-    for x, y in curve.points:
-        if x not in bin_of:
-            part = _part(x, frame.left, frame.right)
-            bin_of[x] = min(_BINS - 1, int(part * _BINS))
-        bins.setdefault(bin_of[x], []).append(y)
-    if not bins:
-        return
-    upper, middle, lower = [], [], []
-    for i, values in sorted(bins.items()):
-        x = round(_WIDE * (i + 0.5) / _BINS)
-        upper.append(f"{x},{frame.y(max(values))}")
-        middle.append(f"{x},{frame.y(sum(values) / len(values))}")
-        lower.append(f"{x},{frame.y(min(values))}")
-    outline = upper + lower[::-1]
-    yield f'<path class="dm-band dm-c0" d="M{"L".join(outline)}Z"/>'
-    yield f'<path class="dm-c0" d="M{"L".join(middle)}"/>'
+    table: dict[int, list[Bin]] = {}
+    place_of: dict[float, int] = {}  # ranks share most of their steps
+    for line in curve.lines.values():
+        for one in line:
+            if one.x not in place_of:
+                part = _part(one.x, frame.left, frame.right)
+                place_of[one.x] = min(_BINS - 1, int(part * _BINS))
+            table.setdefault(place_of[one.x], []).append(one)
+    joined = []
+    for place, members in sorted(table.items()):
+        x = frame.left + (place + 0.5) / _BINS * (frame.right - frame.left)
+        low = min(one.low for one in members)
+        high = max(one.high for one in members)
+        joined.append(Bin(x=x, low=low, mean=sum(one.mean for one in members) / len(members), high=high))
+    yield from _line_and_band(joined, (), frame, "dm-c0")
+
+
+def _line_and_band(line: Sequence[Bin], holes: Sequence[float], frame: _Frame, color: str) -> Iterable[str]:
+    """Yield a band where it is any wider than the line, then the line, with gaps at the holes."""
+    if any(frame.y(one.low) != frame.y(one.high) for one in line):
+        upper = [f"{frame.x(one.x)},{frame.y(one.high)}" for one in line]
+        lower = [f"{frame.x(one.x)},{frame.y(one.low)}" for one in reversed(line)]
+        yield f'<path class="dm-band {color}" d="M{"L".join(upper + lower)}Z"/>'
+    path = _path(line, holes, frame)
+    if path:
+        yield f'<path class="{color}" d="{path}"/>'
+
+
+def _path(line: Sequence[Bin], holes: Sequence[float], frame: _Frame) -> str:
+    """Return a path with gaps where a value is no number; a lone point becomes a dot."""
+    parts: list[str] = []
+    before_x = math.inf
+    for one in line:
+        point = f"{frame.x(one.x)},{frame.y(one.mean)}"
+        first_hole = bisect.bisect(holes, before_x)
+        has_gap = first_hole < len(holes) and holes[first_hole] < one.x
+        # h0, a line of no length, shows where no other point follows.
+        parts.append(f"L{point}" if before_x < one.x and not has_gap else f"M{point}h0")
+        before_x = one.x
+    return "".join(parts)
 
 
 def _marks(curve: _Curve, frame: _Frame) -> str:

@@ -1,7 +1,8 @@
-"""The last lines that ranks wrote, as HTML: labelled in the rank's colour, stderr told apart, bounded."""
+"""The last lines that ranks wrote, as HTML: labelled in the rank's colour, stderr in its own, bounded."""
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from distmagic.render.curves import palette
@@ -13,6 +14,9 @@ OUTPUT_LINES = 100
 _MAX_CHARS = 1000  # of one line
 _MAX_BYTES = 60_000  # of all of them
 _MAX_OPEN = 8
+_BAR = re.compile(
+    r"\d+%\|.*\| *[\d.]+\w*/[\d.]+\w* \["
+)  # as tqdm draws one; it writes them to stderr, and they are no warnings
 
 
 def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
@@ -55,7 +59,8 @@ def _open(state: RunState) -> list[OutputLine]:
 
 
 def _line(line: OutputLine, more_class: str) -> str:
-    stream = "dm-stderr" if line.stream == "stderr" else "dm-stdout"
+    is_warning = line.stream == "stderr" and not _BAR.search(line.text)
+    stream = "dm-stderr" if is_warning else "dm-stdout"
     name = escape(plain(line.label[:120]))
     label = f'<b class="{palette(line.rank)}">[{name}]</b>'
     text = spans(line.text[:_MAX_CHARS])

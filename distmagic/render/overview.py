@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.rows import Group, ShownPhase, counts_by_phase, fraction_of, groups, mean, slow_ranks
 from distmagic.render.text_width import one_line, plain
+from distmagic.state.hangs import explain_last, stacks_text
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import RunPhase, is_explained
+from distmagic.state.standstill import all_still_s, still_ranks
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
@@ -29,13 +31,16 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All but curves and output. `facts` are the head's short phrases after the phase, `slow` names the ranks that are behind."""
+    """All but curves and output. `facts` are the head's short phrases after the phase.
+
+    `concern` is what the head says of ranks that stand still or are behind, "" for nothing.
+    """
 
     job: str
     phase: RunPhase
     fraction: float | None
     facts: tuple[str, ...]
-    slow: str
+    concern: str
     alerts: tuple[Alert, ...]
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
@@ -50,14 +55,16 @@ def overview(state: RunState) -> Overview:
     """Return what to show of a run."""
     workers = [state.workers[rank] for rank in sorted(state.workers)]
     slow = slow_ranks(workers)
+    still = still_ranks(state)
+    all_still = all_still_s(state, still)
     return Overview(
         job=plain(state.job),
         phase=state.phase,
         fraction=mean(fraction_of(w) for w in workers) if workers else _share_sent(state),
-        facts=tuple(_facts(state, workers)),
-        slow=_slow_words(state, slow),
-        alerts=tuple(_alerts(state)),
-        groups=tuple(groups(state, workers, slow)),
+        facts=tuple(_facts(state, workers, still)),
+        concern=_still_words(state, still, all_still) or _slow_words(state, slow),
+        alerts=tuple(_alerts(state, is_still=all_still is not None)),
+        groups=tuple(groups(state, workers, slow, still)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
     )
 
@@ -73,7 +80,7 @@ def _share_sent(state: RunState) -> float | None:
     return sum(node.sent_bytes for node in state.nodes) / total
 
 
-def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
+def _facts(state: RunState, workers: Sequence[WorkerState], still: Mapping[int, float]) -> Iterable[str]:
     yield _size(state)
     took = q.duration(state.before_s + state.at_s)
     yield f"took {took}" if state.is_over else took
@@ -81,13 +88,25 @@ def _facts(state: RunState, workers: Sequence[WorkerState]) -> Iterable[str]:
         connected = sum(node.phase != "connecting" for node in state.nodes)
         yield f"{connected} of {len(state.nodes)} connected"
     left = [w.eta_s for w in workers if w.eta_s is not None]
-    if left and state.phase == "running":
+    if left and not still and state.phase == "running":
         yield f"{q.eta(max(left))} left"
     if not is_explained(state.stopping) and not state.is_over:
         yield one_line(state.stopping)
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     if len(phases) > 1:
         yield counts_by_phase(phases)
+
+
+def _still_words(state: RunState, still: Mapping[int, float], all_still: float | None) -> str:
+    """Return what the head says of ranks that stand still; `all_still`: for how many seconds all of them have."""
+    if all_still is not None:
+        return f"no rank has advanced for {q.duration(all_still)}"
+    if not still:
+        return ""
+    longest = max(still, key=still.__getitem__)
+    words = f"{plain(state.workers[longest].label)} has not advanced for {q.duration(still[longest])}"
+    others = len(still) - 1
+    return f"{words}, nor have {others} more" if others else words
 
 
 def _slow_words(state: RunState, slow: set[int]) -> str:
@@ -123,8 +142,10 @@ def _size(state: RunState) -> str:
 # ---- what to know
 
 
-def _alerts(state: RunState) -> Iterable[Alert]:
+def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
     urgent = [*_failure(state), *_hosts_in_trouble(state)]
+    if is_still:
+        urgent += _where_ranks_are(state)
     notices = [Alert(level="warning", text=text) for text in _joined_notices(state)]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
@@ -149,6 +170,14 @@ def _failure(state: RunState) -> Iterable[Alert]:
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
         level = "warning" if isinstance(error, Cancelled) else "error"  # no surprise: the user asked for it
         yield Alert(level=level, text=one_line(error.message), detail=detail)
+
+
+def _where_ranks_are(state: RunState) -> Iterable[Alert]:
+    """Yield where the ranks of a run are that stands still, once they have been asked."""
+    explanation = explain_last(state)
+    if explanation is not None:
+        words = f"{explanation.sentence}. {explanation.advice}".rstrip()
+        yield Alert(level="warning", text=one_line(words), detail=stacks_text(explanation))
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:

@@ -39,7 +39,8 @@ _LATE_S = 3.0  # if it needs more than this to get there; ranks don't begin at t
 class Row:
     """One rank, or one host's ranks together. `fraction` is 0 to 1, None where no total is known.
 
-    `inner` are the inner bars (`batch 30/100`), `note` what else is to be said: how it failed, a restart.
+    `inner` are the inner bars (`batch 30/100`), `note` what else is to be said: how it failed, a restart. `slow`: behind
+    the others; `still`: it has not advanced for unusually long.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Row:
     rate: str = ""
     left: str = ""
     slow: bool = False
+    still: bool = False
     note: str = ""
 
     @property
@@ -106,24 +108,29 @@ def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
     return slow
 
 
-def groups(state: RunState, workers: Sequence[WorkerState], slow: set[int]) -> Iterable[Group]:
-    """Return the table's rows: of every rank, or in a large run of every host and the ranks that want to be seen."""
+def groups(
+    state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
+) -> Iterable[Group]:  # fmt: skip
+    """Return the table's rows: of every rank, or in a large run of every host and the ranks that want to be seen.
+
+    `slow` are ranks that are behind, `still` those that stand still, with their seconds.
+    """
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
         by_node.setdefault(worker.node_rank, []).append(worker)
     without = [node for node in state.nodes if node.node_rank not in by_node and not _has_come_back(state, node)]
     waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
-        rows = [_rank_row(state, w, slow) for w in workers] + _bounded(waiting)
+        rows = [_rank_row(state, w, slow, still) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
-    picked = [_rank_row(state, worker, slow) for worker in _picked(workers, slow)]
+    picked = [_rank_row(state, worker, slow, still) for worker in _picked(workers, slow, still)]
     if picked:
         yield Group(title="failed and slowest ranks", rows=tuple(picked))
     rows = []
     for node in state.nodes:
         if node.node_rank in by_node:
-            rows.append(_host_row(state, node, by_node[node.node_rank]))
+            rows.append(_host_row(state, node, by_node[node.node_rank], still))
     yield Group(title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting)))
 
 
@@ -134,15 +141,15 @@ def _has_come_back(state: RunState, node: NodeState) -> bool:
     return is_over and node.host in later_hosts
 
 
-def _picked(workers: Sequence[WorkerState], slow: set[int]) -> list[WorkerState]:
+def _picked(workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]) -> list[WorkerState]:
     """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
 
-    Two of the latter are shown in any case, more where more ranks are slow.
+    Two of the latter are shown in any case, more where more ranks are slow or stand still.
     """
     failed = [w for w in workers if w.phase in ("failed", "lost")]
     running = [w for w in workers if w.phase == "running" and w.progress[0] is not None]
     running.sort(key=lambda w: w.progress[0] or 0.0)
-    count = max(_PICKED // 4, min(_PICKED, len(slow)))
+    count = max(_PICKED // 4, min(_PICKED, len(slow | still.keys())))
     return failed[:_PICKED] + running[:count]
 
 
@@ -161,6 +168,13 @@ def _bounded(rows: list[Row]) -> list[Row]:
     note = ", ".join(f"{count} {phase}" for phase, count in phases.items())
     rest = Row(name="", host=f"{len(left_out)} more hosts", phase=left_out[0].phase, note=note)
     return [*(rows[index] for index in kept), rest]
+
+
+def state_word(row: Row) -> str:
+    """Return what the column of the state says."""
+    if row.still:
+        return "still"
+    return "slow" if row.slow else row.phase
 
 
 def urgency(phase: ShownPhase) -> int:
@@ -203,8 +217,9 @@ def _waits_for(state: RunState, node: NodeState) -> str:
     return "loads torch" if node.hostname else "starts its agent"
 
 
-def _rank_row(state: RunState, w: WorkerState, slow: set[int]) -> Row:
+def _rank_row(state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float]) -> Row:
     done, total = w.progress
+    is_still = w.rank in still
     count = ""
     if done is not None:
         name = "" if _has_steps(w) else _bar_name(w.bars[0])
@@ -219,10 +234,11 @@ def _rank_row(state: RunState, w: WorkerState, slow: set[int]) -> Row:
         count=count,
         inner=_inner_bars(w) if w.phase in ALIVE else "",
         metrics=w.metrics,
-        rate=q.rate(w.rate or 0.0, _unit(w)),
-        left="" if w.eta_s is None else q.eta(w.eta_s),
-        slow=w.rank in slow and not _is_out_of_sight(state, w),
-        note=_rank_note(state, w),
+        rate="" if is_still else q.rate(w.rate or 0.0, _unit(w)),
+        left="" if is_still or w.eta_s is None else q.eta(w.eta_s),
+        slow=w.rank in slow and not is_still and not _is_out_of_sight(state, w),
+        still=is_still,
+        note=_rank_note(state, w, still),
     )
 
 
@@ -277,8 +293,11 @@ def _unit(w: WorkerState) -> str:
     return plain(w.bars[0].unit)[:8] or "it"
 
 
-def _rank_note(state: RunState, w: WorkerState) -> str:
+def _rank_note(state: RunState, w: WorkerState, still: Mapping[int, float]) -> str:
     notes = [f"restart {w.restart}"] if w.restart else []
+    if w.rank in still:
+        thing = "step" if w.progress[0] is not None else "report"
+        notes.append(f"no {thing} for {q.duration(still[w.rank])}")
     if _is_out_of_sight(state, w):
         silent_s = state.at_s - state.nodes[w.node_rank].broken_at_s
         notes.append(f"not heard of for {q.duration(silent_s)}")
@@ -300,19 +319,26 @@ def _code_words(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
-def _host_row(state: RunState, node: NodeState, workers: Sequence[WorkerState]) -> Row:
+def _host_row(
+    state: RunState, node: NodeState, workers: Sequence[WorkerState], still: Mapping[int, float]
+) -> Row:  # fmt: skip
     """Return the row of all ranks of a host: means of what they report, and the phase that a user must see first."""
     first, last = workers[0], workers[-1]
     name = str(first.rank)
     if len(workers) > 1:
         name = f"{first.rank}-{last.rank}"
     phases: Counter[ShownPhase] = Counter(_phase_of(state, w) for w in workers)
-    note = counts_by_phase(phases) if len(phases) > 1 else ""
+    notes = [counts_by_phase(phases)] if len(phases) > 1 else []
+    still_here = [w.rank for w in workers if w.rank in still]
+    if still_here:
+        longest_s = max(still[rank] for rank in still_here)
+        notes.append(f"{q.plural(len(still_here), 'rank')} without a step for {q.duration(longest_s)}")
+    moving = [w for w in workers if w.rank not in still]
     metrics: dict[str, float] = {}
     for metric in dict.fromkeys(name for w in workers for name in w.metrics):
         metrics[metric] = mean(w.metrics.get(metric) for w in workers) or 0.0
-    rate = mean(w.rate for w in workers if w.rate) or 0.0
-    left = [w.eta_s for w in workers if w.eta_s is not None]
+    rate = mean(w.rate for w in moving if w.rate) or 0.0
+    left = [w.eta_s for w in moving if w.eta_s is not None]
     return Row(
         name=name,
         host=plain(node.host),
@@ -322,7 +348,8 @@ def _host_row(state: RunState, node: NodeState, workers: Sequence[WorkerState]) 
         metrics=metrics,
         rate=q.rate(rate, _unit(first)),
         left=q.eta(max(left)) if left else "",
-        note=note,
+        still=bool(still_here) and not moving,
+        note=", ".join(notes),
     )
 
 

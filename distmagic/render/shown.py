@@ -20,7 +20,7 @@ def is_shown(state: RunState, line: OutputLine) -> bool:
 
 
 def count_of_lines(state: RunState) -> int:
-    """Return how many lines there were; those that are not shown count only where they can't be told any more."""
+    """Return how many lines there were, without the hidden ones among those that are still in memory."""
     hidden = len(state.lines) - len(shown_lines(state))
     return state.lines_seen - hidden
 

@@ -37,7 +37,7 @@ def stacks_html(found: Explanation, job: str) -> str:
             is_open = " open" if is_odd else ""
             inner = f"<details{is_open}><summary>{words}</summary><pre>{lines}</pre></details>"
         parts.append(_alert(inner, is_odd=is_odd))
-    for host in found.unheard:
+    for host in found.unanswered:
         words = escape(one_line(f"{host} did not tell where its ranks are"))
         parts.append(_alert(words, is_odd=True))
     if len(found.groups) > SHOWN_GROUPS:
@@ -54,6 +54,6 @@ def _alert(inner: str, *, is_odd: bool) -> str:
 def _title(found: Explanation, job: str) -> str:
     ranks = sum(len(group.ranks) for group in found.groups)
     if not ranks:
-        return f"{plain(job)}: no rank runs" if not found.unheard else plain(job)
+        return f"{plain(job)}: no rank runs" if not found.unanswered else plain(job)
     places = q.plural(len(found.groups), "place")
     return f"{plain(job)}: {q.plural(ranks, 'rank')} at {places}"

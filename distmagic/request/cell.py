@@ -34,7 +34,8 @@ _BLOCKS = {
 }
 _LAST_HINT = "What every rank executes is the cell's last expression: end the cell with a call, such as {call}."
 _IPYTHON_HINT = "Take it out, or run it in a cell of its own."
-_WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}  # what the user wrote for these calls
+# What the user wrote for these calls.
+_WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}
 _SHORT_CHARS = 60
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -106,7 +107,8 @@ def _written(text: str, node: ast.AST) -> str:
 
 
 def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
-    compile(tree, filename, "exec", dont_inherit=True)  # a `return` outside a function is found here, not by a rank
+    # A `return` outside a function is found here, not by a rank.
+    compile(tree, filename, "exec", dont_inherit=True)
     _reject_ipython(tree)
     return CellPlan(text=text)
 
@@ -224,7 +226,8 @@ def _needed(function: Function) -> list[str]:
     """Return the arguments without a default."""
     args = function.args
     positional = [*args.posonlyargs, *args.args]
-    without_default = positional[: len(positional) - len(args.defaults)]  # defaults belong to the last ones
+    # Defaults belong to the last ones.
+    without_default = positional[: len(positional) - len(args.defaults)]
     for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
         if default is None:
             without_default.append(arg)

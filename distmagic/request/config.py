@@ -51,7 +51,8 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
         check_lease(self.lease_s, "Distmagic.lease_s:")
         check_connect_timeout(self.connect_timeout_s, "Distmagic.connect_timeout_s:")
         check_warm_idle(self.warm_idle_s, "Distmagic.warm_idle_s:")
-        pythons = {"": self.python} if self.python else {}  # "" stands for all hosts that are not named
+        # "" stands for all hosts that are not named.
+        pythons = {"": self.python} if self.python else {}
         pythons.update(self.pythons)
         nproc = self.nproc_per_node
         return Defaults(

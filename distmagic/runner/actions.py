@@ -142,7 +142,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The lead counted a host as a node; `start` is what its agent is to be told."""
+    """The lead counted a host as a node; `start` is the message that starts its agent."""
 
     host_index: int
     request_id: str

@@ -1,4 +1,4 @@
-"""A certificate and its key for one delivery: hosts that were told it know each other by it."""
+"""A certificate and its key for one delivery: by it the hosts of this delivery know each other."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Chain:
 
     @property
     def links(self) -> tuple[tuple[int, int], ...]:
-        """Who serves whom, as (node, next node)."""
+        """Each node with the one that it serves, as (node, next node)."""
         members = self.takers if self.source is None else (self.source, *self.takers)
         return tuple(pairwise(members))
 
@@ -67,7 +67,7 @@ class Routes:
 def routes(
     blobs: Sequence[Blob], lacking: Sequence[frozenset[str]], joins: Sequence[bool], spread_bytes: int
 ) -> Routes:
-    """Return how blobs get to nodes. `lacking` are SHA-256s by node, `joins`: who may take part in chains.
+    """Return how blobs get to nodes. `lacking` are SHA-256s by node; `joins` says of each node whether it may take part in chains.
 
     A chain is for blobs of `spread_bytes` or more together that the same nodes lack. It begins where the blobs are,
     if a node that joins has them, and goes on in the order of node ranks.
@@ -101,8 +101,8 @@ def routes(
 class Delivery:
     """One payload on its way. `run` blocks until every host has it; closing the links ends that.
 
-    `tell(node, bytes, total_bytes)` hears, on threads, how much a node has of what it lacked: at first, in the end, and
-    10 times a second. `note(node, text)` is for what a user may want to know.
+    `tell(node, bytes, total_bytes)` is called on threads with how much a node has of what it lacked: at first, in the end,
+    and 10 times a second. `note(node, text)` is for what a user may want to know.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class Executor:
         try:
             for n, message in action.link.events():
                 last = n
-                self._queue.put(action.node_rank, message)
+                self._queue.put(action.node_rank, message, action.link.line_bytes)
         except Exception as caught:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
             error = caught
         self._tell(action.node_rank, LinkEnded(link=action.link, last=last, error=error))

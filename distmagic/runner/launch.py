@@ -260,7 +260,7 @@ class _Start:
     links: tuple[Link, ...]
 
     def run(self) -> tuple[protocol.StartNode, dict[int, str]]:
-        """Return what the lead was told, and the nodes without which an elastic job begins, with why.
+        """Return the message that started the lead, and the nodes without which an elastic job begins, with why.
 
         If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
         """

@@ -1,6 +1,6 @@
 """One host comes (back) to an elastic job that runs: it gets the payload, the lead counts it, and its agent can start.
 
-    the lead's own orders, the host's facts  --start_messages.newcomer-->  StartNode
+    the lead's own orders, the host's facts  --start_messages.join_message-->  StartNode
 
 Works for the notebook that began the job, which has orders and payload itself, and for any other one, which asks for them.
 """
@@ -23,7 +23,8 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob, StartNode
 
-_MOST_BYTES = 2 << 30  # of a payload from elsewhere: as much as the blobs of this machine may take up
+# Of a payload from elsewhere: as much as the blobs of this machine may take up.
+_MOST_BYTES = 2 << 30
 
 
 class NodeJoiner:
@@ -41,9 +42,9 @@ class NodeJoiner:
         self._payload = {local.blob.sha256: local for local in payload}
 
     def admit(self, link: Link, request_id: str) -> StartNode:
-        """Bring a host all that it needs, have the lead count it, and return what it is to be told.
+        """Send a host the payload, have the lead count it as a node, and return the message that starts that node.
 
-        The lead tells all who follow the job of it, under this `request_id`. Raises `SpecError` if the job takes in no
+        The lead sends all notebooks that follow the job an event with this `request_id`. Raises `SpecError` if the job takes in no
         host, or not this one now, and `HostError` if the host doesn't fit.
         """
         if any(one.job == self.job for one in link.facts.running):
@@ -51,15 +52,15 @@ class NodeJoiner:
         preflight.check(link.host.name, link.facts, facts.torch_version())
         with closing(self._open_lead()) as lead:
             preflight.check_among((lead.host.name, link.host.name), (lead.facts, link.facts))
-            self._begun = self._begun or job_requests.recall(lead, self.job)
+            self._begun = self._begun or job_requests.get_start(lead, self.job)
         link.deliver(self._lacking(link, self._begun))
         assert self._begun.membership is not None
         route = link.route_to(self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
-            hosts = job_requests.enlist(lead, self.job, link.host.name, request_id)
+            hosts = job_requests.add_node(lead, self.job, link.host.name, request_id)
         link.sweep(self.job)  # what an agent has left that was killed
         reached = Reached(host=link.host, facts=link.facts, route=route)
-        return start_messages.newcomer(self._begun, hosts, reached, local_cwd=str(Path.cwd()))
+        return start_messages.join_message(self._begun, hosts, reached, local_cwd=str(Path.cwd()))
 
     def _lacking(self, link: Link, begun: StartNode) -> tuple[LocalBlob, ...]:
         """Return the part of the payload that a host lacks, here on this machine."""

@@ -32,7 +32,7 @@ class Attempts:
 class NodeRow:
     """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
 
-    `is_missed`: it ended because it, or the way to it, was lost. `stop` is what it was told to stop with.
+    `is_missed`: it ended because it, or the way to it, was lost. `stop` is the message that it was stopped with.
     """
 
     host_index: int

@@ -11,7 +11,7 @@ Events go in, actions come out; nothing here blocks, connects or asks a clock.
     gone, lost           never. In an elastic job the host of a node that was lost is tried as a new node
 
 Promised: each event of a node is put on the queue once, in order, over however many links. Not promised: that a node
-that is lost here does not run; whoever can still reach it ends it.
+that is lost here does not run; its peers, or its lease, end it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class NodeTable:
         self, host_indices: Iterable[int], lease_s: float, new_id: Callable[[], str], growth: Growth | None = None
     ) -> None:
         self.rows = [NodeRow(host_index=index) for index in host_indices]
-        self.small_results: dict[tuple[int, int], bytes] = {}  # by node and rank: a host speaks for its own ranks only
+        # By node and rank: a host speaks for its own ranks only.
+        self.small_results: dict[tuple[int, int], bytes] = {}
         self.is_stopping = False
         self._lease_s = lease_s
         self._new_id = new_id
@@ -97,7 +98,7 @@ class NodeTable:
         return actions
 
     def stop(self, node_ranks: Iterable[int], message: protocol.StopNode) -> list[Action]:
-        """End nodes. One whose link is broken is told as soon as there is a new one; no host joins from now on."""
+        """End nodes. The message waits where a link is broken, until there is a new one; no host joins from now on."""
         self.is_stopping = True
         actions: list[Action] = []
         links: list[Link] = []
@@ -165,7 +166,8 @@ class NodeTable:
         was_broken = row.state == "reconnecting"
         actions: list[Action] = []
         if row.stop is not None:
-            actions.append(Send(links=(what.link,), message=row.stop))  # it may have been lost with the connection
+            # It may have been lost with the connection.
+            actions.append(Send(links=(what.link,), message=row.stop))
         if was_broken:
             actions.append(Note(node_rank=node_rank, what=Mended()))
         return actions + self._listen(node_rank, what.link)
@@ -249,7 +251,7 @@ class NodeTable:
         return self._start_joined(join)
 
     def _start_joined(self, join: HostJoin) -> list[Action]:
-        """Start the new node as soon as this notebook has heard of it what all followers hear."""
+        """Start the new node as soon as the lead's event has come, which all notebooks that follow the job get."""
         if join.admitted is None or join.node_rank is None:
             return []
         admitted = join.admitted
@@ -290,7 +292,8 @@ class NodeTable:
         why = _words(what.error).rstrip(".")
         warning = Warned(text=f"{why}. The run goes on without this host.")
         actions.append(Note(node_rank=0, what=warning))
-        if isinstance(what.error, DistmagicError):  # it may pass: a machine that boots lets nobody in at first
+        # It may pass: a machine that boots refuses every log-in at first.
+        if isinstance(what.error, DistmagicError):
             join.attempts = replace(join.attempts, next_at_s=now_s + REFUSED_PAUSE_S, pause_s=REFUSED_PAUSE_S)
         else:
             del self._joins[what.host_index]
@@ -298,17 +301,17 @@ class NodeTable:
 
     # ---- what is due
 
-    def due(self, now_s: float, heard_elsewhere: Collection[int] = ()) -> list[Action]:
+    def due(self, now_s: float, alive_elsewhere: Collection[int] = ()) -> list[Action]:
         """Return the attempts whose time has come, and give up those whose time is over.
 
-        Nodes that are `heard_elsewhere` run, whatever this notebook can reach: they are not given up.
+        Nodes that are `alive_elsewhere` run, whatever this notebook can reach: they are not given up.
         """
         actions: list[Action] = []
         for node_rank, row in enumerate(self.rows):
             if row.attempts is None or row.attempts.next_at_s is None:
                 continue
             until_s = row.attempts.until_s
-            if until_s is not None and now_s >= until_s and node_rank not in heard_elsewhere:
+            if until_s is not None and now_s >= until_s and node_rank not in alive_elsewhere:
                 why = NEVER_BEGAN if row.state == "meeting" else f"no connection for {self._lease_s:g} s"
                 actions += self._lose(node_rank, why, now_s)
             elif now_s >= row.attempts.next_at_s:

@@ -64,7 +64,8 @@ class Run:
 
         `stream` is "stdout" or "stderr"; None gives both, one after the other. In an elastic job it is what the rank wrote
         on the node where it was last, and of torchrun what nodes wrote that were not lost; `%distributed logs` looks at
-        all hosts that are up. Raises `SpecError` for an unknown rank.
+        all hosts that are up. Of control characters only line breaks, carriage returns, tabs and colours are left: what
+        is printed of it moves nothing in a terminal. Raises `SpecError` for an unknown rank.
         """
         names = [journal.log_name(rank, one) for one in ([stream] if stream else ["stdout", "stderr"])]
         lost = self.state.lost_nodes if self.state.is_elastic else set()
@@ -76,7 +77,7 @@ class Run:
                 data = io.BytesIO()
                 self._files.fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
                 texts.append(data.getvalue().decode(errors="replace"))
-        return "".join(texts)
+        return sanitize.log("".join(texts))
 
     def _node_of(self, rank: int) -> int:
         if rank not in self.state.workers:

@@ -65,7 +65,7 @@ def _stop_and_wait(link: Link) -> bool:
             if isinstance(what, protocol.Final):  # the agent itself may have to wait for the other nodes yet
                 return not what.survivors
     except DistmagicError:
-        pass  # what was wrong first is told; this node's lease ends what is left
+        pass  # the first error is the one to raise; this node's lease ends what is left
     return False
 
 

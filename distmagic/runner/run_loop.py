@@ -39,6 +39,7 @@ from distmagic.state.decide import Inquiry, Limits
 from distmagic.state.events import Abandoned, Event, Launched, Lost, StopRequested
 from distmagic.state.fold import UNHEARD, fold
 from distmagic.state.model import RunState
+from distmagic.state.standstill import is_worth_a_look
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
@@ -70,6 +71,7 @@ class RunLoop:
         self._table: NodeTable | None = None
         self._executor: Executor | None = None
         self._inquiry = Inquiry()
+        self._looked_at_s = -1.0  # when the ranks of a run that stands still were asked where they are
         self._give_up_at_s: float | None = None
         self._stopped_late: set[int] = set()
         self._has_left = False
@@ -193,7 +195,7 @@ class RunLoop:
         actions: list[Action] = []
         for event in self.step():
             actions += self._table.receive(event)
-        actions += self._table.due(self._clock(), decide.heard_elsewhere(self.state))
+        actions += self._table.due(self._clock(), decide.alive_elsewhere(self.state))
         self._perform(actions)
         self._decide(limits, detach=detach)
         self.show()
@@ -201,7 +203,7 @@ class RunLoop:
     def _decide(self, limits: Limits, *, detach: bool) -> None:
         """Do what the state asks for. The order counts: lost nodes are known before it is decided whether to stop."""
         self.lose(decide.overdue(self.state), f"it could not be reached for {decide.NODE_LOST_S:g} s")
-        self.lose(decide.unheard_by_gang(self.state), UNHEARD)
+        self.lose(decide.missed_by_peers(self.state), UNHEARD)
         late = [node for node in decide.too_late(self.state) if node not in self._stopped_late]
         if late:
             self._stopped_late.update(late)
@@ -211,6 +213,9 @@ class RunLoop:
             inquiry = decide.hang_inquiry(self.state, self._inquiry, limits.hang_timeout_s, self._new_id)
             self._inquire(inquiry)
             reason = decide.reason_after_inquiry(self.state, self._inquiry)
+            if not self._inquiry.reason and is_worth_a_look(self.state, self._looked_at_s):
+                self._looked_at_s = self.state.at_s
+                self._ask_for_stacks(self._new_id())
         if reason and self._give_up_at_s is None:
             self._stop(reason, GRACE_S)
         elif detach and decide.can_detach(self.state):  # in every step, until the lead's event says that it is so
@@ -242,9 +247,11 @@ class RunLoop:
         is_new = inquiry.request_id not in ("", self._inquiry.request_id)
         self._inquiry = inquiry
         if is_new:
-            assert self._table is not None
-            question = protocol.DumpStacks(request_id=inquiry.request_id)
-            self._perform([Send(links=self._table.links, message=question)])
+            self._ask_for_stacks(inquiry.request_id)
+
+    def _ask_for_stacks(self, request_id: str) -> None:
+        assert self._table is not None
+        self._perform([Send(links=self._table.links, message=protocol.DumpStacks(request_id=request_id))])
 
     def _stop(self, reason: StopReason, grace_s: float) -> None:
         self.note(StopRequested(reason=reason))

@@ -7,7 +7,8 @@ from typing import TextIO
 from distmagic import render
 from distmagic.state.model import OutputLine, RunState
 
-_ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})  # for streams that know no more
+# For streams that know no more.
+_ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})
 
 
 def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:

@@ -58,7 +58,8 @@ class TerminalScreen:
         columns = max(1, columns)
         rows = 0
         for line in self._status:
-            rows += max(1, -(-render.columns_of(line) // columns))  # a line that is too long now fills several rows
+            # A line that is too long now fills several rows.
+            rows += max(1, -(-render.columns_of(line) // columns))
         to_first_row = f"\x1b[{rows - 1}A" if rows > 1 else ""
         return f"\r{to_first_row}\x1b[J"
 

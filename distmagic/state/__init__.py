@@ -13,6 +13,7 @@ reads a clock, speaks to a host or writes on a screen. Read the modules in this 
     fold_launcher.py    the events of the launcher
     failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed
     hangs.py            whether a run hangs, and where its ranks are, in words
+    standstill.py       which ranks have stood still for long, and whether all of them have
     decide.py           when a run must be stopped, a node counts as lost, and ranks are asked where they are
     network_errors.py   connection errors of gloo, NCCL and torch's store, in words
     verdict.py          the error that a run ends with, if it does

@@ -19,10 +19,13 @@ KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
 KEPT_DUMPS = 4  # requests for stacks, and the answers
+_OPEN_CHARS_OF_ALL = 4_000_000  # of unfinished lines of all ranks together: of very many each keeps less, but at least
+_FEWEST_OPEN_CHARS = 200
 _FRAMES_OF_ALL = 100_000  # frames of one request for stacks, of all ranks together; of each rank at least and at most:
 _FEWEST_FRAMES = 10
 _MOST_FRAMES = 220  # more than an agent of ours sends
-_FRAME_CHARS = 200  # of a file's name, a function's and a line of source, as agents cut them
+_STACK_CHARS_OF_ALL = 4_000_000  # of the texts in them; of each rank at least:
+_FEWEST_STACK_CHARS = 1000
 STREAMS = ("stdout", "stderr")
 
 
@@ -160,7 +163,8 @@ class RunStateBuilder:
         if rest:
             # After a \r the next text overwrites the line, unless it begins with a newline.
             end = "\r" if rest.endswith("\r") else ""
-            self.open_lines[key] = _last_drawn(rest) + end
+            most = max(_FEWEST_OPEN_CHARS, _OPEN_CHARS_OF_ALL // (1 + len(self.open_lines)))
+            self.open_lines[key] = _last_drawn(rest)[:most] + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]
 
@@ -193,25 +197,31 @@ _FIELDS = tuple(RunStateBuilder.__annotations__)
 
 def _bounded_threads(threads: tuple[Thread, ...], world_size: int) -> tuple[Thread, ...]:
     """Return stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each."""
-    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // max(1, world_size)))
+    ranks = max(1, world_size)
+    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // ranks))
+    chars = max(_FEWEST_STACK_CHARS, _STACK_CHARS_OF_ALL // ranks)
     kept = []
     for thread in threads:
-        frames = thread.frames[-room:] if room else ()
-        room -= len(frames)
+        frames: list[Frame] = []
+        for frame in reversed(thread.frames):  # the innermost first
+            chars -= len(frame.file) + len(frame.function) + len(frame.text)
+            if room <= 0 or chars < 0:
+                break
+            room -= 1
+            frames.append(frame)
         if frames:
-            kept.append(Thread(frames=tuple(_bounded_frame(frame) for frame in frames)))
+            kept.append(Thread(frames=tuple(reversed(frames))))
     return tuple(kept)
 
 
-def _bounded_frame(frame: Frame) -> Frame:
-    if max(len(frame.file), len(frame.function), len(frame.text)) <= _FRAME_CHARS:
-        return frame
-    return replace(
-        frame,
-        file=frame.file[-_FRAME_CHARS:],
-        function=frame.function[:_FRAME_CHARS],
-        text=frame.text[:_FRAME_CHARS],
-    )
+def _mutable(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _immutable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _last_drawn(text: str) -> str:

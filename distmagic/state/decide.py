@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.state.hangs import is_hung, roll_of, unheard
+from distmagic.state.hangs import dump_of, is_hung, unanswered
 from distmagic.state.model import NodeState, RunState
 
 CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
@@ -78,7 +78,7 @@ def overdue(state: RunState) -> tuple[int, ...]:
     return tuple(found)
 
 
-def unheard_by_gang(state: RunState) -> tuple[int, ...]:
+def missed_by_peers(state: RunState) -> tuple[int, ...]:
     """Return the nodes that their gang misses and that have not said a word themselves since: their hosts are down."""
     found = []
     for node in state.nodes:
@@ -89,7 +89,7 @@ def unheard_by_gang(state: RunState) -> tuple[int, ...]:
     return tuple(found)
 
 
-def heard_elsewhere(state: RunState) -> frozenset[int]:
+def alive_elsewhere(state: RunState) -> frozenset[int]:
     """Return the nodes that run although this notebook may not reach them; while others are followed, they are not lost.
 
     The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it.
@@ -101,10 +101,11 @@ def heard_elsewhere(state: RunState) -> frozenset[int]:
 
 
 def can_detach(state: RunState) -> bool:
-    """Whether every node runs, and the nodes hear each other: so that none is left alone without a notebook."""
+    """Whether every rank has begun, and the nodes hear each other: so that none is left alone without a notebook."""
     lost = state.lost_nodes
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
+    has_begun = has_begun and len(state.workers) >= state.world_size
     return has_begun and all(node.gang == "joined" for node in there if node.node_rank != 0)
 
 
@@ -158,7 +159,7 @@ def hang_inquiry(
 
 
 def is_worth_asking(state: RunState, inquiry: Inquiry) -> bool:
-    """Whether an interrupt first asks all ranks where they are: the run has stood still for long, and nobody has asked."""
+    """Whether an interrupt first asks all ranks where they are: the run has stood still for long, and they were not asked yet."""
     if inquiry.reason or state.stopping:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > WORTH_ASKING_S
@@ -174,5 +175,5 @@ def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Lite
     """Return why the run must be stopped now that all ranks have answered, or had the time; "" before that."""
     if not inquiry.reason or state.stopping or state.is_over:
         return ""
-    has_answers = not unheard(state, roll_of(state, inquiry.request_id))
+    has_answers = not unanswered(state, dump_of(state, inquiry.request_id))
     return inquiry.reason if has_answers or state.at_s > inquiry.until_s else ""

@@ -57,7 +57,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """A node has the payload, and its agent was told to start."""
+    """A node has the payload, and the message that starts its agent was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """All nodes are being told to stop the job."""
+    """The message that stops the job is being sent to all nodes."""
 
     reason: StopReason
 
@@ -131,8 +131,10 @@ class Event:
     """One event: `what` happened on node `node_rank`.
 
     `at_s` is the time at which the notebook got it, in seconds since the run began. `what` None: only time has passed.
+    `size_bytes` is the length of the line in which a host sent it.
     """
 
     node_rank: int
     at_s: float
     what: protocol.Message | Launched | None
+    size_bytes: int = 0

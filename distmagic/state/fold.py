@@ -103,7 +103,8 @@ def _notice(draft: RunStateBuilder, node: int, what: protocol.Notice) -> None:
 def _skipped(draft: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
     for worker in list(draft.workers.values()):
         if worker.node_rank == node:
-            draft.close_lines(worker.rank, node)  # the next text is not the rest of the line before the gap
+            # The next text is not the rest of the line before the gap.
+            draft.close_lines(worker.rank, node)
     draft.close_lines(-1, node)
     _notice(draft, node, protocol.Notice(text=SKIPPED))
 
@@ -121,7 +122,7 @@ def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded)
             draft.workers[exit_.rank] = replace(worker, exit=exit_)
 
 
-def _member(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
+def _peer_state(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
     """Fold what the lead knows of a member, or a member of the lead."""
     peer = what.node_rank
     if not 0 <= peer < len(draft.nodes) or what.state not in _GANG:
@@ -138,7 +139,7 @@ def _member(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None
         draft.lost = [entry for entry in draft.lost if entry[0] != peer]
 
 
-def _enlisted(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
+def _node_added(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
     """Add the nodes that have come to an elastic job; the lead alone may say so."""
     if node != 0:
         return
@@ -191,8 +192,8 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.StacksDone: RunStateBuilder.take_dumped,
     protocol.Skipped: _skipped,
     protocol.Final: _final,
-    protocol.PeerState: _member,
-    protocol.NodeAdded: _enlisted,
+    protocol.PeerState: _peer_state,
+    protocol.NodeAdded: _node_added,
     protocol.NodeStopping: _node_stopping,
     protocol.Detached: _detached,
     **fold_ranks.HANDLERS,

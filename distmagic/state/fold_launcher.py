@@ -75,7 +75,8 @@ def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
 
 def _mended(draft: RunStateBuilder, node: int, _: Mended) -> None:
     draft.nodes[node] = replace(draft.nodes[node], broken="")
-    draft.note_advance()  # a rank may have advanced: the events of the time without a connection are only coming
+    # A rank may have advanced: the events of the time without a connection are only coming.
+    draft.note_advance()
 
 
 def _gone(draft: RunStateBuilder, node: int, _: Gone) -> None:

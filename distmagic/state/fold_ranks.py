@@ -30,7 +30,9 @@ _LATER_CHARS = 2000  # of each other text of its end
 _LATER_CHARS_OF_ALL = 8_000_000  # of each text, of all ranks together: with very many ranks each keeps less
 _BAR_CHARS = 200  # of each text of a bar
 _HELD_REPORTS = 1000  # events of one node that wait for the lead, where they are reports and output, and
+_HELD_REPORTS_BYTES = 256 << 10  # the lines in which they came
 _HELD_EVENTS = 4000  # all of them
+_HELD_BYTES = 512 << 10
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
@@ -66,8 +68,10 @@ def must_wait(draft: RunStateBuilder, event: Event) -> bool:
 def hold(draft: RunStateBuilder, event: Event) -> None:
     """Keep an event until the lead is as far. Of very many, reports and output are left out, then everything."""
     held = draft.held.get(event.node_rank, ())
-    is_large = isinstance(event.what, protocol.Progress | protocol.Output)
-    if len(held) < (_HELD_REPORTS if is_large else _HELD_EVENTS):
+    most, most_bytes = _HELD_EVENTS, _HELD_BYTES
+    if isinstance(event.what, protocol.Progress | protocol.Output):
+        most, most_bytes = _HELD_REPORTS, _HELD_REPORTS_BYTES
+    if len(held) < most and event.size_bytes + sum(one.size_bytes for one in held) <= most_bytes:
         draft.held[event.node_rank] = (*held, event)
 
 
@@ -120,6 +124,7 @@ def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         round=what.round,
         restart=what.restart,
         pid=what.pid,
+        advanced_at_s=draft.at_s,
     )
     draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
@@ -132,8 +137,10 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
         return
     step = worker.step if what.step is None else what.step
     bars = _merge_bars(worker.bars, what.bars, draft.world_size) if what.bars else worker.bars
+    advanced_at_s = worker.advanced_at_s
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
         draft.note_advance()
+        advanced_at_s = draft.at_s
     # Spelled out: `replace` costs three times as much, and this is the event of which there are most.
     draft.workers[what.rank] = WorkerState(
         rank=worker.rank,
@@ -150,6 +157,7 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
         bars=bars,
         metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics,
         at_s=what.at_s,
+        advanced_at_s=advanced_at_s,
         rate=_rate(worker, step, what, bars),
         ended=worker.ended,
         exit=worker.exit,
@@ -195,6 +203,7 @@ def _rate(
     if step is None:
         return bars[0].rate if bars else None
     before, before_s = old.step, old.at_s
+    rate = None if old.step is None else old.rate  # before the first step it was that of a bar
     if before is None:
         before, before_s = step, what.at_s
         for row in what.rows:
@@ -202,11 +211,11 @@ def _rate(
                 before, before_s = row.step, row.at_s
                 break
     if step <= before or what.at_s <= before_s:
-        return old.rate
+        return rate
     now = (step - before) / (what.at_s - before_s)
-    if old.rate is None:
+    if rate is None:
         return now
-    return 0.8 * old.rate + 0.2 * now
+    return 0.8 * rate + 0.2 * now
 
 
 def _add_rows(draft: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]) -> dict[str, float]:

@@ -47,25 +47,25 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where all ranks are, the odd ones first. `unheard` are the hosts that did not answer."""
+    """Where all ranks are, the odd ones first. `unanswered` are the hosts that did not answer."""
 
     groups: tuple[StackGroup, ...]
-    unheard: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         """`rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at ...`."""
         world = None
-        if not self.unheard:
+        if not self.unanswered:
             world = sum(len(group.ranks) for group in self.groups)
         parts = [sentence_of(group, world) for group in self.groups]
-        parts += [f"{host} did not tell where its ranks are" for host in self.unheard]
+        parts += [f"{host} did not tell where its ranks are" for host in self.unanswered]
         return "; ".join(parts)
 
     @property
     def advice(self) -> str:
         """What the user should look at first, "" where the stacks don't show it."""
-        if not self.groups or self.unheard:
+        if not self.groups or self.unanswered:
             return ""
         first, *others = self.groups
         others_wait = bool(others) and all(group.in_collective for group in others)
@@ -109,19 +109,19 @@ def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
     return before != after
 
 
-def roll_of(state: RunState, request_id: str) -> StackDump | None:
+def dump_of(state: RunState, request_id: str) -> StackDump | None:
     """Return the answers to a request, None if there are none yet."""
-    for roll in state.stack_dumps:
-        if roll.request_id == request_id:
-            return roll
+    for dump in state.stack_dumps:
+        if dump.request_id == request_id:
+            return dump
     return None
 
 
-def unheard(state: RunState, roll: StackDump | None) -> tuple[int, ...]:
+def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
     """Return the nodes that have not answered for all their ranks. A node whose ranks are all done need not answer."""
     missing = {worker.node_rank for worker in state.workers.values() if worker.phase != "done"}
-    if roll is not None:
-        missing -= set(roll.nodes)
+    if dump is not None:
+        missing -= set(dump.nodes)
     return tuple(sorted(missing))
 
 
@@ -129,15 +129,15 @@ def explain_last(state: RunState) -> Explanation | None:
     """Return where the ranks are, if no rank has advanced since the last request for stacks; else None."""
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
-    roll = state.stack_dumps[-1]
+    dump = state.stack_dumps[-1]
     answers = []
-    for rank, stacks in roll.stacks.items():
+    for rank, stacks in dump.stacks.items():
         if rank in state.workers:
             answers.append((state.workers[rank].host, stacks))
-    return explain(answers, [state.nodes[node].host for node in unheard(state, roll)])
+    return explain(answers, [state.nodes[node].host for node in unanswered(state, dump)])
 
 
-def explain(answers: Iterable[tuple[str, Stacks]], hosts_unheard: Sequence[str] = ()) -> Explanation:
+def explain(answers: Iterable[tuple[str, Stacks]], unanswered: Sequence[str] = ()) -> Explanation:
     """Group the answers of ranks, each with its host's name."""
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
@@ -149,7 +149,7 @@ def explain(answers: Iterable[tuple[str, Stacks]], hosts_unheard: Sequence[str] 
         return not group.is_silent, group.in_collective, len(group.ranks), group.ranks[0]
 
     groups = sorted((_group(members) for members in table.values()), key=oddness)
-    return Explanation(groups=tuple(groups), unheard=tuple(hosts_unheard))
+    return Explanation(groups=tuple(groups), unanswered=tuple(unanswered))
 
 
 def sentence_of(group: StackGroup, world: int | None) -> str:

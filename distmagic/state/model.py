@@ -56,7 +56,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """One rank, as its node last told of it.
+    """One rank, as the latest events of its node describe it.
 
     round         the round of the rendezvous in which the rank was started
     restart       how often torchrun had started the rank before
@@ -64,6 +64,7 @@ class WorkerState:
     bars          open progress bars, outermost first
     metrics       the latest value of each metric
     at_s          seconds since the rank started, at its last report
+    advanced_at_s when its step or a bar moved last, by the notebook's clock; its start before that
     rate          steps a second (of `report`, else of the outermost bar); None where unknown
     ended         how the rank ended, as itself or its agent saw it
     exit          how its process ended, as torchrun saw it
@@ -83,6 +84,7 @@ class WorkerState:
     bars: tuple[protocol.Bar, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     at_s: float = 0.0
+    advanced_at_s: float = 0.0
     rate: float | None = None
     ended: protocol.Ended | None = None
     exit: protocol.Exit | None = None
@@ -147,7 +149,7 @@ class RunState:
     stopping            the reason of the stop, "" before one
     culprit             the node because of which the nodes stop, where they found out among themselves
     abandoned           why the run ended before it had begun on all hosts, "" if it did not
-    started_at_s        when the first node was told to start, None before
+    started_at_s        when the first node's agent was started, None before
     lost                (node_rank, why) of nodes that are lost
     unreached           endpoint and reason, by node that can't dial the endpoint
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before

@@ -51,7 +51,7 @@ _LOOPBACK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkTrouble:
-    """What an error says of a connection: why, and with whom ("" and None where it doesn't say)."""
+    """A failed connection: why, and the peer's address and port ("" and None where the error does not name them)."""
 
     why: str
     address: str = ""
@@ -90,13 +90,13 @@ def _place(text: str, near: int) -> tuple[str, int | None]:
     return "", None
 
 
-def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]) -> str:
+def in_words(text: str, stderr: Sequence[str], host: str, names: Mapping[str, str]) -> str:
     """Return what an error of a rank on `host` says of a connection and what to do about it, "" for nothing.
 
-    `text` is the exception's, `said` are lines of stderr, where the libraries tell what they leave out of exceptions.
+    `text` is the exception's, `stderr` are lines of stderr, where the libraries tell what they leave out of exceptions.
     `names` are {address or name of its own: the host as the user named it}.
     """
-    found = _sharpened(trouble(text), said)
+    found = _sharpened(trouble(text), stderr)
     if found is None:
         return ""
     if found.why == _NO_INTERFACE:
@@ -109,25 +109,25 @@ def in_words(text: str, said: Sequence[str], host: str, names: Mapping[str, str]
     return f"{host} could not reach {peer}: {found.why}. {hint}"
 
 
-def _sharpened(found: NetworkTrouble | None, said: Sequence[str]) -> NetworkTrouble | None:
+def _sharpened(found: NetworkTrouble | None, stderr: Sequence[str]) -> NetworkTrouble | None:
     """Return `found` with what stderr adds: NCCL names the peer only there, torch's store the reason.
 
-    `said` are the lines of stderr.
+    `stderr` are the lines of stderr.
     """
     if found is None or not found.address:
-        by_nccl = _told_by("NCCL WARN", said)
+        by_nccl = _troubles_in("NCCL WARN", stderr)
         return by_nccl[0] if by_nccl else found
     if found.why == _LATE:
-        for other in _told_by("[c10d]", said):
+        for other in _troubles_in("[c10d]", stderr):
             if other.port == found.port and other.why != _LATE:
                 return replace(found, why=other.why)
     return found
 
 
-def _told_by(mark: str, said: Sequence[str]) -> list[NetworkTrouble]:
+def _troubles_in(mark: str, stderr: Sequence[str]) -> list[NetworkTrouble]:
     """Return the troubles of the lines with `mark` in them, where a line names the peer, or needs none."""
     troubles = []
-    for line in said:
+    for line in stderr:
         found = trouble(line) if mark in line else None
         if found is not None and (found.address or found.why == _NO_INTERFACE):
             troubles.append(found)

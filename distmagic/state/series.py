@@ -1,4 +1,8 @@
-"""The points of one metric of one rank: a value that grows in constant time and stays small. Pure."""
+"""The points of one metric of one rank: a value that grows in constant time and stays small. Pure.
+
+A series that is full is thinned, but what a reader looks for is never lost: the first and the last point, the least and
+the greatest value of every part, NaN and infinity.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
+
+_COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
+_THINNED = 8  # points of which a full series keeps at most half: the least, the greatest, NaN and an infinite one
+_HUGE = 1e300  # greater values could not be added up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +26,16 @@ class Point:
     value: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Neighbouring points in one: the least, the mean and the greatest value. `x` is in steps or in seconds."""
+
+    x: float
+    low: float
+    mean: float
+    high: float
+
+
 class Series(Sequence[Point]):
     """Points in order of arrival. `extended` returns a longer one and leaves this one as it is.
 
@@ -25,25 +43,34 @@ class Series(Sequence[Point]):
     so that appending copies nothing, and a state that somebody holds on to never changes.
     """
 
-    __slots__ = ("_size", "_table")
+    __slots__ = ("_epochs_end", "_size", "_table")
 
-    def __init__(self, table: array[float] | None = None) -> None:
-        self._table = array("d") if table is None else table  # at_s, step, value; at_s, step, value; ...
-        self._size = len(self._table) // 3
+    def __init__(self, table: array[float] | None = None, epochs_end: float = 0.0) -> None:
+        self._table = array("d") if table is None else table
+        self._size = len(self._table) // _COLUMNS
+        self._epochs_end = epochs_end  # where the steps of this epoch begin, counted on from all epochs before
 
     def extended(self, numbers: Sequence[float], *, limit: int) -> Series:
-        """Return this series and more points; of more than `limit`, every second one is left out.
+        """Return this series and more points; one of more than `limit` points, at least 8, is thinned.
 
         `numbers` are at_s, step (NaN where the rank gave none) and value of the first point, of the second, and so on.
         """
-        end = 3 * self._size
+        end = _COLUMNS * self._size
         table = self._table
         if len(table) != end:  # another successor has grown it already
             table = table[:end]
-        table.extend(numbers)
-        while len(table) > 3 * limit:
+        epochs_end = self._epochs_end
+        last_step = table[end - 3] if end else math.nan
+        for index in range(0, len(numbers), 3):
+            at_s, step, value = numbers[index : index + 3]
+            if step < last_step and _begins_again(step, last_step):
+                epochs_end += last_step
+            if step == step:  # noqa: PLR0124 - NaN is not, and this is faster than to ask math
+                last_step = step
+            table.extend((at_s, step, epochs_end + step, value))
+        while len(table) > _COLUMNS * limit:
             table = _thinned(table)
-        return Series(table)
+        return Series(table, epochs_end)
 
     def __len__(self) -> int:
         return self._size
@@ -59,18 +86,40 @@ class Series(Sequence[Point]):
             raise IndexError(index)
         return self._point(index % self._size)
 
-    def every(self, stride: int) -> tuple[array[float], array[float], array[float]]:
-        """Return at_s, step (NaN where the rank gave none) and value of every `stride`-th point, the last one among them."""
-        start = 3 * ((self._size - 1) % stride)
-        end = 3 * self._size
-        at_s = self._table[start : end : 3 * stride]
-        step = self._table[start + 1 : end : 3 * stride]
-        value = self._table[start + 2 : end : 3 * stride]
-        return at_s, step, value
+    def bins(self, limit: int, *, by_step: bool) -> tuple[list[Bin], list[float]]:
+        """Return at most `limit` + 1 bins in their order, and the x of all values that are no numbers or infinite.
+
+        `x` is the step, going on from epoch to epoch where a rank counts each epoch from the beginning; without
+        `by_step` the seconds since the rank started. The first and the last bin lie at the first and the last point.
+        """
+        end = _COLUMNS * self._size
+        xs = self._table[2 if by_step else 0 : end : _COLUMNS]
+        values = self._table[3:end:_COLUMNS]
+        stride = -(-self._size // limit)
+        found = []
+        holes: list[float] = []
+        for start in range(0, self._size, stride):
+            part = values[start : start + stride]
+            x_part = xs[start : start + stride]
+            x = (x_part[0] + x_part[-1]) / 2
+            total = sum(part)
+            low, high = min(part), max(part)
+            if total - total != 0 or low < -_HUGE or high > _HUGE:  # NaN or infinite, or too great to add up
+                holes += [x_of for x_of, value in zip(x_part, part, strict=True) if not math.isfinite(value)]
+                finite = [_bound(value) for value in part if math.isfinite(value)]
+                if not finite:
+                    continue
+                low, high, total = min(finite), max(finite), sum(finite)
+                part = array("d", finite)
+            if math.isfinite(x):
+                found.append(Bin(x=x, low=low, mean=total / len(part), high=high))
+        if stride > 1 and self._size:
+            found = _stretched(found, xs[0], xs[-1])
+        return found, [_bound(x) for x in holes if math.isfinite(x)]
 
     def _point(self, index: int) -> Point:
-        start = 3 * index
-        at_s, step, value = self._table[start : start + 3]
+        start = _COLUMNS * index
+        at_s, step, _, value = self._table[start : start + _COLUMNS]
         return Point(at_s=at_s, step=None if math.isnan(step) else step, value=value)
 
     def __iter__(self) -> Iterator[Point]:
@@ -90,11 +139,49 @@ class Series(Sequence[Point]):
         return f"<Series of {self._size} points, the last {self[-1]}>"
 
 
+def _begins_again(step: float, last_step: float) -> bool:
+    """Whether a step that has fallen is the beginning of a new epoch, and not one that came late."""
+    return step <= 1 or step < last_step / 2
+
+
+def _bound(value: float) -> float:
+    return max(-_HUGE, min(_HUGE, value))
+
+
+def _stretched(bins: list[Bin], first_x: float, last_x: float) -> list[Bin]:
+    """Return the bins with the outermost at the outermost points, so that a curve begins where its data begin."""
+    if len(bins) < 2 or not (math.isfinite(first_x) and math.isfinite(last_x)):
+        return bins
+    first, last = bins[0], bins[-1]
+    bins[0] = Bin(x=first_x, low=first.low, mean=first.mean, high=first.high)
+    bins[-1] = Bin(x=last_x, low=last.low, mean=last.mean, high=last.high)
+    return bins
+
+
 def _thinned(table: array[float]) -> array[float]:
-    """Return every second point, counted from the end: the last one always stays."""
-    size = len(table) // 3
-    first, kept = (size - 1) % 2, (size + 1) // 2
-    thin = array("d", bytes(table.itemsize * 3 * kept))
-    for column in range(3):
-        thin[column::3] = table[3 * first + column :: 6]
+    """Return about half of the points: of each few neighbours those that a reader looks for, and the first and the last."""
+    size = len(table) // _COLUMNS
+    values = table[3::_COLUMNS]
+    kept: list[int] = []
+    for start in range(0, size, _THINNED):
+        part = values[start : start + _THINNED]
+        kept += [start + index for index in _telling(part)]
+    thin = array("d")
+    for index in dict.fromkeys([0, *kept, size - 1]):
+        thin.extend(table[_COLUMNS * index : _COLUMNS * (index + 1)])
     return thin
+
+
+def _telling(part: array[float]) -> list[int]:
+    """Return where the least and the greatest finite value, the first NaN and the first infinite value are, in order."""
+    finite = [index for index, value in enumerate(part) if math.isfinite(value)]
+    places = set()
+    if finite:
+        places.add(min(finite, key=part.__getitem__))
+        places.add(max(finite, key=part.__getitem__))
+    if len(finite) < len(part):
+        nans = [index for index, value in enumerate(part) if math.isnan(value)]
+        infinite = [index for index, value in enumerate(part) if math.isinf(value)]
+        places.update(nans[:1])
+        places.update(infinite[:1])
+    return sorted(places)

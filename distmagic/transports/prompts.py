@@ -1,6 +1,6 @@
 """Questions to the user: passphrases of keys, passwords, one-time passwords. One question at a time.
 
-Every prompt begins with the host that asks: "gpu-a: Verification code: ". A passphrase is asked for once per
+Every line of a prompt begins with the host that asks: "gpu-a: Verification code: ". A passphrase is asked for once per
 key file and kernel, and kept in this process's memory only; passwords and one-time passwords are never kept.
 """
 
@@ -22,7 +22,7 @@ _passphrases: dict[str, str] = {}
 
 
 class Asker(Protocol):
-    """Somebody who can answer. Called from any thread, never from two at once."""
+    """A way to ask the user. Called from any thread, never from two at once."""
 
     def ask(self, prompt: str, *, secret: bool) -> str:
         """Return the answer, blocking until it is there; `secret`: don't show what is typed.
@@ -32,7 +32,7 @@ class Asker(Protocol):
 
 
 class NoAsker:
-    """A headless run: nobody can answer."""
+    """Of a headless run: there is no user to ask."""
 
     def ask(self, prompt: str, *, secret: bool) -> str:  # noqa: ARG002 - the signature of all askers
         """Raise `AuthenticationError` that says what was asked and by which host."""
@@ -47,8 +47,10 @@ class NoAsker:
 def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
     """Ask one question for `host`, after all questions of other threads. Raises what `asker` raises."""
     with _one_at_a_time:
-        words = sanitize.lines(question)[:_QUESTION_CHARS].strip()  # the server chose them
-        return asker.ask(f"{host}: {words or 'Answer:'} ", secret=secret)
+        # The server chose the words. Each of their lines begins with its name: none looks like another host's question.
+        words = sanitize.lines(question)[:_QUESTION_CHARS].strip() or "Answer:"
+        named = "\n".join(f"{host}: {line}" for line in words.split("\n"))
+        return asker.ask(f"{named} ", secret=secret)
 
 
 def unlock(asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]) -> Key | None:

@@ -79,13 +79,13 @@ class CommandTransport:
         limit = threading.Timer(seconds, self._give_up, (self._master,))
         limit.daemon = True
         limit.start()
-        heard = b""
+        output = b""
         try:
-            while _READY.encode() not in heard:  # a log-in shell may print a banner first
+            while _READY.encode() not in output:  # a log-in shell may print a banner first
                 data = self._master.read()
                 if not data:
                     return self._why_not()
-                heard = (heard + data)[-65536:]
+                output = (output + data)[-65536:]
         finally:
             limit.cancel()
         return ""

@@ -12,6 +12,8 @@ import socket
 
 from distmagic.errors import AuthenticationError, HostError, HostKeyError, Unreachable
 
+_MOST_CHARS = 2000  # of a message: a server may have chosen some of its words
+
 
 class Trouble(Exception):
     """A `HostError` that does not know its host yet."""
@@ -19,7 +21,7 @@ class Trouble(Exception):
     def __init__(self, kind: type[HostError], message: str, hint: str = "") -> None:
         super().__init__(message)
         self.kind = kind
-        self.message = message
+        self.message = message[:_MOST_CHARS]
         self.hint = hint
 
     def for_host(self, name: str) -> HostError:
@@ -34,7 +36,7 @@ def unknown_name(where: str) -> Trouble:
 
 
 def refused(where: str) -> Trouble:
-    """Something answered that nobody listens on the port."""
+    """The port is closed: the machine itself answered so."""
     hint = "Check the port, and that sshd runs there: systemctl status ssh"
     return Trouble(Unreachable, f"{where} refused the connection: nothing listens on that port.", hint)
 

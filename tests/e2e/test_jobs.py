@@ -71,7 +71,7 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(la
         job, hosts = the_job(lab, "dm1,dm2")
         assert (job.phase, job.missing, [host.name for host in hosts]) == ("running", ("dm2",), ["dm1", "dm2"])
         found = session().stacks(reach(lab, hosts), job)
-        assert ([group.ranks for group in found.groups], found.unheard) == ([(0,)], ("dm2",))
+        assert ([group.ranks for group in found.groups], found.unanswered) == ([(0,)], ("dm2",))
         screen = runner.Watch(lambda state: (state.workers[0].step or 0) > 0 if state.workers else False, away.undrop)
         run = session().attach(reach(lab, hosts), job, screen)
     assert dict(run.results) == {0: 120, 1: 120}

@@ -11,7 +11,7 @@ import pytest
 
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
-from distmagic.transports import prompts, ssh_words
+from distmagic.transports import prompts, ssh_words, troubles
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
 from distmagic.transports.ssh import known_hosts
@@ -184,6 +184,19 @@ def test_a_password_is_never_kept() -> None:
     typist = Typist("1", "2")
     assert [prompts.ask(typist, "gpu-a", "Password:") for _ in range(2)] == ["1", "2"]
     assert typist.prompts == ["gpu-a: Password: "] * 2
+
+
+def test_a_host_cannot_ask_in_the_name_of_another_one() -> None:
+    typist = Typist("1")
+    prompts.ask(typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e ")
+    assert typist.prompts == ["gpu-a: Pick one:\ngpu-a:  1. push\ngpu-a: \ngpu-a: gpu-b: Password: "]
+
+
+@pytest.mark.parametrize("said", ["a" * 100_000, "\x1b[2J" * 10_000])
+def test_an_error_has_not_all_that_a_server_said(said) -> None:
+    error = troubles.not_ssh("10.0.0.5 port 22", said).for_host("gpu-a")
+    assert len(error.message) < 2100
+    assert error.message.isprintable()
 
 
 def test_many_threads_ask_one_after_the_other_and_once() -> None:

@@ -193,7 +193,7 @@ class Agent:
 
     def _stop_if_due(self, now: float) -> None:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
-        # 1. SIGTERM: somebody on this host ends the agent. The peers are to blame this node, whatever else went wrong.
+        # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers are to blame this node, whatever else failed.
         if self.got_sigterm:
             self.stop(now, _GRACE_S, Cause("the agent was asked to end", self.start.node_rank))
         # 2. Peers come before this node's own ranks: when a peer failed, ranks here fail a moment later because their

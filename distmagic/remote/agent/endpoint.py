@@ -18,7 +18,8 @@ class Dialer:
 
     def __init__(self, address: str, port: int, *, lead: bool, now: float) -> None:
         self._peer = (address, port)
-        self._state = "open" if lead else "reached"  # the lead dials its own port: that shows that it listens
+        # The lead dials its own port: that shows that it listens.
+        self._state = "open" if lead else "reached"
         self._began = self._tried = now
         self._socket: socket.socket | None = None
         self._error = "no answer"

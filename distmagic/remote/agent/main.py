@@ -31,11 +31,13 @@ def main(argv: list[str]) -> None:
 
 def serve(start: protocol.StartNode, listener: socket.socket) -> None:
     """Be the agent of one node, from beginning to end; its readers connect to `listener`. Never returns."""
-    os.environ.pop("DISTMAGIC_WORKER", None)  # where this job was begun from within a rank of another one
+    # Where this job was begun from within a rank of another one.
+    os.environ.pop("DISTMAGIC_WORKER", None)
     processes.become_subreaper()
     agent = Agent(start, listener, time.monotonic)
     signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the wakeup descriptor
+    # A handler, so that the signal writes to the wakeup descriptor.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
     try:
         agent.begin()

@@ -55,7 +55,8 @@ class RankProcess:
         except OSError:
             packet = b""
         if not packet:
-            self.is_open = False  # it ended, became another program (exec), or closed all its descriptors
+            # It ended, became another program (exec), or closed all its descriptors.
+            self.is_open = False
             return False
         try:
             _, message = protocol.decode(packet)
@@ -102,7 +103,8 @@ class RankProcess:
         now = processes.read(self.hello.pid)
         if now is None or self.process is None or now.started != self.process.started:
             return None  # torchrun has reaped it: the exit code is in torchrun's report
-        self.process = now  # with the name that it has by now: torch changes it, and the kernel's log has the latest
+        # With the name that it has by now: torch changes it, and the kernel's log has the latest.
+        self.process = now
         if now.state not in "ZX":
             return None
         # A zombie whose parent is not torchrun any more says nothing by its exit code: PR_SET_PDEATHSIG killed it because

@@ -6,6 +6,7 @@ While the disk is full the event carries the text itself, and the log says later
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from distmagic.remote.records import logs, places
@@ -17,6 +18,8 @@ _BURST_BYTES = 128 << 10  # in one event; as JSON it may be six times as long, w
 _STEADY_BYTES_S = 128 << 10  # a second
 _LEAST_BYTES = 4096  # of an event, however fast they come
 _READ_BYTES = 1 << 20
+_TAIL_BYTES = 40  # no colour is longer
+_TORN_COLOUR = re.compile(rb"\x1b(?:\[[0-9;]*)?\Z")
 _READS = 4  # at a rank's end: a full pipe holds at most 1 MiB
 
 
@@ -30,7 +33,7 @@ class RankStream:
         self.stream = stream
         self._log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
         self._reported = self._log.end  # up to here events cover the log; a restarted rank appends to the same log
-        self._tail = b""  # the last bytes in the log: they may begin a character
+        self._tail = b""  # the last bytes in the log: they may begin a character or a colour
         self._unlogged = bytearray()  # the end of what the disk did not take, until an event carries it
         self._unlogged_bytes = 0  # how much the disk did not take since that event
         self._missing_bytes = 0  # how much the log lacks, until a note in the log says so
@@ -53,7 +56,7 @@ class RankStream:
             self.is_open = False
             return False
         written = self._append(data)
-        self._tail = (self._tail + data[:written])[-4:]
+        self._tail = (self._tail + data[:written])[-_TAIL_BYTES:]
         lost = data[written:]
         self._missing_bytes += len(lost)
         self._unlogged_bytes += len(lost)
@@ -81,7 +84,8 @@ class RankStream:
         """Return an event for the bytes since the previous one, None if there are none. Call until it returns None.
 
         Two events follow each other where the disk was full: first the bytes in the log, then the text that the log
-        lacks. An unfinished UTF-8 character waits for its rest, unless `last`.
+        lacks. An unfinished UTF-8 character or colour waits for its rest, unless `last`: the notebook takes out what is
+        no whole one.
         """
         end = self._log.end
         if not last and not self._unlogged:
@@ -130,7 +134,9 @@ class RankStream:
 
 
 def _torn_bytes(tail: bytes) -> int:
-    """Return how many bytes at the end begin a UTF-8 character whose rest has not come yet."""
+    """Return how many bytes at the end begin a UTF-8 character or a colour whose rest has not come yet."""
+    if colour := _TORN_COLOUR.search(tail):
+        return len(colour[0])
     for back in range(1, min(4, len(tail) + 1)):
         byte = tail[-back]
         if byte < 0x80:  # a character of one byte

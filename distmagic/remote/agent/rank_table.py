@@ -92,7 +92,8 @@ class RankTable:
         self.selector.unregister(conn)
         if isinstance(message, protocol.Worker):
             if len(fds) != 2:
-                raise _too_many_files(errno.EMFILE)  # the kernel passes no descriptor beyond the limit
+                # The kernel passes no descriptor beyond the limit.
+                raise _too_many_files(errno.EMFILE)
             self._add_rank(RankProcess(conn, message, fds, self.folder, self.clock()))
             return
         if isinstance(message, protocol.EngineEnded):
@@ -110,7 +111,8 @@ class RankTable:
     def _add_rank(self, rank: RankProcess) -> None:
         for older in [one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank]:
             self._notice_end(older)
-            if not older.is_over:  # torchrun has ended and reaped it to start this one: nobody knows its exit code
+            # torchrun has ended and reaped it to start this one: its exit code is not known here.
+            if not older.is_over:
                 self._end_rank(older, older.end_as_replaced())
         self.ranks.append(rank)
         self.journal.add(rank.hello)
@@ -263,7 +265,8 @@ class RankTable:
             rank.close()
 
     def _unwatch(self, source: socket.socket | int) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # unregistered before, or -1 for no descriptor
+        # Unregistered before, or -1 for no descriptor.
+        with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(source)
 
     def finish(self, now: float) -> None:

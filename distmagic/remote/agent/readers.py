@@ -24,7 +24,8 @@ class Reader:
         self._progress_at = now  # when it took bytes, or had none to take
         self._lines = Lines()
         self._unsent = b""
-        self._cursor: int | None = None  # the number of the last event in `_unsent`, or sent; None before `FollowJob`
+        # The number of the last event in `_unsent`, or sent; None before `FollowJob`.
+        self._cursor: int | None = None
 
     def receive(self, last: int) -> list[protocol.Message]:
         """Return the requests that have arrived. `last` is the number of the journal's latest event."""

@@ -7,7 +7,8 @@ import signal
 
 from distmagic.remote.system import processes
 
-_UNKILLABLE_S = 10.0  # a process that lives this long after SIGKILL is in a system call of the kernel
+# A process that lives this long after SIGKILL is in a system call of the kernel.
+_UNKILLABLE_S = 10.0
 
 
 class Termination:

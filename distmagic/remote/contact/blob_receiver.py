@@ -44,19 +44,23 @@ class BlobReceiver:
 
     def check(self, request: protocol.CheckBlobs) -> None:
         """Answer which blobs are lacking."""
-        lacking = [blob for blob in request.blobs if not is_whole(blob)]
+        lacking = []
         for blob in request.blobs:
-            if blob not in lacking:
+            if is_whole(blob):
                 os.utime(places.blob(blob.sha256))  # young again
-        self._notebook.say(protocol.MissingBlobs(sha256=tuple(blob.sha256 for blob in lacking)))
+            else:
+                lacking.append(blob.sha256)
+        self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))
 
     def offer(self, request: protocol.OfferBlobs) -> None:
         """Answer which blobs are lacking, and receive them from the notebook."""
         wanted = [blob for blob in request.blobs if not is_whole(blob)]
-        self._notebook.say(protocol.MissingBlobs(sha256=tuple(blob.sha256 for blob in wanted)))
-        failed = [error for blob in wanted if (error := self._receive(blob)) is not None]
-        if failed:
-            raise failed[0]
+        names = tuple(blob.sha256 for blob in wanted)
+        self._notebook.say(protocol.MissingBlobs(sha256=names))
+        errors = [self._receive(blob) for blob in wanted]  # all of them: the notebook sends one after the other
+        for error in errors:
+            if error is not None:
+                raise error
         for blob in request.blobs:
             os.utime(places.blob(blob.sha256))
         if wanted:
@@ -87,9 +91,10 @@ class BlobReceiver:
             from distmagic.remote.contact import blob_server
 
             files = blob_server.Growing(len(request.blobs))
-            for number, blob in enumerate(request.blobs if request.has_them else ()):
-                with places.blob(blob.sha256).open("rb") as file:
-                    files.add(number, file.fileno(), blob.size_bytes)
+            if request.has_them:
+                for number, blob in enumerate(request.blobs):
+                    with places.blob(blob.sha256).open("rb") as file:
+                        files.add(number, file.fileno(), blob.size_bytes)
             sizes = [blob.size_bytes for blob in request.blobs]
             self._server = blob_server.BlobServer(request.address, request.secret, files, sizes)
         except (ImportError, OSError) as error:
@@ -122,7 +127,8 @@ class _Taking:
     """Blobs on their way here: from `_source` while there is one, from the notebook otherwise, and on to `_files`."""
 
     def __init__(self, notebook: Notebook, files: Growing | None, request: protocol.ReceiveBlobs) -> None:
-        self._notebook, self._files = notebook, files
+        self._notebook = notebook
+        self._files = files
         self._source: Source | None = None
         self._why = ""  # there is no source (any more)
         self._done_bytes = 0
@@ -163,8 +169,11 @@ class _Taking:
         self._done_bytes += blob.size_bytes
 
     def _take_from_host(self, number: int, arrival: _Arrival) -> None:
-        pieces = self._source.pieces(arrival.left_bytes) if self._source is not None else iter(())
+        if self._source is None:
+            return
+        pieces = self._source.pieces(arrival.left_bytes)
         while True:
+            # Only what the source raises is meant: an error of this disk, in `_add`, ends it all.
             try:
                 data = next(pieces, None)
             except (OSError, EOFError) as error:
@@ -200,7 +209,8 @@ class _Arrival:
     """A blob that is coming in, and the file that it is written to."""
 
     def __init__(self, blob: protocol.Blob, file: BinaryIO) -> None:
-        self.blob, self.file = blob, file
+        self.blob = blob
+        self.file = file
         self.begin_again()
 
     def begin_again(self) -> None:

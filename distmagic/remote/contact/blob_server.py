@@ -31,13 +31,15 @@ ALONE_S = 30.0  # a server to which nobody comes gives up
 STALL_S = 5.0  # a server that says nothing at all for so long is given up
 _SLOW_S = 30.0  # for a taker to take something
 _ALIVE_S = 1.0  # between two signs of life
-_MOST_HANDSHAKES = 32  # connections without a certificate so far; one more, and the oldest is closed
+# Connections without a certificate so far; one more, and the oldest is closed.
+_MOST_HANDSHAKES = 32
 _BACKLOG = 128
 _TICK_S = 0.1
 FRAME_BYTES = 1 << 18
 _HEAD = struct.Struct(">I")
 
-Wait = Callable[[socket.socket, int, float], None]  # (socket, events as of select.poll, seconds); raises TimeoutError
+# (socket, events as of select.poll, seconds); raises TimeoutError.
+Wait = Callable[[socket.socket, int, float], None]
 
 
 class Growing:
@@ -67,7 +69,8 @@ class Growing:
         """Return some bytes from `offset` on, b"" if there are none for so long. Raises EOFError if none will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._ready[number] > offset, timeout_s)
-            file, ready = self._files[number], self._ready[number]
+            file = self._files[number]
+            ready = self._ready[number]
             if self._is_over:
                 raise EOFError
             if file is None or ready <= offset:
@@ -95,7 +98,8 @@ def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=secret.certificate)
-    with tempfile.TemporaryFile() as file:  # without a name: nobody else can open it, and it can't be left behind
+    # Without a name: nobody else can open it, and it can't be left behind.
+    with tempfile.TemporaryFile() as file:
         file.write((secret.certificate + secret.key).encode())
         file.flush()
         made.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
@@ -117,12 +121,13 @@ class BlobServer:
     """
 
     def __init__(self, address: str, secret: Secret, files: Growing, sizes: Sequence[int]) -> None:
-        self._secret, self._files, self._sizes = secret, files, sizes
+        self._secret = secret
+        self._files = files
+        self._sizes = sizes
         self._context = context(secret, is_server=True)
         self._is_over = threading.Event()
-        self._raw: socket.socket | None = (
-            None  # the socket below TLS, for `close`: a TLS socket may be used by one thread only
-        )
+        # The socket below TLS, for `close`: a TLS socket may be used by one thread only.
+        self._raw: socket.socket | None = None
         self._listener = socket.create_server((address, 0), family=family_of(address), backlog=_BACKLOG)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
@@ -146,7 +151,8 @@ class BlobServer:
                 with taker, self._raw or contextlib.nullcontext():
                     self._send_all(taker)
         except (OSError, EOFError):
-            return  # the taker is gone, or there is nothing to serve any more: it turns to the notebook
+            # The taker is gone, or there is nothing to serve any more: it turns to the notebook.
+            return
         finally:
             self._files.close()
 
@@ -156,7 +162,8 @@ class BlobServer:
         try:
             give_up = time.monotonic() + ALONE_S
             while not self._is_over.is_set() and time.monotonic() < give_up:
-                if (found := handshakes.look(_TICK_S)) is not None:
+                found = handshakes.look(_TICK_S)
+                if found is not None:
                     self._raw = socket.socket(fileno=os.dup(found.fileno()))
                     return found
             return None
@@ -171,14 +178,17 @@ class BlobServer:
                 data = self._files.read(number, offset, _ALIVE_S)
                 taker.sendall(_HEAD.pack(len(data)) + data)
                 offset += len(data)
-        taker.recv(1)  # it hangs up when it has all: closing sooner could throw away what is on its way
+        # It hangs up when it has all: closing sooner could throw away what is on its way.
+        taker.recv(1)
 
 
 class _Handshakes:
     """TLS handshakes that are under way: few, each for a short time, and none holds up another."""
 
     def __init__(self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret) -> None:
-        self._listener, self._context, self._secret = listener, tls, secret
+        self._listener = listener
+        self._context = tls
+        self._secret = secret
         self._waiting: dict[ssl.SSLSocket, float] = {}  # until when, the oldest first
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -263,11 +273,13 @@ class Source:
             raise
 
     def _connect(self, plain: socket.socket, address: str, port: int) -> None:
-        where = socket.getaddrinfo(address, port, plain.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)[0][4]
+        found = socket.getaddrinfo(address, port, plain.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+        _, _, _, _, peer = found[0]
         with contextlib.suppress(BlockingIOError):
-            plain.connect(where)
+            plain.connect(peer)
         self._wait(plain, select.POLLOUT, CONNECT_S)
-        if error := plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        error = plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
             raise OSError(error, os.strerror(error))
 
     def _retry(self, step: Callable[[], int | None], left_s: Callable[[], float]) -> int | None:
@@ -285,7 +297,8 @@ class Source:
 
         Raises OSError, or EOFError, as soon as the server does not keep to what is expected of it.
         """
-        head, data = memoryview(bytearray(_HEAD.size)), memoryview(bytearray(FRAME_BYTES))
+        head = memoryview(bytearray(_HEAD.size))
+        data = memoryview(bytearray(FRAME_BYTES))
         while size:
             self._fill(head)
             (length,) = _HEAD.unpack(head)

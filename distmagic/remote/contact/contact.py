@@ -72,10 +72,12 @@ class Contact:
         _sweep_dead()
         with contextlib.suppress(OSError):
             expiry.tidy()
-        while (line := self._line()) is not None:
+        line = self._line()
+        while line is not None:
             _, request = protocol.decode(line)
             if type(request) in self._handlers:  # a request for an agent that ended meanwhile has no handler here
                 self._answer(request)
+            line = self._line()
 
     def _answer(self, request: protocol.Message) -> None:
         # Blobs are served to the next host while they arrive here. Any other request means that the delivery is over.
@@ -108,7 +110,8 @@ class Contact:
     def pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes from the notebook."""
         while size:
-            data = self._lines.take(min(size, _CHUNK)) or os.read(0, min(size, _CHUNK))
+            most = min(size, _CHUNK)
+            data = self._lines.take(most) or os.read(0, most)
             if not data:
                 sys.exit(0)  # the channel is gone in the middle of a file
             size -= len(data)
@@ -131,7 +134,8 @@ class Contact:
     # ---- this host
 
     def _send_facts(self) -> None:
-        self.say(replace(facts.gather(), running=listing.running(), write_error=places.write_error()))
+        found = facts.gather()
+        self.say(replace(found, running=listing.running(), write_error=places.write_error()))
 
     def _send_facts_again(self, _: protocol.GetFacts) -> None:
         """Send the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
@@ -265,20 +269,27 @@ class Contact:
         """Send a file of a job."""
         path = places.job_dir(request.job, request.node_rank) / request.name
         with contextlib.ExitStack() as stack:
-            parts = logs.open_all(path, stack) if request.name == path.name and path.parent.is_dir() else []
+            parts = []
+            if request.name == path.name and path.parent.is_dir():  # a name with / in it would lead elsewhere
+                parts = logs.open_all(path, stack)
             if not parts:
                 raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
             skip = request.offset
-            self.say(protocol.Data(size_bytes=max(0, sum(size for _, size in parts) - skip)))
+            total = sum(size for _, size in parts)
+            self.say(protocol.Data(size_bytes=max(0, total - skip)))
             for file, size in parts:
-                self._send_part(file, min(skip, size), size)
-                skip -= min(skip, size)
+                begin = min(skip, size)
+                self._send_part(file, begin, size)
+                skip -= begin
         if path.suffix == ".result":
             expiry.mark_fetched(path)
 
     def _send_part(self, file: BinaryIO, at: int, end: int) -> None:
         file.seek(at)
-        while at < end and (data := file.read(min(end - at, _CHUNK))):
+        while at < end:
+            data = file.read(min(end - at, _CHUNK))
+            if not data:
+                return
             at += len(data)
             self._write(data)
 
@@ -301,7 +312,7 @@ class Contact:
         self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
-        """Send how many bytes are kept of blobs that nobody uses, and remove these if the request says so."""
+        """Send how many bytes of unused blobs are kept, and remove these if the request asks for it."""
         found = expiry.unused(Path(sys.path[0]).name)
         if request.removes:
             expiry.remove(path for path, _ in found)
@@ -354,12 +365,12 @@ class Contact:
         left = processes.sweep(request.job)
         for path in places.run_dirs(request.job):
             shutil.rmtree(path, ignore_errors=True)
-        names = tuple(f"{p.name} (pid {p.pid}, state {p.state})" for p in left)
-        self.say(protocol.Final(reason="swept", survivors=names))
+        names = [f"{process.name} (pid {process.pid}, state {process.state})" for process in left]
+        self.say(protocol.Final(reason="swept", survivors=tuple(names)))
 
 
 def _sweep_dead() -> None:
-    """End what agents left that were killed together with their notebook: nobody else came to do it."""
+    """End what is left of agents that were killed together with their notebook: no other contact came to do it."""
     for job, folders in places.dead_runs().items():
         if any(processes.has_role(process, "agent") for process in processes.marked(job)):
             continue  # the agent lives: a cleaner of /tmp has removed its socket
@@ -373,16 +384,20 @@ def _sweep_dead() -> None:
 def _last_line(path: Path) -> str:
     """Return the last line of a log that isn't blank, "" for none; of a long one its beginning."""
     try:
-        lines = path.read_bytes()[-8192:].decode(errors="replace").split("\n")
+        text = path.read_bytes()[-8192:].decode(errors="replace")
     except OSError:
         return ""
-    return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+    lines = [line.strip() for line in text.split("\n")]
+    lines = [line for line in lines if line]
+    return lines[-1][:500] if lines else ""
 
 
 def _last_number(lines: bytes) -> int:
     """Return the number of the last event in these lines, 0 for none."""
     for line in reversed(lines.split(b"\n")):
-        number, message = protocol.decode(line) if line else (0, None)
+        if not line:
+            continue
+        number, message = protocol.decode(line)
         if number:
             return message.through if isinstance(message, protocol.Skipped) else number
     return 0
@@ -399,11 +414,18 @@ def _exec(
     request: protocol.StartNode, listener: socket.socket, log: IO[bytes], prefix: tuple[str, ...], umask: int
 ) -> Callable[[], object]:
     """Start the agent in its own session, its listening socket inherited, its `StartNode` on stdin: no secret in argv."""
-    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: str(places.log_limit_bytes(request.env))}
+    log_bytes = str(places.log_limit_bytes(request.env))
+    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
     child = subprocess.Popen(
-        [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())], stdin=subprocess.PIPE, stdout=log,
-        stderr=log, env=env, pass_fds=(listener.fileno(),), start_new_session=True, umask=umask,
-    )  # fmt: skip
+        [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=env,
+        pass_fds=(listener.fileno(),),
+        start_new_session=True,
+        umask=umask,
+    )
     assert child.stdin is not None
     child.stdin.write(protocol.encode(request))
     child.stdin.close()

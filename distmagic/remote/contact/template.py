@@ -41,7 +41,10 @@ class Template:
     """Serves until its time is over."""
 
     def __init__(self, listener: socket.socket, idle_s: float, lease_s: float, clock: Callable[[], float]) -> None:
-        self._listener, self._idle_s, self._lease_s, self._clock = listener, idle_s, lease_s, clock
+        self._listener = listener
+        self._idle_s = idle_s
+        self._lease_s = lease_s
+        self._clock = clock
         self._began = self._used = self._renewed = clock()
         self._agents: set[int] = set()
         self._touch_at = self._began + _TOUCH_S
@@ -49,24 +52,27 @@ class Template:
 
     def run(self) -> None:
         """Answer requests until the lease or the idle time is over; jobs that still run hold the latter."""
-        while (left := self._left_s()) > 0:
-            if select.select([self._listener], [], [], min(left, _REAP_S if self._agents else _TOUCH_S))[0]:
+        while True:
+            left_s = self._left_s()
+            if left_s <= 0:
+                return
+            pause_s = _REAP_S if self._agents else _TOUCH_S
+            ready, _, _ = select.select([self._listener], [], [], min(left_s, pause_s))
+            if ready:
                 conn, _ = self._listener.accept()
                 with conn:
                     self._greet(conn)
-            self._reap()
+            if self._agents:
+                self._agents -= set(processes.reap())
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S
                 places.touch((sys.path[0],))  # what is forked from here still needs it
 
     def _left_s(self) -> float:
         now = self._clock()
-        self._used = now if self._agents else self._used
-        return min(self._used + self._idle_s, self._renewed + self._lease_s) - now
-
-    def _reap(self) -> None:
         if self._agents:
-            self._agents -= set(processes.reap())
+            self._used = now
+        return min(self._used + self._idle_s, self._renewed + self._lease_s) - now
 
     def _greet(self, conn: socket.socket) -> None:
         now = self._clock()
@@ -81,12 +87,14 @@ class Template:
             if isinstance(request, protocol.RenewLease):
                 self._renewed = self._clock()
             elif isinstance(request, protocol.ForkAgent) and len(fds) == 2:
-                conn.sendall(protocol.encode(protocol.AgentForked(pid=self._fork(request, fds))))
+                forked = protocol.AgentForked(pid=self._fork(request, fds))
+                conn.sendall(protocol.encode(forked))
         except (OSError, ValueError):
-            return  # it has hung up, or is nobody who knows us
+            return  # it has hung up, or does not speak our protocol
         finally:
-            for fd in fds if os.getpid() == self._pid else ():  # a child goes on with them
-                os.close(fd)
+            if os.getpid() == self._pid:  # a child goes on with them
+                for fd in fds:
+                    os.close(fd)
 
     def _fork(self, request: protocol.ForkAgent, fds: list[int]) -> int:
         pid = forking.fork(partial(_be_agent, request, *fds))
@@ -98,9 +106,15 @@ class Template:
 def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
     first, fds, _, _ = socket.recv_fds(conn, 1, 2)
     data = bytearray()
-    while first and len(data) < _MAX_BYTES and (more := conn.recv(1 << 16)):
+    while first and len(data) < _MAX_BYTES:
+        more = conn.recv(1 << 16)
+        if not more:
+            break
         data += more
-    return (protocol.decode(bytes(data))[1] if data else None), fds
+    if not data:
+        return None, fds
+    _, message = protocol.decode(bytes(data))
+    return message, fds
 
 
 def _be_agent(request: protocol.ForkAgent, listener: int, log: int) -> None:
@@ -116,25 +130,29 @@ def main(_: list[str]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    folder, pid = Path(listener.getsockname()).parent, os.getpid()
+    folder = Path(listener.getsockname()).parent
+    pid = os.getpid()
     try:
         settings = json.loads(os.environ.pop(template_client.SETTINGS))
         if _load():
             forking.run(lambda: Template(listener, **settings, clock=time.monotonic).run())
     finally:
-        if os.getpid() == pid:
+        if os.getpid() == pid:  # not in a child, which unwinds this stack too
             shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 def _load() -> bool:
     """Import all that is preloaded; return whether this process may be forked then."""
-    before, descriptors = dict(os.environ), _descriptors()
+    before = dict(os.environ)
+    descriptors = _descriptors()
     with gc_paused():
         for name in PRELOADED:
             importlib.import_module(name)
     forking.remember(before, _descriptors() - descriptors)
-    return process_title.can_show() and _has_one_thread() and not sys.modules["torch"].cuda.is_initialized()
+    if not process_title.can_show() or not _has_one_thread():
+        return False
+    return not sys.modules["torch"].cuda.is_initialized()
 
 
 def _has_one_thread() -> bool:
@@ -148,4 +166,8 @@ def _has_one_thread() -> bool:
 
 
 def _descriptors() -> set[int]:
-    return {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}  # not the listing's
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{fd}"):  # else that of the listing itself
+            found.add(int(fd))
+    return found

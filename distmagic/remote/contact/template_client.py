@@ -44,19 +44,45 @@ AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_")
 
 def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
     """Return the variables of a template: those of its ranks, but for what is read only while a job runs."""
-    env = {**warm.defaults, **os.environ, **warm.env}
-    return {k: v for k, v in env.items() if k not in AT_RUN_TIME and not k.startswith(AT_RUN_TIME_TOO)}
+    env = {}
+    for name, value in {**warm.defaults, **os.environ, **warm.env}.items():
+        if name not in AT_RUN_TIME and not name.startswith(AT_RUN_TIME_TOO):
+            env[name] = value
+    return env
 
 
 def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
     """Return a name for all that ranks inherit from a template: with another name they need another template."""
-    folders = {path: _installed(path) for path in sys.path[1:] if os.path.isdir(path)}
-    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
-    who = [os.getuid(), os.geteuid(), os.getegid(), sorted(os.getgroups()), os.getpriority(os.PRIO_PROCESS, 0)]
-    ignored = sorted(n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN)
-    all_of_it = [sys.executable, sys.version, sys.path[0], sorted(env.items()), os.getcwd(), folders, limits, who, ignored,
-            umask, sorted(os.sched_getaffinity(0)), prefix]  # fmt: skip
-    return hashlib.sha256(json.dumps(all_of_it, default=str).encode()).hexdigest()[:16]
+    folders = {}
+    for path in sys.path[1:]:
+        if os.path.isdir(path):
+            folders[path] = _installed(path)
+    limits = []
+    for name in dir(resource):
+        if name.startswith("RLIMIT_"):
+            limits.append(resource.getrlimit(getattr(resource, name)))
+    ignored = []
+    for number in sorted(signal.valid_signals()):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            ignored.append(number)
+    inherited = {
+        "executable": sys.executable,
+        "version": sys.version,
+        "bundle": sys.path[0],
+        "variables": sorted(env.items()),
+        "directory": os.getcwd(),
+        "folders": folders,
+        "limits": limits,
+        "user": [os.getuid(), os.geteuid()],
+        "groups": [os.getegid(), *sorted(os.getgroups())],
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
+        "ignored signals": ignored,
+        "umask": umask,
+        "processors": sorted(os.sched_getaffinity(0)),
+        "prefix": prefix,
+    }
+    text = json.dumps(inherited, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _installed(folder: str) -> list[tuple[str, int]]:
@@ -64,23 +90,30 @@ def _installed(folder: str) -> list[tuple[str, int]]:
 
     Byte code, which the first import writes there, is left out.
     """
+    found = []
     with os.scandir(folder) as entries:
-        return sorted(
-            (entry.name, entry.stat().st_mtime_ns if entry.name.endswith(_WRITTEN_BY_PIP) else 0)
-            for entry in entries
-            if entry.name != "__pycache__"
-        )
+        for entry in entries:
+            if entry.name == "__pycache__":
+                continue
+            changed_ns = 0
+            if entry.name.endswith(_WRITTEN_BY_PIP):
+                changed_ns = entry.stat().st_mtime_ns
+            found.append((entry.name, changed_ns))
+    return sorted(found)
 
 
 def _can_be_warm(env: dict[str, str]) -> bool:
     """Whether a template can stand for a fresh process: a relative PYTHONPATH means the job's own directory."""
+    if not sys.platform.startswith("linux"):
+        return False
     parts = env.get("PYTHONPATH", "").split(os.pathsep)
-    return sys.platform.startswith("linux") and all(os.path.isabs(part) for part in parts if part)
+    return all(os.path.isabs(part) for part in parts if part)
 
 
 def _mine(owner: str) -> str:
     """Return a notebook's name in /tmp, which several users' homes may share: the name has the home in it."""
-    return owner + hashlib.sha256(str(places.home()).encode()).hexdigest()[:6]
+    home = str(places.home())
+    return owner + hashlib.sha256(home.encode()).hexdigest()[:6]
 
 
 # ---- finding and starting
@@ -98,7 +131,10 @@ def ensure(warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] =
     for folder in places.warm_dirs(_mine(warm.owner), key):
         if _is_there(folder):
             return folder / places.TEMPLATE
-    _make_room(warm.owner)
+    # Room for it: of many templates, those end that have not been used for the longest.
+    found = sorted(_described(warm.owner), key=lambda pair: pair[1].idle_s)
+    for path, _ in found[_MOST - 1 :]:
+        _end(path)
     return _start(warm, env, key, umask, prefix)
 
 
@@ -110,7 +146,7 @@ def _is_there(folder: Path) -> bool:
     if not places.listens(folder / places.TEMPLATE):
         return False
     process = _process(folder)
-    if process is not None and process.state == "T":  # somebody has stopped it: nobody is to wait for it
+    if process is not None and process.state == "T":  # it was stopped (SIGSTOP): no job is to wait for it
         _end(folder / places.TEMPLATE)
         return False
     return True
@@ -123,7 +159,9 @@ def _process(folder: Path) -> processes.ProcessInfo | None:
     except (OSError, ValueError):
         return None
     process = processes.read(pid)
-    return process if process is not None and process.started == started else None
+    if process is None or process.started != started:
+        return None
+    return process
 
 
 def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask: int, prefix: tuple[str, ...]) -> Path:
@@ -139,9 +177,14 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
             path.chmod(0o600)
             listener.listen(16)
             child = subprocess.Popen(
-                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE_PLACEHOLDER], stdin=listener.fileno(), stdout=log, stderr=log,
-                env={**env, **settings}, start_new_session=True, umask=umask,
-            )  # fmt: skip
+                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE_PLACEHOLDER],
+                stdin=listener.fileno(),
+                stdout=log,
+                stderr=log,
+                env={**env, **settings},
+                start_new_session=True,
+                umask=umask,
+            )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -149,13 +192,6 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
     (folder / _PID).write_text(f"{child.pid} {process.started if process else 0}")
     child.returncode = 0  # it is ended by its number and start time, whoever started it
     return path
-
-
-def _make_room(owner: str) -> None:
-    """End the templates that have not been used for the longest, if there are many."""
-    found = sorted(_described(owner), key=lambda pair: pair[1].idle_s)
-    for path, _ in found[_MOST - 1 :]:
-        _end(path)
 
 
 # ---- speaking with one
@@ -203,11 +239,14 @@ def fork_agent(
         if path is None:
             return None
         with _conversation(path, PATIENCE_S) as (conn, _):
-            _tell(conn, protocol.ForkAgent(start=replace(request, warm=None), env=env), [listener.fileno(), log])
+            fork = protocol.ForkAgent(start=replace(request, warm=None), env=env)
+            _tell(conn, fork, [listener.fileno(), log])
             answer = _answer(conn)
     except (OSError, ValueError):
         return None  # it ended, or takes too long: a job starts without it as well
-    return processes.read(answer.pid) if isinstance(answer, protocol.AgentForked) else None
+    if not isinstance(answer, protocol.AgentForked):
+        return None
+    return processes.read(answer.pid)
 
 
 def renew(owner: str) -> None:
@@ -227,15 +266,21 @@ def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
 
 def templates(owner: str) -> tuple[protocol.Template, ...]:
     """Return this notebook's templates, with the memory that each has for itself and its share of the rest."""
-    return tuple(replace(hello, size_bytes=_memory_bytes(hello.pid)) for _, hello in _described(owner))
+    found = []
+    for _, hello in _described(owner):
+        found.append(replace(hello, size_bytes=_memory_bytes(hello.pid)))
+    return tuple(found)
 
 
 def _memory_bytes(pid: int) -> int:
     for file, name in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):  # containers may hide the first
         try:
             with open(f"/proc/{pid}/{file}") as lines:
-                return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
-        except (OSError, StopIteration):
+                for line in lines:
+                    if line.startswith(name):
+                        _, kib, *_ = line.split()
+                        return int(kib) << 10
+        except OSError:
             continue
     return 0
 

@@ -33,7 +33,8 @@ def start_engine(torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: 
             start_new_session=True,
             umask=umask,
         )
-        child.returncode = 0  # the agent reaps all its children itself; with this Popen does not try
+        # The agent reaps all its children itself; with a code set, Popen does not try.
+        child.returncode = 0
         pid = child.pid
     os.close(out_writing)
     os.close(err_writing)

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-_AT_ONCE = 256  # datagrams read in one turn of the agent's loop: a flood must not keep it from its other work
+# Datagrams read in one turn of the agent's loop: a flood must not keep it from its other work.
+_AT_ONCE = 256
 _MAX_BYTES = 256
 
 
@@ -32,7 +33,8 @@ class Udp:
             except BlockingIOError:
                 return
             except OSError:
-                continue  # Linux reports here that an earlier datagram of ours was refused at its destination
+                # Linux reports here that an earlier datagram of ours was refused at its destination.
+                continue
 
     def send(self, outbox: list[tuple[Any, bytes]]) -> None:
         """Send all (address, bytes) and empty the list. A datagram that can't be sent counts as lost on the way."""

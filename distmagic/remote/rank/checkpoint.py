@@ -85,7 +85,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     own = None
     if content is not None:
         own = Snapshot(step=content[_STEP], job=content.get(_JOB, ""), host=os.uname().nodename)
-    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    has_group = dist.is_available() and dist.is_initialized()
+    is_alone = not has_group or dist.get_world_size() == 1
     found: list[Snapshot | None] = [own]
     if not is_alone:
         found = [None] * dist.get_world_size()
@@ -97,17 +98,23 @@ def load(path: str | os.PathLike[str]) -> Any:
     assert taken is not None
     if is_alone or dist.get_rank() == 0:
         _say_which(path, taken)
-    if all(one is not None and (one.step, one.job) == (taken.step, taken.job) for one in found):
-        return content[_STATE]  # all hosts have the same: nothing has to be sent
-    return _broadcast(source, content)
+    for one in found:
+        if one is None or (one.step, one.job) != (taken.step, taken.job):
+            return _broadcast(source, content)
+    return content[_STATE]  # all hosts have the same: nothing has to be sent
 
 
 def newest(found: Sequence[Snapshot | None], job: str) -> int | None:
     """Return the rank that has the snapshot to take, given what each rank has found; None where no rank has any. Pure."""
-    ranks = {rank: snapshot for rank, snapshot in enumerate(found) if snapshot is not None}
-    of_this_job = {rank: snapshot for rank, snapshot in ranks.items() if job and snapshot.job == job}
-    candidates = of_this_job or ranks
-    return max(candidates, key=lambda rank: (candidates[rank].step, -rank), default=None)
+    candidates = {}
+    of_this_job = {}
+    for rank, snapshot in enumerate(found):
+        if snapshot is not None:
+            candidates[rank] = snapshot.step
+            if job and snapshot.job == job:
+                of_this_job[rank] = snapshot.step
+    candidates = of_this_job or candidates
+    return max(candidates, key=lambda rank: (candidates[rank], -rank), default=None)
 
 
 def _own_job() -> str:

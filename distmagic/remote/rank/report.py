@@ -181,7 +181,9 @@ class _Link:
 
     def __init__(self, send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float]) -> None:
         self.inbox: deque[Bar | tuple[float, float | None, float | None, dict[str, float]]] = deque()
-        self._send, self._clock, self._began = send, clock, clock()
+        self._send = send
+        self._clock = clock
+        self._began = clock()
         self._head = f'{{"t":"progress","n":0,"rank":{rank},"restart":{restart},"at_s":'
         self._busy = threading.Lock()
         self._names: dict[str, str] = {}
@@ -192,7 +194,8 @@ class _Link:
         self._total: float | None = None
         self._has_news = False  # whether step or total, or a call without either, is still to be sent
         self._device = ""
-        self._tokens, self._filled_s = _BURST, 0.0
+        self._tokens = _BURST
+        self._filled_s = 0.0
         self.due_s = 0.0  # when the next packet may be sent
 
     def seconds(self) -> float:
@@ -223,9 +226,11 @@ class _Link:
             return False
         try:
             self._empty_inbox()
-            while not (done := self._send_all()) and time.monotonic() < give_up:
+            while not self._send_all():
+                if time.monotonic() >= give_up:
+                    return False
                 time.sleep(0.002)
-            return done
+            return True
         finally:
             self._busy.release()
 
@@ -277,9 +282,13 @@ class _Link:
 
     def _add_bar(self, bar: Bar) -> None:
         self._bars[bar.id] = bar
-        if len(self._bars) > KEPT_BARS:
-            unseen = (old.id for old in self._bars.values() if old.closed and old.id not in self._shown)
-            self._bars.pop(next(unseen, 0), None)
+        if len(self._bars) <= KEPT_BARS:
+            return
+        # One that began and ended without being sent leaves no trace: it is the one to drop.
+        for old in self._bars.values():
+            if old.closed and old.id not in self._shown:
+                del self._bars[old.id]
+                return
 
     # ---- sending
 
@@ -303,7 +312,8 @@ class _Link:
 
     def _fit(self) -> tuple[list[str], list[Bar]]:
         """Return the first rows that fit in one packet, and the first bars."""
-        room, count = _PACKET_BYTES, 0
+        room = _PACKET_BYTES
+        count = 0
         for row in self._rows:
             room -= len(row)
             if room < 0:
@@ -328,9 +338,15 @@ class _Link:
 
 def _bar(bar: Bar) -> str:
     fields = {
-        "id": bar.id, "desc": bar.desc[:200], "n": bar.n, "total": bar.total, "unit": bar.unit[:40], "rate": bar.rate,
-        "postfix": bar.postfix[:500], "closed": bar.closed,
-    }  # fmt: skip
+        "id": bar.id,
+        "desc": bar.desc[:200],
+        "n": bar.n,
+        "total": bar.total,
+        "unit": bar.unit[:40],
+        "rate": bar.rate,
+        "postfix": bar.postfix[:500],
+        "closed": bar.closed,
+    }
     return json.dumps(fields)
 
 

@@ -53,9 +53,11 @@ def is_ready(run_dir: Path, pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status.read(), re.MULTILINE)
-        if caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1:
+        signals = int(caught[1], 16) if caught is not None else 0  # a bit for each that it handles
+        if not signals >> (SIGNAL - 1) & 1:
             return False
-        return any(os.readlink(f"/proc/{pid}/fd/{fd}") == wanted for fd in os.listdir(f"/proc/{pid}/fd"))
+        folder = f"/proc/{pid}/fd"
+        return any(os.readlink(f"{folder}/{fd}") == wanted for fd in os.listdir(folder))
     except OSError:
         return False  # it has ended, or belongs to another user, or closed a file meanwhile
 
@@ -79,11 +81,14 @@ def is_whole(text: str, own: str) -> bool:
     The frames around `main` are not waited for. Of very deep stacks and very many threads faulthandler leaves out the
     rest and writes "..." in its place.
     """
-    last = text[max(text.rfind("\nThread 0x"), text.rfind("\nCurrent thread 0x"), 0) :]
+    begin = max(text.rfind("\nThread 0x"), text.rfind("\nCurrent thread 0x"), 0)
+    last = text[begin:]
     outermost = re.compile(
         rf'^  File "{re.escape(own)}/distmagic/remote/rank/worker\.py", line \d+ in main$', re.MULTILINE
     )
-    return text.endswith("\n") and (text.endswith("...\n") or outermost.search(last) is not None)
+    if text.endswith("...\n"):
+        return True
+    return text.endswith("\n") and outermost.search(last) is not None
 
 
 def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
@@ -95,9 +100,11 @@ def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
     if not stacks:
         return ()
     *others, main = stacks  # faulthandler writes the oldest thread, the main one, last
+    threads = [Thread(frames=_innermost(main, MAX_FRAMES))]
     with_user_code = [frames for frames in others if any(frame.mine for frame in frames)]
-    kept = [Thread(frames=_innermost(frames, _MAX_OTHERS_FRAMES)) for frames in with_user_code[-_MAX_OTHERS:]]
-    return (Thread(frames=_innermost(main, MAX_FRAMES)), *kept)
+    for frames in with_user_code[-_MAX_OTHERS:]:
+        threads.append(Thread(frames=_innermost(frames, _MAX_OTHERS_FRAMES)))
+    return tuple(threads)
 
 
 def _blocks(text: str) -> list[list[Frame]]:
@@ -105,14 +112,17 @@ def _blocks(text: str) -> list[list[Frame]]:
     blocks: list[list[Frame]] = []
     seen: set[str] = set()
     for line in text.split("\n"):
-        if found := _THREAD.match(line):
-            if found[2] in seen:  # the same thread again: another dump begins
-                blocks, seen = [], set()
-            seen.add(found[2])
+        thread = _THREAD.match(line)
+        frame = _FRAME.match(line)
+        if thread:
+            if thread[2] in seen:  # the same thread again: another dump begins
+                blocks = []
+                seen = set()
+            seen.add(thread[2])
             blocks.append([])
-        elif blocks and (found := _FRAME.match(line)):
-            number = int(found[2]) if found[2].isdecimal() else 0
-            blocks[-1].append(Frame(file=found[1], line=number, function=found[3][:_MAX_CHARS]))
+        elif blocks and frame:
+            number = int(frame[2]) if frame[2].isdecimal() else 0
+            blocks[-1].append(Frame(file=frame[1], line=number, function=frame[3][:_MAX_CHARS]))
     return blocks
 
 
@@ -137,14 +147,18 @@ def _innermost(frames: list[Frame], limit: int) -> tuple[Frame, ...]:
 
 
 def _renamed(frame: Frame, sources: Sources) -> Frame:
-    name, text = frame.file, ""
+    name = frame.file
+    text = ""
     if name in sources.texts:
         lines = sources.texts[name].split("\n")
-        text = lines[frame.line - 1].strip()[:_MAX_CHARS] if 0 < frame.line <= len(lines) else ""
+        if 0 < frame.line <= len(lines):
+            text = lines[frame.line - 1].strip()[:_MAX_CHARS]
     if name in sources.labels or name in sources.texts:
-        return replace(frame, file=sources.labels.get(name, name)[-_MAX_CHARS:], mine=True, text=text)
+        label = sources.labels.get(name, name)
+        return replace(frame, file=label[-_MAX_CHARS:], mine=True, text=text)
     if sources.modules and name.startswith(sources.modules):
-        return replace(frame, file=name[len(sources.modules) :].lstrip("/")[-_MAX_CHARS:], mine=True)
+        module = name.removeprefix(sources.modules).lstrip("/")
+        return replace(frame, file=module[-_MAX_CHARS:], mine=True)
     found = _PACKAGES.match(name) or _LIBRARY.match(name)
     if found:
         return replace(frame, file=found[1][-_MAX_CHARS:])

@@ -34,7 +34,8 @@ _NUMBER = re.compile(rb'{"t":"[a-z_]+","n":([0-9]+)')
 
 def log_name(rank: int, stream: str) -> str:
     """Return the file name of a rank's log (rank -1: torchrun's own)."""
-    return f"rank{rank}.{stream}.log" if rank >= 0 else f"torchrun.{stream}.log"
+    name = f"rank{rank}" if rank >= 0 else "torchrun"
+    return f"{name}.{stream}.log"
 
 
 class Journal:
@@ -123,7 +124,8 @@ def _without_gaps(lines: Iterable[tuple[int, bytes]], after: int, last: int = 0)
     """Yield (number up to which it goes, line), `Skipped` in place of what is missing after number `after`."""
     for number, line in lines:
         if number > after + 1:
-            yield number - 1, protocol.encode(protocol.Skipped(through=number - 1), after + 1)
+            skipped = protocol.Skipped(through=number - 1)
+            yield number - 1, protocol.encode(skipped, after + 1)
         yield number, line
         after = number
     if last > after:
@@ -137,9 +139,10 @@ def read(
 
     A torn last line is left out. `owed` are events that belong to them and aren't there yet.
     """
-    names = zip((FILE, CHATTER_FILE), mark, strict=True)
-    files = [_numbered(logs.lines(folder / name, offset)) for name, offset in names]
-    for number, line in heapq.merge(*files, iter(tuple(owed))):
+    main_offset, chatter_offset = mark
+    main = _numbered(logs.lines(folder / FILE, main_offset))
+    chatter = _numbered(logs.lines(folder / CHATTER_FILE, chatter_offset))
+    for number, line in heapq.merge(main, chatter, tuple(owed)):
         if number > after:
             yield number, line
 
@@ -168,12 +171,15 @@ def expand(line: bytes, folder: Path) -> bytes:
         data = logs.read(folder / log_name(event.rank, event.stream), event.offset, event.size_bytes)
     except OSError as error:
         data = f"[distmagic: the log can't be read: {error}]\n".encode()
-    return protocol.encode(replace(event, text=decode(data, torn=event.skipped_bytes > 0), size_bytes=0), n)
+    text = decode(data, torn=event.skipped_bytes > 0)
+    return protocol.encode(replace(event, text=text, size_bytes=0), n)
 
 
 def decode(data: bytes, *, torn: bool) -> str:
     """Return text; `torn`: its beginning may be the end of a character, which is left out then."""
     start = 0
-    while torn and start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
-        start += 1
+    if torn:
+        # At most three bytes of UTF-8 go on with a character (10xxxxxx).
+        while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+            start += 1
     return data[start:].decode(errors="replace")

@@ -63,7 +63,8 @@ class Log:
         except OSError as error:
             self.error = os.strerror(error.errno or 0)
         if whole and 0 < done < len(data):
-            self._size, done = self._size - done, 0
+            self._size -= done
+            done = 0
             os.ftruncate(self._file, self._size)
         return done
 
@@ -74,7 +75,8 @@ class Log:
             _piece(self._path, self._offsets.pop(1)).unlink(missing_ok=True)
         file = self._open(offset)
         os.close(self._file)
-        self._file, self._size = file, os.fstat(file).st_size
+        self._file = file
+        self._size = os.fstat(file).st_size
         self._offsets.append(offset)
 
     def _open(self, offset: int) -> int:
@@ -93,13 +95,15 @@ def _piece(path: Path, offset: int) -> Path:
 
 def pieces(path: Path) -> list[tuple[int, Path]]:
     """Return (offset of its first byte, file) of each piece of a log that is there, in order."""
-    names = [name.removeprefix(path.name) for name in os.listdir(path.parent) if name.startswith(path.name)]
-    offsets = [0 if not rest else int(rest[1:]) for rest in names if not rest or _is_offset(rest)]
+    offsets = []
+    for name in os.listdir(path.parent):
+        if name == path.name:
+            offsets.append(0)
+        elif name.startswith(f"{path.name}."):
+            offset = name.removeprefix(f"{path.name}.")
+            if offset.isascii() and offset.isdigit():
+                offsets.append(int(offset))
     return [(offset, _piece(path, offset)) for offset in sorted(offsets)]
-
-
-def _is_offset(rest: str) -> bool:
-    return rest[0] == "." and rest[1:].isascii() and rest[1:].isdigit()
 
 
 def end(path: Path) -> int:
@@ -110,9 +114,11 @@ def end(path: Path) -> int:
 
 def read(path: Path, offset: int, size: int) -> bytes:
     """Return `size` bytes of a log from `offset` on, with words in place of what is gone. Raises OSError."""
-    found, until = _part(path, offset, size), offset + size
+    found = _part(path, offset, size)
     if len(found) == size:
         return found
+    # Not all of it is in the first piece: from all of them then.
+    until = offset + size
     found = b""
     for start, piece in pieces(path):
         if start >= until:
@@ -131,10 +137,10 @@ def _part(piece: Path, at: int, size: int) -> bytes:
 
 
 def _gap(size: int) -> bytes:
-    text = (
-        f"\n[distmagic: {size:,} bytes are not kept: of a log this long only the beginning and the newest part are]\n"
-    )
-    return text.encode() if size > 0 else b""
+    if size <= 0:
+        return b""
+    text = f"{size:,} bytes are not kept: of a log this long only the beginning and the newest part are"
+    return f"\n[distmagic: {text}]\n".encode()
 
 
 def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, int]]:
@@ -145,7 +151,8 @@ def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, in
         with contextlib.suppress(FileNotFoundError):  # gone just now
             file = stack.enter_context(piece.open("rb"))
             size = os.fstat(file.fileno()).st_size
-            if gap := _gap(start - reached):
+            gap = _gap(start - reached)
+            if gap:
                 found.append((io.BytesIO(gap), len(gap)))
             found.append((file, size))
             reached = start + size
@@ -155,8 +162,9 @@ def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, in
 def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     """Yield the whole lines of a log, or of what there still is of it, from a line's offset on."""
     there = pieces(path)
-    for i, (start, piece) in enumerate(there):
-        if i + 1 < len(there) and there[i + 1][0] <= offset:
+    ends = [start for start, _ in there[1:]]  # each piece ends where the next one begins
+    for number, (start, piece) in enumerate(there):
+        if number < len(ends) and ends[number] <= offset:
             continue
         with contextlib.suppress(FileNotFoundError), piece.open("rb") as file:
             file.seek(max(0, offset - start))

@@ -20,7 +20,8 @@ _KMSG = "/dev/kmsg"
 _LOGS = ("/var/log/kern.log", "/var/log/messages")
 _LOG_BYTES = 1 << 20  # read of a log at most
 _RECORDS = 10_000  # read of the kernel's ring buffer at most
-_FIRST_NAMESPACE = "pid:[4026531836]"  # the machine's own: PROC_PID_INIT_INO in the kernel's proc_ns.h
+# The machine's own: PROC_PID_INIT_INO in the kernel's proc_ns.h.
+_FIRST_NAMESPACE = "pid:[4026531836]"
 _KILLED = re.compile(
     r"Killed process (?P<pid>\d+) \((?P<name>.{0,64}?)\),? (?:UID:? ?\d+,? )?total-vm:\d+kB, "
     r"anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?"
@@ -160,7 +161,8 @@ def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]
             continue
         own = folder / path.strip("/")
         if not (own / events).exists():
-            own = folder  # in a container: the path is the machine's, but the container's own cgroup is mounted
+            # In a container: the path is the machine's, but the container's own cgroup is mounted.
+            own = folder
         limits = [own / limit]
         for parent in own.parents:
             if parent == folder or folder in parent.parents:
@@ -217,7 +219,8 @@ def records(read: Callable[[], bytes]) -> str:
         try:
             head, _, text = read().decode(errors="replace").partition(";")
         except BrokenPipeError:
-            continue  # the record was overwritten before it was read; the next call returns a later one
+            # The record was overwritten before it was read; the next call returns a later one.
+            continue
         except OSError:
             break  # there is no more
         priority = head.partition(",")[0]

@@ -41,8 +41,10 @@ class _View:
     @property
     def is_sparse(self) -> bool:
         """Whether less than half of the bytes from start to stop are the tensor's elements."""
-        tensor = self.tensor
-        return tensor is not None and 2 * tensor.numel() * tensor.element_size() < self.stop - self.start
+        if self.tensor is None:
+            return False
+        size_bytes = int(self.tensor.numel() * self.tensor.element_size())
+        return 2 * size_bytes < self.stop - self.start
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,10 +68,12 @@ class Window:
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in order; of CPU memory at once and without a copy."""
         torch = sys.modules["torch"]
-        storage, start = self.storage, self.start
+        storage = self.storage
+        start = self.start
         if self.packed is not None:
             with torch.no_grad():
-                storage, start = _plain(self.packed).contiguous().untyped_storage(), 0
+                storage = _plain(self.packed).contiguous().untyped_storage()
+            start = 0
         if storage.device.type == "cpu":
             yield _memory(storage.data_ptr() + start, self.size_bytes)
         else:
@@ -124,7 +128,13 @@ class Storages:
         """Return the windows to write, and for each number a row that says how to build it from them."""
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
-        stretches = [stretch for numbers in self._by_storage() for stretch in self._stretches(numbers)]
+        by_storage: dict[int, list[int]] = {}  # the numbers of the views that see anything
+        for number, view in enumerate(self._views):
+            if view.tensor is None or view.tensor.numel():
+                by_storage.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001
+        stretches: list[_Stretch] = []
+        for numbers in by_storage.values():
+            stretches += self._stretches(numbers)
         for stretch in stretches:
             first = self._views[stretch.views[0]]
             if self._is_packed(stretch):
@@ -134,21 +144,14 @@ class Storages:
             else:
                 for number in stretch.views:
                     rows[number] = _row(self._views[number], len(windows), stretch.start)
-                window = Window(storage=first.storage, start=stretch.start, size_bytes=stretch.stop - stretch.start)
+                size_bytes = stretch.stop - stretch.start
+                window = Window(storage=first.storage, start=stretch.start, size_bytes=size_bytes)
             windows.append(window)
         return windows, rows
 
     def _is_packed(self, stretch: _Stretch) -> bool:
         """Whether a stretch travels as a contiguous copy of the one tensor that sees it."""
         return len(stretch.views) == 1 and self._views[stretch.views[0]].is_sparse
-
-    def _by_storage(self) -> list[list[int]]:
-        """Return the numbers of the views that see anything, a list for each storage."""
-        table: dict[int, list[int]] = {}
-        for number, view in enumerate(self._views):
-            if view.tensor is None or view.tensor.numel():
-                table.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001
-        return list(table.values())
 
     def _stretches(self, numbers: Sequence[int]) -> list[_Stretch]:
         """Return the parts of one storage that are seen, in order."""
@@ -161,11 +164,14 @@ class Storages:
                 found[-1].views.append(number)
             else:
                 found.append(_Stretch(start=start, stop=view.stop, views=[number]))
-        whole_bytes = sum(s.stop - s.start for s in found if not self._is_packed(s))
+        if len(found) == 1:
+            return found
+        whole_bytes = sum(stretch.stop - stretch.start for stretch in found if not self._is_packed(stretch))
         storage_bytes = self._views[numbers[0]].storage.nbytes()
-        if len(found) > 1 and 2 * whole_bytes >= storage_bytes:
-            return [_Stretch(start=found[0].start, stop=max(s.stop for s in found), views=list(numbers))]
-        return found
+        if 2 * whole_bytes < storage_bytes:
+            return found
+        last = max(stretch.stop for stretch in found)
+        return [_Stretch(start=found[0].start, stop=last, views=list(numbers))]
 
 
 def _aligned(offset: int) -> int:
@@ -182,11 +188,14 @@ def _row(view: _View, window: int, start: int) -> TensorRow:
 
 
 def _packed_row(view: _View, window: int) -> TensorRow:
-    strides, step = [], 1
+    # As the strides of a contiguous tensor are: the last dimension has step 1.
+    strides = []
+    step = 1
     for n in reversed(view.tensor.size()):
         strides.append(step)
         step *= n
-    return _as_row(view, window, 0, strides[::-1])
+    strides.reverse()
+    return _as_row(view, window, 0, strides)
 
 
 def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> TensorRow:
@@ -201,16 +210,20 @@ def _plain(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     if tensor.is_conj():
         tensor = tensor.conj()
-    return torch._neg_view(tensor) if tensor.is_neg() else tensor  # noqa: SLF001
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)  # noqa: SLF001
+    return tensor
 
 
 def _span(tensor: Any) -> tuple[int, int]:
     """Return the first byte of its storage that a tensor sees, and the one after the last."""
     if not tensor.numel():
         return 0, 0
-    first = tensor.storage_offset()
-    last = first + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
-    return first * tensor.element_size(), (last + 1) * tensor.element_size()
+    first = last = tensor.storage_offset()
+    for n, step in zip(tensor.size(), tensor.stride(), strict=True):
+        last += (n - 1) * step
+    element_bytes = tensor.element_size()
+    return first * element_bytes, (last + 1) * element_bytes
 
 
 class TensorLoader:

@@ -54,11 +54,11 @@ class Key:
 class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
     """Remembers that something came in."""
 
-    heard = 0
+    received = 0
 
     def read_message(self) -> object:
         message = super().read_message()
-        self.heard += 1
+        self.received += 1
         return message
 
 
@@ -179,12 +179,12 @@ class SshSession:
 
     def _end_when_silent(self) -> None:
         silent = 0
-        heard = -1
+        received = -1
         # Counted in ticks and not by the clock: after a suspend the reader gets its chance first.
         while not self._over.wait(KEEPALIVE_S) and self._transport.is_active():
-            now = self._transport.packetizer.heard
-            silent = silent + 1 if now == heard else 0
-            heard = now
+            now = self._transport.packetizer.received
+            silent = silent + 1 if now == received else 0
+            received = now
             if silent >= SILENT_TICKS:
                 self._cut()
 
@@ -210,7 +210,7 @@ class SshSession:
             channel = self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
         except paramiko.ChannelException as error:
             hint = "Its sshd may limit sessions (MaxSessions); raise the limit, or close other connections."
-            raise PreflightError(name, f"no further process can be started there: {error.text}.", hint) from error
+            raise PreflightError(name, f"no further process can be started there: {error.text[:500]}.", hint) from error
         except _BROKEN as error:
             raise ConnectionLost(f"{name}: the connection to {self.where} is lost.") from error
         try:

@@ -40,7 +40,7 @@ class ConfigLine:
 
 @dataclass(slots=True, kw_only=True)
 class Scope:
-    """What is known while the files are read: who connects to what, and the options found so far."""
+    """What is known while the files are read: the local user, the host's name, and the options found so far."""
 
     name: str
     local_user: str

@@ -56,7 +56,8 @@ class SshProcess:
 
     def _drain(self) -> None:
         """Read stderr all the time: it shares its window with stdout, which would block."""
-        with contextlib.suppress(*self._broken):  # reading also sends, which fails when the connection ends just then
+        # Reading also sends, which fails when the connection ends just then.
+        with contextlib.suppress(*self._broken):
             while data := self._channel.recv_stderr(_PIECE_BYTES):
                 self._tail.append(data)
 

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from distmagic.transports import troubles
 from distmagic.transports.ssh.deadline import Deadline
 
-USER_TIMEOUT_MS = 6000  # a cut cable is noticed after this long, also while nothing is sent but keep-alives
+# A cut cable is noticed after this long, also while nothing is sent but keep-alives.
+USER_TIMEOUT_MS = 6000
 _STDERR_KEPT = 2000
 
 
@@ -84,7 +85,8 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
     error: OSError = TimeoutError()
     addresses = _addresses(hostname, port, where, deadline)
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
-        share = deadline.remaining() / (len(addresses) - number)  # so that a dead IPv6 address leaves time for IPv4
+        # So that a dead IPv6 address leaves time for IPv4.
+        share = deadline.remaining() / (len(addresses) - number)
         dialled = socket.socket(family, kind, protocol)
         try:
             dialled.settimeout(max(share, 0.01))

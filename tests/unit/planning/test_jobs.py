@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 
 from distmagic.errors import SpecError
@@ -34,16 +31,6 @@ def test_nodes_of_one_job_are_put_together_whatever_the_order_of_the_hosts():
     assert [job.host_indices for job in JOBS] == [(1, 0), (1, 0), (-1, -1, 1)]
     assert [job.phase for job in JOBS] == ["failed", "running", "died"]
     assert [job.size_bytes for job in JOBS] == [1_000_000, 1_000_000, 500_000]
-
-
-@pytest.mark.parametrize(
-    ("told", "believed"),
-    [(60.0, 60.0), (0.0, 1.0), (-5.0, 1.0), (math.nan, 1.0), (math.inf, 86_400.0), (1e300, 86_400.0)],
-)
-def test_a_lease_that_a_host_lists_is_one_that_can_be_renewed(told, believed):
-    """Renewing it every 0 s would be a loop that fills memory, and every infinity seconds would end the job."""
-    one = replace(listed("x1", running=True), terms=JobTerms(lease_s=told))
-    assert found_jobs([[one]])[0].terms.lease_s == believed
 
 
 def test_a_node_beyond_the_job_s_hosts_does_not_run():

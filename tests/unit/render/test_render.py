@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -12,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic import render
-from distmagic.remote.wire.protocol import Bar, Ended, Failure
+from distmagic.remote.wire.protocol import Bar, Ended, Failure, Frame, Stacks, Thread
 from distmagic.render import quantities as q
 from distmagic.render import text_width
+from distmagic.render.output import output_lines
 from distmagic.render.overview import overview
-from distmagic.state.model import NodeState, OutputLine, RunState
+from distmagic.state.model import NodeState, OutputLine, RunState, StackDump
 from tests import REPOSITORY
 from tests.scenes import (
     SCENES,
@@ -122,8 +124,8 @@ def test_milestones_tell_a_change_once():
 
 
 def test_a_slow_rank_is_named_and_a_level_race_names_nobody():
-    assert overview(SCENES["one_slow"]()).slow == "slow: rank 2 (gpu-b, local_rank 0)"
-    assert overview(running()).slow == ""
+    assert overview(SCENES["one_slow"]()).concern == "slow: rank 2 (gpu-b, local_rank 0)"
+    assert overview(running()).concern == ""
 
 
 @pytest.mark.parametrize(("step", "rate", "is_slow"), [
@@ -135,7 +137,42 @@ def test_a_slow_rank_is_named_and_a_level_race_names_nobody():
 def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
     workers = [worker(rank, step=100.0, rate=10.0) for rank in range(3)]
     state = run([*workers, worker(3, step=step, rate=rate)])
-    assert (overview(state).slow == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
+    assert (overview(state).concern == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
+
+
+def test_ranks_that_stand_still_have_no_rate_and_no_time_left():
+    state = replace(running(), at_s=71.0, advanced_at_s=27.0)
+    text = render.text(state)
+    assert render.headline(state).endswith("no rank has advanced for 44 s")
+    assert "left" not in text
+    assert "step/s" not in text
+    assert text.count("no step for 44 s") == 4
+    assert "dm-still" in render.html(state)
+
+
+def test_one_rank_that_stands_still_is_named():
+    state = replace(running(), at_s=71.0, advanced_at_s=70.0)
+    moving = {rank: replace(w, advanced_at_s=70.0) for rank, w in state.workers.items() if rank != 2}
+    state = replace(state, workers={**state.workers, **moving})
+    assert render.headline(state).endswith("rank 2 (gpu-b, local_rank 0) has not advanced for 44 s")
+    assert render.text(state, width=160).count("no step for 44 s") == 1
+    assert " left ·" not in render.headline(state)
+
+
+def test_a_run_that_stands_still_shows_where_its_ranks_are():
+    frame = Frame(file="Cell In[3]", line=14, function="train", text="load()", mine=True)
+    stacks = {
+        rank: Stacks(request_id="1", rank=rank, local_rank=rank % 2, threads=(Thread(frames=(frame,)),))
+        for rank in range(4)
+    }
+    dump = StackDump(request_id="1", at_s=90.0, stacks=stacks, nodes=(0, 1))
+    state = replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps=(dump,))
+    assert "! all 4 ranks are in train at Cell In[3], line 14." in render.text(state)
+    assert "load()" in render.html(state)
+    moving = replace(
+        state, advanced_at_s=90.5, workers={rank: replace(w, advanced_at_s=90.5) for rank, w in state.workers.items()}
+    )
+    assert "Cell In[3], line 14" not in render.html(moving)
 
 
 def test_the_head_tells_the_time_of_the_slowest():
@@ -189,10 +226,21 @@ def test_a_rank_that_ended_well_without_progress_is_whole():
 
 def test_few_ranks_have_a_line_each_and_many_a_band():
     few, many = Page(render.curves(running())), Page(render.curves(SCENES["ranks_64"]()))
-    assert few.tags.count("path") == 8
+    assert few.tags.count("path") == 16
+    assert few.classes.count("dm-band") == 8  # of more values than a line has bins
     assert "rank 3" in few.text
     assert many.classes.count("dm-band") == 2
     assert "mean of 64 ranks" in many.text
+
+
+def test_a_spike_is_drawn():
+    points = [(float(step), 100.0 if step == 333 else 1.0) for step in range(1000)]
+    html = render.curves(run([worker(0)], series={0: {"loss": curve(points)}}))
+    assert "dm-band" in html
+    assert ",0L" in html  # the band reaches the top, which is 100
+    assert "<span>100 </span>" in html
+    assert "step 0 " in html
+    assert "step 999<" in html
 
 
 def test_nan_is_told_and_leaves_a_gap():
@@ -206,6 +254,15 @@ def test_nan_is_told_and_leaves_a_gap():
 def test_any_values_can_be_drawn(values):
     state = run([worker(0)], series={0: {"x": curve([(float(i), value) for i, value in enumerate(values)])}})
     Page(render.html(state))
+
+
+def test_a_bar_of_tqdm_is_no_warning():
+    bar = "epoch 2: 100%|##########| 938/938 [00:12<00:00, 78.1it/s, loss=0.1]"
+    told = [
+        OutputLine(rank=0, label="rank 0 gpu-a", stream="stderr", text=text) for text in (bar, "Warning: 100% of x")
+    ]
+    html = output_lines(run([worker(0)], lines=tuple(told), lines_seen=2))
+    assert re.findall(r"dm-line (dm-\w+)", html) == ["dm-stdout", "dm-stderr"]
 
 
 def test_one_point_is_no_curve():

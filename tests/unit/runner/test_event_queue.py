@@ -28,7 +28,7 @@ def test_events_come_in_order_with_their_time():
 
 
 def test_a_node_that_says_much_waits_and_the_others_do_not(monkeypatch):
-    monkeypatch.setattr(event_queue, "_AHEAD", 2)
+    monkeypatch.setattr(event_queue, "_AHEAD_BYTES", 2 * 4096)
     box, has_put = make(), threading.Event()
 
     def say_much() -> None:
@@ -49,8 +49,32 @@ def test_a_node_that_says_much_waits_and_the_others_do_not(monkeypatch):
     assert sorted(event.node_rank for event in found) == [0, 0, 0, 1]
 
 
+def test_of_long_events_fewer_wait(monkeypatch):
+    """What waits is bounded in bytes: 256 lines of a mebibyte, of each of many hosts, would fill the memory."""
+    monkeypatch.setattr(event_queue, "_AHEAD_BYTES", 20_000)
+    box = make()
+    box.put(0, Mended(), 15_000)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(box.put, 0, Gone(), 6000)
+        box.put(1, Gone(), 1 << 20)  # of another node; alone it has room, however long it is
+        first = box.batch(10.0)
+        late.result(30)
+    assert [event.size_bytes for event in first if event.node_rank == 0][:1] == [15_000]
+    found = [*first, *box.batch(0.0)]
+    assert sorted((event.node_rank, event.size_bytes) for event in found) == [(0, 6000), (0, 15_000), (1, 1 << 20)]
+
+
+def test_a_long_event_waits_until_the_others_are_read(monkeypatch):
+    monkeypatch.setattr(event_queue, "_AHEAD_BYTES", 20_000)
+    box = make()
+    box.put(0, Mended(), 15_000)
+    box.close()
+    box.put(0, Gone(), 6000)  # there is no room for it, and nobody reads any more
+    assert [event.what for event in box.batch(0.0)] == [Mended()]
+
+
 def test_what_an_act_ended_with_never_waits_for_room(monkeypatch):
-    monkeypatch.setattr(event_queue, "_AHEAD", 1)
+    monkeypatch.setattr(event_queue, "_AHEAD_BYTES", 4096)
     box = make()
     box.put(0, Mended())
     box.tell(Gone())
@@ -59,7 +83,7 @@ def test_what_an_act_ended_with_never_waits_for_room(monkeypatch):
 
 
 def test_nobody_waits_when_it_is_closed(monkeypatch):
-    monkeypatch.setattr(event_queue, "_AHEAD", 1)
+    monkeypatch.setattr(event_queue, "_AHEAD_BYTES", 4096)
     box = make()
     box.put(0, Mended())
     box.close()

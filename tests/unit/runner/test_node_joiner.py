@@ -56,9 +56,9 @@ def begun(payload: Payload, *hosts: Reached, awaited: tuple[str, ...] = (), **sp
 def test_a_host_that_comes_later_is_told_what_it_would_have_been_told_at_the_beginning(payload, spec, late):
     lead, _ = begun(payload, A, B, **spec)
     at_once = begun(payload, A, B, late, **spec)[2]
-    newcomer = start_messages.newcomer(lead, (*lead.hosts, late.host.name), late, local_cwd="/nb")
-    assert newcomer.membership.nodes == 2, "with so many it began"
-    assert replace(newcomer, membership=replace(newcomer.membership, nodes=3)) == at_once
+    joined = start_messages.join_message(lead, (*lead.hosts, late.host.name), late, local_cwd="/nb")
+    assert joined.membership.nodes == 2, "with so many it began"
+    assert replace(joined, membership=replace(joined.membership, nodes=3)) == at_once
 
 
 def test_only_the_lead_of_a_job_that_may_grow_has_a_template_for_them(payload):
@@ -142,7 +142,7 @@ def test_the_notebook_that_began_the_job_has_all_that_is_needed_itself(payload):
     lead = Lead(begun(payload, A, B)[0])
     link = FakeLink(C, {"call": DATA["call"]})
     start = NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
-    assert start == start_messages.newcomer(
+    assert start == start_messages.join_message(
         lead.start, ("gpu-a", "gpu-b", "gpu-c"), replace(C, facts=link.facts), local_cwd=""
     )
     assert link.said[1:] == [[DATA["code"], DATA["volume"]], "ask 10.0.0.1", "sweep j-1"]

@@ -212,7 +212,7 @@ def test_another_host_key_is_never_tried_again():
 def test_a_node_that_others_hear_is_not_given_up_when_only_this_notebook_can_not_reach_it():
     table = Table()
     table.ended(error=CUT)
-    (attempt,) = table.table.due(60.0, heard_elsewhere={1})
+    (attempt,) = table.table.due(60.0, alive_elsewhere={1})
     assert isinstance(attempt, Reconnect)
     table.after(AttemptFailed(error=AWAY), at_s=60.0)
     assert table.table.due(61.0) == [lost("no connection for 60 s")]

@@ -187,6 +187,11 @@ def test_a_log_is_fetched_once_a_stream():
         run.logs(3)
 
 
+def test_a_log_that_is_printed_moves_nothing_in_a_terminal():
+    run = run_of(FakeHost(b"\x1b[32mok\x1b[0m\r50%\t\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b\n"), {"result_bytes": 0})
+    assert run.logs(0, "stdout") == "\x1b[32mok\x1b[0m\r50%\t\ufffd\n"
+
+
 def test_results_that_were_looked_at_can_be_let_go_of(tmp_path):
     parcel.dump([1, 2], tmp_path / "small")
     run = run_of(FakeHost(b""), {"result_bytes": 3}, small={0: (tmp_path / "small").read_bytes()})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
-from distmagic.state.decide import Limits, can_detach, heard_elsewhere, reason_to_stop, too_late
+from distmagic.state.decide import Limits, alive_elsewhere, can_detach, reason_to_stop, too_late
 from distmagic.state.events import Broken, Event, Gone, Lost, Planned, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
@@ -53,13 +53,32 @@ def driven(run: ScriptedRun, timeout_s: float | None = None, restarts: int = 0) 
     return run.run(Limits(timeout_s=timeout_s), restarts=restarts)
 
 
-def elastic(*events: Event) -> RunState:
+def elastic(*events: Event, world: int = 2) -> RunState:
     """Return the state of a job of two hosts that goes on with one; a third one has come."""
-    whole = [hello(0), hello(1), worker(0, 0), worker(1, 1), OPEN]
+    whole = [hello(0), hello(1), worker(0, 0, world=world), worker(1, 1, world=world), OPEN]
     planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
     return fold(
         begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c"))), *events]
     )
+
+
+def test_ranks_of_a_run_that_stands_still_are_asked_once_where_they_are():
+    moving = [at(report_at(rank, 12.0), rank // 2, at_s=12.0) for rank in range(4)]
+    again = [at(report_at(rank, 144.0), rank // 2, at_s=144.0) for rank in range(4)]
+    ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
+    run = ScriptedRun(START, [], moving, *[[]] * 20, again, *[[]] * 20, ends, step_s=6.0)
+    asked: list[tuple[float, int]] = []
+    run.run(screen=FakeScreen(lambda state: asked.append((state.at_s, run.asks))))
+    counts = sorted({count for _, count in asked})
+    assert counts == [0, 1, 2]
+    first_s = min(at_s for at_s, count in asked if count == 1)
+    assert 72.0 <= first_s <= 84.0
+    assert run.stops == []
+
+
+def report_at(rank: int, at_s: float) -> p.Progress:
+    """Return the report of a first step, or of the second one much later."""
+    return p.Progress(rank=rank, restart=0, at_s=at_s, step=at_s, total=1000.0)
 
 
 def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
@@ -185,18 +204,26 @@ def test_a_job_can_be_left_alone_when_all_that_are_there_hear_each_other():
     joined = at(p.PeerState(node_rank=1, state="joined"))
     assert not can_detach(elastic())
     assert not can_detach(elastic(joined))
-    third = [at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=2, hostname="c", pid=3), 2), worker(2, 2)]
-    assert not can_detach(elastic(joined, *third))
-    assert can_detach(elastic(joined, *third, at(p.PeerState(node_rank=2, state="joined"))))
+    third = [at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=2, hostname="c", pid=3), 2), worker(2, 2, world=3)]
+    assert not can_detach(elastic(joined, *third, world=3))
+    assert can_detach(elastic(joined, *third, at(p.PeerState(node_rank=2, state="joined")), world=3))
     assert can_detach(elastic(joined, at(Lost(why="switched off"), 2)))
+
+
+def test_a_job_is_not_left_before_all_its_ranks_have_begun():
+    joined = at(p.PeerState(node_rank=1, state="joined"))
+    some = [hello(0), hello(1), worker(0, 0), worker(2, 1), worker(3, 1, local=1), joined]
+    state = fold(begin("j", HOSTS, 0), some)
+    assert not can_detach(state)
+    assert can_detach(fold(state, [worker(1, 0, local=1)]))
 
 
 def test_which_nodes_run_although_this_notebook_can_not_reach_them():
     cut, joined = at(Broken(why="cut"), 1), at(p.PeerState(node_rank=1, state="joined"))
     detached = at(p.Detached(why="asked"))
-    assert heard_elsewhere(begun(cut)) == frozenset(), "nobody else has told of it"
-    assert heard_elsewhere(begun(joined, cut)) == {1}
-    assert heard_elsewhere(begun(detached, cut)) == {0, 1}, "the job needs no notebook"
-    assert heard_elsewhere(begun(joined, detached, cut, at(Broken(why="cut"), 0))) == frozenset(), "none is followed"
-    assert heard_elsewhere(begun(joined, cut, at(StopRequested(reason="failed")))) == frozenset()
-    assert heard_elsewhere(begun(joined, cut, at(Gone(), 0))) == frozenset(), "the others are over"
+    assert alive_elsewhere(begun(cut)) == frozenset(), "nobody else has told of it"
+    assert alive_elsewhere(begun(joined, cut)) == {1}
+    assert alive_elsewhere(begun(detached, cut)) == {0, 1}, "the job needs no notebook"
+    assert alive_elsewhere(begun(joined, detached, cut, at(Broken(why="cut"), 0))) == frozenset(), "none is followed"
+    assert alive_elsewhere(begun(joined, cut, at(StopRequested(reason="failed")))) == frozenset()
+    assert alive_elsewhere(begun(joined, cut, at(Gone(), 0))) == frozenset(), "the others are over"

@@ -217,7 +217,7 @@ def test_all_ranks_are_asked_where_they_are_and_nothing_is_changed(session):
     tell_stacks(a, 0, "train")
     tell_stacks(b, 1, "load_batch")
     explanation = session.stacks(reach(a, b), job)
-    assert explanation.unheard == ()
+    assert explanation.unanswered == ()
     assert sorted(explanation.sentence.split("; ")) == [
         "rank 0 (gpu-a, local_rank 0) is in train at Cell In[3], line 7",
         "rank 1 (gpu-b, local_rank 0) is in load_batch at Cell In[3], line 7",
@@ -237,7 +237,7 @@ def test_a_host_that_does_not_tell_is_named(session, is_down):
     else:
         b.answers[p.DumpStacks] = lambda _: HANG_UP
     explanation = session.stacks(reach(a, b), job)
-    assert explanation.unheard == ("gpu-b",)
+    assert explanation.unanswered == ("gpu-b",)
     assert "gpu-b did not tell where its ranks are" in explanation.sentence
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic import render
+from distmagic.connection.limits import DECODER
 from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, DistmagicError, ProtocolError
 from distmagic.remote.wire import protocol as p
@@ -85,8 +86,9 @@ def test_of_two_failures_the_one_that_came_first_speaks(order):
 # ---- through the conversation
 
 
-TOLD = stream(0, random.Random(5), fails=True)
-TEXT = b"".join(p.encode(what, n) for n, what in enumerate(TOLD, 1))
+SAID = stream(0, random.Random(5), fails=True)
+TEXT = b"".join(p.encode(what, n) for n, what in enumerate(SAID, 1))
+TOLD = [DECODER.decode(p.encode(what))[1] for what in SAID]  # as it comes in: the strange line break is gone
 
 
 def heard(
@@ -113,7 +115,7 @@ def all_folded(found: list[tuple[int, p.Message]]) -> RunState:
 
 def test_cut_at_any_byte_and_gone_on_from_there():
     """Nothing is lost and nothing comes twice, wherever the connection breaks."""
-    ends = [0, *itertools.accumulate(len(p.encode(what, n)) for n, what in enumerate(TOLD, 1))]
+    ends = [0, *itertools.accumulate(len(p.encode(what, n)) for n, what in enumerate(SAID, 1))]
     for cut in range(len(TEXT)):
         first, error = heard(TEXT[:cut])
         assert isinstance(error, ConnectionLost)
@@ -126,7 +128,7 @@ def test_cut_at_any_byte_and_gone_on_from_there():
 @given(st.integers(1, len(TOLD) - 1), st.integers(0, len(TOLD)))
 def test_a_host_that_goes_on_elsewhere_is_refused(last, first):
     """As one does that has lost its journal, or sends again what was heard already."""
-    text = b"".join(p.encode(what, n) for n, what in enumerate(TOLD, 1) if n >= first) + p.encode(p.AgentGone())
+    text = b"".join(p.encode(what, n) for n, what in enumerate(SAID, 1) if n >= first) + p.encode(p.AgentGone())
     found, error = heard(text, after=last)
     if max(first, 1) == last + 1:
         assert (len(found), error) == (len(TOLD) - last, None)
@@ -170,7 +172,7 @@ def test_many_damaged_bytes(changes):
 
 @pytest.mark.parametrize("n", [1, 5, len(TOLD)])
 def test_the_same_event_twice(n):
-    text = b"".join(p.encode(what, i) * (2 if i == n else 1) for i, what in enumerate(TOLD, 1))
+    text = b"".join(p.encode(what, i) * (2 if i == n else 1) for i, what in enumerate(SAID, 1))
     found, error = heard(text)
     assert len(found) == n
     assert str(error) == f"gpu-a: event {n} came after event {n}."

@@ -43,8 +43,8 @@ def stack(rank: int, *frames: p.Frame, silence: str = "", request_id: str = "ask
     return p.Stacks(request_id=request_id, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
 
 
-def explained(*stacks: p.Stacks, unheard: tuple[str, ...] = ()) -> Explanation:
-    return explain([(HOSTS[one.rank // 2 % 2], one) for one in stacks], unheard)
+def explained(*stacks: p.Stacks, unanswered: tuple[str, ...] = ()) -> Explanation:
+    return explain([(HOSTS[one.rank // 2 % 2], one) for one in stacks], unanswered)
 
 
 # ---- in words
@@ -90,7 +90,7 @@ def test_a_rank_that_does_not_answer_comes_before_all():
 
 
 def test_a_host_that_does_not_answer():
-    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), unheard=("gpu-b",))
+    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), unanswered=("gpu-b",))
     assert found.sentence == f"ranks 0, 1 {REST}; gpu-b did not tell where its ranks are"
     assert found.advice == ""
 
@@ -161,7 +161,7 @@ def test_as_text_and_as_a_page():
     assert page.count("<details open>") == 1
     assert page.count("<details>") == 2
     assert render.stacks_text(explained(), "j-1") == "j-1: no rank runs"
-    assert render.stacks_text(explained(unheard=("gpu-a",)), "j-1") == "j-1: gpu-a did not tell where its ranks are"
+    assert render.stacks_text(explained(unanswered=("gpu-a",)), "j-1") == "j-1: gpu-a did not tell where its ranks are"
 
 
 FRAMES = st.builds(frame, st.text(max_size=9) | st.sampled_from([C10D, "queue.py", CELL]), st.integers(0, 9), st.text(max_size=5), st.booleans(), st.text(max_size=5))  # fmt: skip

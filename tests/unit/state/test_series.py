@@ -56,21 +56,82 @@ def test_what_is_no_number_stays_one():
 def test_several_points_at_once_are_as_one_after_the_other():
     both = Series().extended((0.0, 0.0, 1.0, 0.1, 1.0, 2.0), limit=100)
     assert both == series(1.0, 2.0)
-    assert values(series(*map(float, range(4)), limit=4).extended((9.0, 9.0, 9.0) * 5, limit=4)) == [0.0, 9.0, 9.0]
+    once = Series().extended([number for i in range(30) for number in (i / 10, float(i), i % 7)], limit=10)
+    assert values(once) == [0, 6, 6, 0, 6, 0, 6, 0, 1]  # of each eight the least and the greatest, and the ends
 
 
-@pytest.mark.parametrize(("count", "kept"), [(4, [0, 1, 2, 3]), (5, [0, 2, 4]), (6, [0, 2, 4, 5]), (7, [0, 4, 6])])
-def test_a_full_series_keeps_every_second_point_and_the_last(count, kept):
-    assert values(series(*map(float, range(count)), limit=4)) == kept
+def test_a_full_series_keeps_what_stands_out():
+    seen = [1.0, 1.1] * 500
+    seen[333] = 100.0
+    seen[444] = -5.0
+    seen[555] = math.nan
+    seen[666] = math.inf
+    kept = values(series(*seen, limit=50))
+    assert len(kept) <= 50
+    assert (kept[0], kept[-1]) == (1.0, 1.1)
+    assert {100.0, -5.0, math.inf} <= set(kept)
+    assert any(math.isnan(value) for value in kept)
 
 
-@given(st.integers(2, 20), st.integers(1, 200))
-def test_bounds_and_order(limit, count):
+NUMBERS = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308]))
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=120), st.integers(8, 40), st.integers(1, 30), st.integers(1, 30))
+def test_the_picture_agrees_with_all_that_was_reported(reported, limit, batch, bins):
+    """Whatever comes, in whatever batches: nothing that a reader looks for is lost, in the points and in the picture."""
     seen = Series()
-    for i in range(count):
+    for start in range(0, len(reported), batch):
+        numbers: list[float] = []
+        for i, value in enumerate(reported[start : start + batch], start):
+            numbers += (i / 10, float(i), value)
         before, points = seen, list(seen)
-        seen = seen.extended((float(i), math.nan, float(i)), limit=limit)
-        assert list(before) == points
-        assert len(seen) <= limit
-        assert seen[-1].value == i
-        assert values(seen) == sorted(set(values(seen)))
+        seen = seen.extended(numbers, limit=limit)
+        assert repr(list(before)) == repr(points)
+
+    kept = values(seen)
+    finite = [value for value in reported if math.isfinite(value)]
+    assert len(kept) <= limit
+    assert repr((kept[0], kept[-1])) == repr((reported[0], reported[-1]))
+    assert [point.at_s for point in seen] == sorted(point.at_s for point in seen)
+    assert any(map(math.isnan, kept)) == any(map(math.isnan, reported))
+    assert any(map(math.isinf, kept)) == any(map(math.isinf, reported))
+    kept_finite = [value for value in kept if math.isfinite(value)]
+    assert (min(kept_finite, default=None), max(kept_finite, default=None)) == (
+        min(finite, default=None), max(finite, default=None),
+    )  # fmt: skip
+
+    found, holes = seen.bins(bins, by_step=True)
+    assert len(found) <= bins + 1
+    assert bool(holes) == (len(finite) < len(reported))
+    assert bool(found) == bool(finite)
+    if found:
+        huge = 1e300
+        assert min(one.low for one in found) == max(-huge, min(huge, *finite))
+        assert max(one.high for one in found) == min(huge, max(-huge, *finite))
+        assert all(one.low <= one.high for one in found)
+        assert 0 <= found[0].x <= found[-1].x <= len(reported) - 1
+
+
+def test_steps_of_each_epoch_go_on_where_the_last_one_ended():
+    numbers: list[float] = []
+    for epoch in range(3):
+        for step in range(1, 41):
+            numbers += (float(epoch * 40 + step), float(step), 1.0)
+    seen = Series().extended(numbers, limit=2000)
+    assert [point.step for point in seen] == [*range(1, 41)] * 3
+    found, _ = seen.bins(200, by_step=True)
+    assert [one.x for one in found] == list(range(1, 121))
+
+
+def test_a_step_that_comes_late_is_no_epoch():
+    seen = Series().extended((0.0, 100.0, 1.0, 1.0, 98.0, 2.0, 2.0, 101.0, 3.0), limit=100)
+    assert [one.x for one in seen.bins(10, by_step=True)[0]] == [100.0, 98.0, 101.0]
+
+
+def test_a_bin_holds_its_neighbours():
+    found, holes = series(1.0, 3.0, math.nan, 8.0).bins(2, by_step=True)
+    assert [(one.low, one.mean, one.high) for one in found] == [(1.0, 2.0, 3.0), (8.0, 8.0, 8.0)]
+    assert [one.x for one in found] == [0.0, 3.0]  # the first and the last point
+    assert holes == [2.0]
+    by_time, _ = series(1.0, 3.0).bins(2, by_step=False)
+    assert [one.x for one in by_time] == [0.0, 0.1]

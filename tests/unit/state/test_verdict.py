@@ -12,7 +12,7 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, Ti
 from distmagic.remote.agent import rank_process
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
-from distmagic.state.decide import OWN_WORD_S, unheard_by_gang
+from distmagic.state.decide import OWN_WORD_S, missed_by_peers
 from distmagic.state.events import NEVER_BEGAN, Broken, Event, Gone, Lost, StopRequested, Swept
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
@@ -200,7 +200,7 @@ UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.
 )
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     state = begun(*words)
-    assert (state.lost, unheard_by_gang(state)) == ((), ())
+    assert (state.lost, missed_by_peers(state)) == ((), ())
     ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
     kind, message, _ = said(begun(*words, *ends))
     assert kind is NodeLost
@@ -228,10 +228,10 @@ def test_an_elastic_job_whose_ranks_only_lost_each_other():
 
 def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
     accused = begun(*UNHEARD)
-    assert unheard_by_gang(accused) == ()
-    assert unheard_by_gang(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
-    assert unheard_by_gang(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
-    assert unheard_by_gang(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
+    assert missed_by_peers(accused) == ()
+    assert missed_by_peers(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
+    assert missed_by_peers(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
+    assert missed_by_peers(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
 
 
 def test_an_interrupt_that_a_host_did_not_confirm():

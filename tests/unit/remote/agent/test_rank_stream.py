@@ -97,6 +97,27 @@ def test_a_torn_letter_waits_for_its_rest(pipe, letter):
         assert (first, pipe.text(pipe.stream.event(0.0))) == ("ab", letter + "c")
 
 
+def test_a_torn_colour_waits_for_its_rest(pipe):
+    data = b"\x1b[1;38;5;208m"
+    for cut in range(1, len(data)):
+        pipe.write(b"ab" + data[:cut])
+        pipe.drain()
+        first = pipe.text(pipe.stream.event(0.0))
+        pipe.write(data[cut:] + b"c")
+        pipe.drain()
+        assert (first, pipe.text(pipe.stream.event(0.0))) == ("ab", data.decode() + "c")
+
+
+def test_what_begins_like_a_colour_does_not_wait_for_ever(pipe):
+    pipe.write(b"ab\x1b[" + b"1" * 100)
+    pipe.drain()
+    assert pipe.text(pipe.stream.event(0.0)) == "ab\x1b[" + "1" * 100
+    pipe.write(b"\x1b")
+    pipe.drain()
+    assert pipe.stream.event(0.0) is None
+    assert pipe.text(pipe.stream.event(0.0, last=True)) == "\x1b"
+
+
 def test_a_letter_byte_by_byte(pipe):
     texts = []
     for byte in "x🙂€y".encode():

@@ -1,0 +1,130 @@
+"""Many hosts that flood the notebook with the largest messages of every type: what is kept of them has a stated size."""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from distmagic.connection.limits import DECODER
+from distmagic.remote.wire import codec, events
+from distmagic.remote.wire import protocol as p
+from distmagic.state.events import Event
+from distmagic.state.fold import begin, fold
+from distmagic.state.model import RunState
+from distmagic.state.series import Series
+
+NODES = 64
+RANKS_A_NODE = 2
+WORLD = NODES * RANKS_A_NODE
+LINE_BYTES = 200_000
+KEPT_BYTES = 96 << 20  # of all that 64 such hosts say
+HELD_BYTES = 160 << 20  # of what 64 hosts say that are ahead of the lead; half a mebibyte of lines each
+WIDE = "\N{PILE OF POO}"  # takes 4 bytes in memory, and every other character beside it, too
+
+
+def wide(chars: int, number: int) -> str:
+    return f"{number} {WIDE}" + "x" * chars
+
+
+def flood(rank: int, number: int) -> dict[type, dict[str, object]]:
+    """Return an event of each type, each as large as a line of `LINE_BYTES` can make it; no two texts are the same."""
+    frame = {"file": wide(190, number), "line": number, "function": wide(190, rank), "text": wide(190, number + 1)}
+    failure = {"type": wide(1900, number), "message": wide(39_000, number), "traceback": wide(70_000, number)}
+    row = {"at_s": number, "metrics": {wide(180, name): number for name in range(60)}}
+    bars = [{"id": i, "desc": wide(190, i), "unit": wide(190, i), "postfix": wide(490, i)} for i in range(90)]
+    one = {"rank": rank, "restart": 0}
+    return {
+        p.Hello: {"protocol": 2, "job": wide(900, number), "node_rank": 0, "hostname": wide(900, number), "pid": 1},
+        p.Endpoint: {"state": "unreached", "detail": wide(1900, number)},
+        p.Worker: {**one, "local_rank": 0, "world_size": WORLD, "pid": number},
+        p.Progress: {**one, "at_s": number, "rows": [row] * 9, "bars": bars, "device": wide(190, number)},
+        p.Output: {"rank": number, "stream": "stdout", "offset": 0, "text": f"{wide(1900, number)}\n" * 30 + wide(1900, rank)},
+        p.Ended: {**one, "outcome": "raised", "code": 1, "failure": failure, "meaning": wide(1900, number)},
+        p.EngineEnded: {"code": 1, "exits": [{"rank": rank, "local_rank": 0, "pid": 1, "code": 1}] * 300},
+        p.Notice: {"text": wide(1900, number)},
+        p.PeerState: {"node_rank": number % NODES, "state": "joined"},
+        p.NodeAdded: {"request_id": "a", "hosts": [wide(900, i) for i in range(NODES)]},
+        p.Stacks: {"request_id": str(number // 1000), "rank": rank, "local_rank": 0, "threads": [{"frames": [frame] * 50}] * 3},
+        p.NodeStopping: {"reason": wide(1900, number)},
+        p.Detached: {"why": wide(1900, number)},
+        p.Skipped: {"through": number},
+        p.StacksDone: {"request_id": str(number), "ranks": number},
+        p.Final: {"reason": wide(1900, number), "survivors": [wide(290, i) for i in range(300)]},
+    }  # fmt: skip
+
+
+def test_the_flood_has_an_event_of_every_type():
+    assert set(flood(0, 0)) == {kind for kind in codec._NAMES if kind.__module__ == events.__name__}
+
+
+def event(node: int, kind: type, content: dict[str, object]) -> Event:
+    """Return an event as it comes from a host."""
+    line = json.dumps({"t": codec._NAMES[kind], "n": 1, **content}, ensure_ascii=False).encode()
+    assert len(line) <= LINE_BYTES
+    return Event(node_rank=node, at_s=1.0, what=DECODER.decode(line)[1], size_bytes=len(line))
+
+
+def flooded(kinds: set[type], rounds: int) -> RunState:
+    """Return the state after all ranks have begun, and all nodes have sent so many rounds of events of these types."""
+    state = begin("j", [f"h{node}" for node in range(NODES)])
+    begun = [(rank // RANKS_A_NODE, flood(rank, 0)[p.Worker]) for rank in range(WORLD)]
+    state = fold(state, [event(node, p.Worker, content) for node, content in begun])
+    assert len(state.workers) == WORLD
+    for number in range(rounds):
+        for node in range(NODES):
+            contents = flood(RANKS_A_NODE * node + number % RANKS_A_NODE, 1000 * number + node)
+            state = fold(state, [event(node, kind, contents[kind]) for kind in contents if kind in kinds])
+    return state
+
+
+def size_of(value: object, seen: set[int]) -> int:
+    """Return the bytes that a value takes up with all that is in it, and counts no part twice."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    return sys.getsizeof(value) + sum(size_of(part, seen) for part in parts(value))
+
+
+def parts(value: object) -> Iterator[object]:
+    if is_dataclass(value):
+        yield from (getattr(value, field.name) for field in fields(value))
+    elif isinstance(value, Mapping):
+        yield from value.keys()
+        yield from value.values()
+    elif isinstance(value, Series):
+        yield value._table
+    elif isinstance(value, tuple | list) and not isinstance(value, array):
+        yield from value
+
+
+@pytest.mark.parametrize("kind", flood(0, 0), ids=lambda kind: kind.__name__)
+def test_a_flood_of_one_type_from_64_hosts(kind):
+    """However often it comes: after more rounds hardly more is kept, or little is."""
+    few = size_of(flooded({kind}, 4), set())
+    many = size_of(flooded({kind}, 6), set())
+    assert many < KEPT_BYTES / 2
+    assert many < max(1.2 * few, 8 << 20)
+
+
+def test_a_flood_of_all_types_from_64_hosts():
+    assert size_of(flooded(set(flood(0, 0)), 4), set()) < KEPT_BYTES
+
+
+def test_what_waits_for_the_lead_is_bounded_in_bytes():
+    """All hosts but the first claim a later round, so that their events are held: each may hold half a mebibyte."""
+    state = begin("j", [f"h{node}" for node in range(NODES)])
+    ahead = {**flood(0, 0)[p.Worker], "round": 1}
+    state = fold(state, [event(node, p.Worker, ahead) for node in range(1, NODES)])
+    for number in range(5):
+        contents = flood(0, number)
+        kinds = (p.Progress, p.Output, p.Ended, p.EngineEnded, p.Final, p.Stacks)
+        found = [event(node, kind, contents[kind]) for kind in kinds for node in range(1, NODES)]
+        state = fold(state, found)
+    assert set(state.held) == set(range(1, NODES))
+    assert size_of(state.held, set()) < HELD_BYTES
+    assert all(sum(one.size_bytes for one in held) <= 512 << 10 for held in state.held.values())

@@ -1,0 +1,86 @@
+"""Which ranks stand still, and when all are asked where they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distmagic.remote.wire import protocol as p
+from distmagic.state.events import Broken, Event
+from distmagic.state.fold import fold
+from distmagic.state.model import RunState
+from distmagic.state.standstill import all_still_s, is_worth_a_look, still_ranks
+from tests.builders.events import at, begun, output, progress
+
+
+def steps(rank: int, node: int, count: int, every_s: float = 1.0) -> list[Event]:
+    """Return the reports of a rank that makes a step every so many seconds."""
+    found = []
+    for step in range(1, count + 1):
+        event = progress(rank, node, at_s=step * every_s, step=float(step), total=100.0)
+        found.append(replace(event, at_s=step * every_s))
+    return found
+
+
+def later(state: RunState, at_s: float, *events: Event) -> RunState:
+    return fold(state, [*(replace(event, at_s=at_s) for event in events), at(None, at_s=at_s)])
+
+
+def training(every_s: float = 1.0) -> RunState:
+    """Return a run whose four ranks have made ten steps each."""
+    events = [event for rank in range(4) for event in steps(rank, rank // 2, 10, every_s)]
+    return begun(*sorted(events, key=lambda event: event.at_s))
+
+
+@pytest.mark.parametrize(
+    ("every_s", "after_s", "is_still"), [(1.0, 9.0, False), (1.0, 10.5, True), (5.0, 20.0, False), (5.0, 25.5, True)]
+)
+def test_a_rank_stands_still_after_ten_seconds_and_five_of_its_steps(every_s, after_s, is_still):
+    state = later(training(every_s), 10 * every_s + after_s)
+    expected = dict.fromkeys(range(4), after_s) if is_still else {}
+    assert still_ranks(state) == pytest.approx(expected)
+
+
+def test_a_rank_that_goes_on_stands_still_no_more():
+    state = later(training(), 40.0, progress(2, 1, at_s=40.0, step=11.0))
+    assert set(still_ranks(state)) == {0, 1, 3}
+    assert all_still_s(state, still_ranks(state)) is None
+
+
+def test_all_stand_still():
+    state = later(training(), 54.0)
+    assert all_still_s(state, still_ranks(state)) == 44.0
+
+
+def test_nothing_is_said_of_ranks_that_can_not_stand_still():
+    """Of one that is done with its steps, that never reported, that has ended, or whose host can't be reached."""
+    silent = begun(*steps(0, 0, 10))
+    assert set(still_ranks(later(silent, 99.0))) == {0}
+    assert still_ranks(later(begun(*steps(0, 0, 100)), 200.0)) == {}
+    assert still_ranks(later(training(), 99.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 1))) == {}
+    stopped = [at(p.EngineEnded(code=1), node) for node in (0, 1)]
+    assert set(still_ranks(later(training(), 99.0, *stopped))) <= {0, 1, 2, 3}
+
+
+def test_a_first_step_may_take_long():
+    state = begun(progress(0, step=1.0, total=10.0))
+    assert still_ranks(later(state, 50.0)) == {}
+    assert set(still_ranks(later(state, 70.0))) == {0}
+
+
+def test_a_run_whose_other_ranks_print_goes_on():
+    state = later(begun(*steps(0, 0, 10)), 65.0, output("epoch 2\n", rank=3, node=1))
+    assert set(still_ranks(state)) == {0}
+    assert all_still_s(state, still_ranks(state)) is None
+
+
+def test_ranks_are_asked_once_after_a_minute():
+    assert not is_worth_a_look(later(training(), 69.0), -1.0)
+    state = later(training(), 71.0)
+    assert is_worth_a_look(state, -1.0)
+    assert not is_worth_a_look(state, 70.5)  # asked already
+    answered = later(state, 72.0, at(p.StacksDone(request_id="by hand", ranks=2), 0))
+    assert not is_worth_a_look(answered, -1.0)
+    again = later(later(state, 73.0, progress(1, 0, at_s=73.0, step=11.0)), 140.0)
+    assert is_worth_a_look(again, 70.5)

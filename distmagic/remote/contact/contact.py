@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -322,15 +321,7 @@ class Contact:
 
     def _send_work_dirs(self, _: protocol.ListWorkDirs) -> None:
         """Send what working directories are here."""
-        now = time.time()
-        dirs = tuple(
-            protocol.KeptWorkDir(
-                name=one.path.name, origin=one.origin, size_bytes=one.size_bytes, age_s=max(0.0, now - one.used_s),
-                is_used=one.is_used,
-            )
-            for one in work_dirs.kept()
-        )  # fmt: skip
-        self.say(protocol.WorkDirs(dirs=dirs[:_MOST_WORK_DIRS]))
+        self.say(protocol.WorkDirs(dirs=work_dirs.kept()[:_MOST_WORK_DIRS]))
 
     def _remove_work_dir(self, request: protocol.RemoveWorkDir) -> None:
         """Remove a working directory that no job uses."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -33,14 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecError as error:
         print(error, file=sys.stderr)
         return MISUSED
-    except Cancelled as error:
-        print(error, file=sys.stderr)
-        return INTERRUPTED
     except DistmagicError as error:
-        print(error, file=sys.stderr)
-        return FAILED
+        print(_without_run(error), file=sys.stderr)
+        return INTERRUPTED if isinstance(error, Cancelled) else FAILED
     except KeyboardInterrupt:  # before anything was begun
         return INTERRUPTED
+
+
+def _without_run(error: DistmagicError) -> str:
+    """Return the text of an error for somebody who has no variable `run`."""
+    job = getattr(getattr(error, "run", None), "job", "")
+    return re.sub(r"run\.logs\(([^)]*)\)", rf"%distributed logs {job} \1, in a notebook", str(error))
 
 
 def _command(name: str, words: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from distmagic import cli
@@ -59,6 +61,14 @@ def test_the_exit_code_says_how_it_ended(ran, capsys, outcome, code, said):
     ran.outcome = outcome
     assert cli.main(["run", "train.py"]) == code
     assert capsys.readouterr().err == said
+
+
+def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys):
+    ran.outcome = WorkerFailed("rank 1 raised ValueError.", "Its whole output: run.logs(1), on gpu-a.")
+    ran.outcome.run = SimpleNamespace(job="1122-7")
+    cli.main(["run", "train.py"])
+    said = capsys.readouterr().err
+    assert said.endswith("Its whole output: %distributed logs 1122-7 1, in a notebook, on gpu-a.\n")
 
 
 def test_a_job_that_goes_on_alone_is_named(ran, capsys):

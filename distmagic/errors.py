@@ -120,7 +120,24 @@ class WorkerFailed(RunError):
         return "\n".join(part for part in parts if part)
 
     def _render_traceback_(self) -> list[str]:
-        return [*self.remote_traceback.rstrip().splitlines(), *super()._render_traceback_()]
+        """IPython shows what happened and the user's own line; the view above has the whole traceback."""
+        first, *rest = super()._render_traceback_()
+        return [first, *_own_line(self.remote_traceback), *rest]
+
+
+def _own_line(traceback: str) -> list[str]:
+    """Return where a traceback's innermost frame of the user's own code is, and that line, marked; [] for none.
+
+    Own code is what is in no library: no file below the directories in which Python keeps its own and others' packages.
+    """
+    lines = traceback.splitlines()
+    for index in range(len(lines) - 2, -1, -1):
+        line = lines[index]
+        is_frame = line.startswith(('  File "', "  Cell In["))
+        is_library = "site-packages" in line or "dist-packages" in line or "/lib/python3" in line
+        if is_frame and not is_library and lines[index + 1].startswith("    "):
+            return [line, f"--> {lines[index + 1].strip()}"]
+    return []
 
 
 class RendezvousFailed(RunError):

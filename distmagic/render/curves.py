@@ -71,7 +71,11 @@ def curves(state: RunState) -> str:
         return ""
     shown = [_curve(state, name) for name in list(names)[:_MAX_CURVES]]
     figures = "".join(_figure(curve) for curve in shown)
-    legend = _legend(shown)
+    ranks = sorted({rank for curve in shown for rank in curve.lines})
+    if len(ranks) > MAX_LINES:
+        legend = f'<b class="dm-c0">mean of {len(ranks)} ranks</b><span class="dm-faint">band: lowest to highest</span>'
+    else:
+        legend = " ".join(f'<b class="{palette(rank)}">rank {rank}</b>' for rank in ranks)
     more = len(names) - len(shown)
     if more:
         legend += f'<span class="dm-faint">and {more} more metrics: run.metrics</span>'
@@ -199,10 +203,3 @@ def _marks(curve: _Curve, frame: _Frame) -> str:
     places = sorted({frame.x(x) for x in curve.holes})
     path = "".join(f"M{x},0v24" for x in places[:_MAX_MARKS])
     return f'<path class="dm-nan" d="{path}"/>' if path else ""
-
-
-def _legend(shown: Sequence[_Curve]) -> str:
-    ranks = sorted({rank for curve in shown for rank in curve.lines})
-    if len(ranks) > MAX_LINES:
-        return f'<b class="dm-c0">mean of {len(ranks)} ranks</b><span class="dm-faint">band: lowest to highest</span>'
-    return " ".join(f'<b class="{palette(rank)}">rank {rank}</b>' for rank in ranks)

@@ -6,7 +6,7 @@ import re
 from html import escape
 
 from distmagic.render.curves import palette
-from distmagic.render.shown import count_of_lines, is_shown, shown_lines
+from distmagic.render.shown import count_of_lines, is_shown, shown_lines, without_tracebacks
 from distmagic.render.text_width import plain, spans
 from distmagic.state.model import OutputLine, RunState
 
@@ -32,7 +32,8 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     # From the last line upward, so that the lines left out for want of room are the oldest.
     upward = [_line(line, " dm-open") for line in _open(state)]
     if lines > 0:
-        upward += [_line(line, "") for line in reversed(shown_lines(state)[-lines:])]
+        last_lines = without_tracebacks(state, shown_lines(state))[-lines:]
+        upward += [_line(line, "") for line in reversed(last_lines)]
     kept: list[str] = []
     room = _MAX_BYTES
     for text in upward:

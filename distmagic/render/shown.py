@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distmagic.state.model import OutputLine, RunState
 
 _PATIENCE_S = 10.0  # a start that takes longer than this may want torchrun's words
@@ -12,6 +14,23 @@ def shown_lines(state: RunState) -> tuple[OutputLine, ...]:
     if _torchrun_matters(state):
         return state.lines
     return tuple(line for line in state.lines if line.rank >= 0)
+
+
+def without_tracebacks(state: RunState, lines: Sequence[OutputLine]) -> list[OutputLine]:
+    """Leave out the traceback that the first failed rank has printed: the alert about its failure unfolds to it."""
+    first = state.workers.get(state.first_failure) if state.first_failure is not None else None
+    if first is None or first.ended is None or first.ended.failure is None:
+        return list(lines)
+    told = {line.rstrip() for line in first.ended.failure.traceback.splitlines()}
+    kept = []
+    is_inside = False
+    for line in lines:
+        if line.rank == first.rank and line.stream == "stderr":
+            is_inside = line.text.rstrip() in told and (is_inside or line.text.startswith("Traceback (most recent"))
+            if is_inside:
+                continue
+        kept.append(line)
+    return kept
 
 
 def is_shown(state: RunState, line: OutputLine) -> bool:

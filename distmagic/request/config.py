@@ -93,21 +93,15 @@ def choose_hosts(request: Request, notebook: Chosen | None, config: Distmagic, e
     `--nproc-per-node` on the line wins over ranks that came with hosts from elsewhere. Reads a hostfile where one is
     named. Raises `SpecError`.
     """
-    chosen = _of_line(request)
-    if chosen is not None:
-        return chosen
-    chosen = notebook or _of_settings(config, environ)
-    if request.names_nproc:
-        return replace(chosen, hosts=tuple(replace(host, slots=None) for host in chosen.hosts))
-    return chosen
-
-
-def _of_line(request: Request) -> Chosen | None:
     if request.hosts is not None:
         return Chosen(hosts=request.hosts, source="--hosts")
     if request.hostfile is not None:
         return Chosen(hosts=read_hostfile(request.hostfile), source=f"--hostfile {request.hostfile}")
-    return None
+    chosen = notebook or _of_settings(config, environ)
+    if request.names_nproc:
+        without_ranks = tuple(replace(host, slots=None) for host in chosen.hosts)
+        return replace(chosen, hosts=without_ranks)
+    return chosen
 
 
 def _of_settings(config: Distmagic, environ: Mapping[str, str]) -> Chosen:

@@ -254,8 +254,13 @@ class RunState:
         if not self.is_over:
             if self.stopping:
                 return "stopping"
-            has_begun = any(worker.phase != "starting" for worker in self.workers.values())
-            return "running" if has_begun else self._opening
+            if any(worker.phase != "starting" for worker in self.workers.values()):
+                return "running"
+            # While no node has a rank: what the node that is least far does.
+            least = min((node.phase for node in self.nodes), key=NODE_PHASES.index, default="starting")
+            if least in ("connecting", "connected"):
+                return "connecting"
+            return "sending" if least == "sending" else "starting"
         if self.first_failure is not None:
             return "failed"
         if self.is_lost or self.stopping == "lost":
@@ -263,11 +268,3 @@ class RunState:
         if self.stopping:
             return "failed" if self.stopping == "failed" else "stopped"
         return "done" if all(node.code == 0 for node in self.essential) else "failed"
-
-    @property
-    def _opening(self) -> Literal["connecting", "sending", "starting"]:
-        """What the node that is least far does, while no node has a rank."""
-        last = min((node.phase for node in self.nodes), key=NODE_PHASES.index, default="starting")
-        if last in ("connecting", "connected"):
-            return "connecting"
-        return "sending" if last == "sending" else "starting"

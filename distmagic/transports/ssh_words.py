@@ -76,7 +76,8 @@ def _denied(stderr: _Stderr) -> Trouble:
 
 
 def _configuration(stderr: _Stderr) -> Trouble:
-    return Trouble(HostError, f"the ssh configuration is wrong: {stderr.found[0].strip()}", "Correct that line.")
+    line = stderr.found[0].strip()
+    return Trouble(HostError, f"the ssh configuration is wrong: {line}", "Correct that line.")
 
 
 _TABLE: tuple[tuple[str, Callable[[_Stderr], Trouble]], ...] = (

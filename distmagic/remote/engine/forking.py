@@ -72,20 +72,17 @@ def fork(act: Callable[[], None]) -> int:
     try:
         pid = os.fork()
         if pid == 0:
-            _reset_signals()
+            signal.set_wakeup_fd(-1)
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler) and handler is not signal.default_int_handler:
+                    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                    signal.signal(number, default)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid == 0:
         raise BecomeChild(act)
     return pid
-
-
-def _reset_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if callable(handler) and handler is not signal.default_int_handler:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def reset_process(

@@ -256,6 +256,22 @@ def test_any_values_can_be_drawn(values):
     Page(render.html(state))
 
 
+def test_the_traceback_of_the_first_failure_stands_in_its_alert_alone():
+    text = "Traceback (most recent call last):\n  Cell In[1], line 2, in f\n    g()\nValueError: no"
+    ended = Ended(
+        rank=1, restart=0, outcome="raised", code=1, failure=Failure(type="ValueError", message="no", traceback=text)
+    )
+    told = [OutputLine(rank=rank, label=f"rank {rank}", stream="stderr", text=line)
+            for rank in (0, 1) for line in ("    g()", *text.splitlines(), "bye")]  # fmt: skip
+    workers = [worker(0), worker(1, phase="failed", ended=ended)]
+    state = over(run(workers, first_failure=1, lines=tuple(told), lines_seen=len(told)), code=1)
+    html = output_lines(state)
+    assert html.count("Traceback (most recent") == 1  # of rank 0, whose own alert there is not
+    assert html.count("g()") == 3  # one of rank 1 was printed before its traceback
+    assert html.count("bye") == 2
+    assert render.html(state).count("ValueError: no</pre>") == 1
+
+
 def test_a_bar_of_tqdm_is_no_warning():
     bar = "epoch 2: 100%|##########| 938/938 [00:12<00:00, 78.1it/s, loss=0.1]"
     told = [

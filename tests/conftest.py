@@ -60,8 +60,10 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
     _require("lab")
     labs: list[Lab] = []
 
-    def make(count: int, *, shared_home: bool = False, setups: tuple[HostSetup, ...] = ()) -> Lab:
-        made = Lab(count, shared_home=shared_home, setups=setups)
+    def make(
+        count: int, *, shared_home: bool = False, shared_tmp: bool = False, setups: tuple[HostSetup, ...] = ()
+    ) -> Lab:
+        made = Lab(count, shared_home=shared_home, shared_tmp=shared_tmp, setups=setups)
         labs.append(made)
         return made.up()
 

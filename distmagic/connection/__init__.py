@@ -6,9 +6,11 @@ here decides what a run does next, and no module here knows of more than one job
 
     link.py           one link: boot, facts, files, start, events
     limits.py         a limit for each field of what a host may send; whatever hosts send is read through it
+    capacity.py       whether this machine's limits leave room for so many hosts
     connections.py    the kernel's open connections, one for each host; the only place that connects
     idle_links.py     links that no run uses; they renew what hosts keep loaded
-    parallel.py       the same act on many hosts at once, and one error for all
+    lease_keeper.py   renews the lease of a job over the links to its hosts
+    parallel.py       the same act on all hosts at the same time, and one error for all
     reach.py          the first link to each host of a run, opened in the background, and the one way to further links
     job_requests.py   what one host is asked about a job: logs, stacks, small results, a new node
     prompts.py        questions to the user, asked by threads and answered on the main thread

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from distmagic.connection import capacity
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
+from distmagic.connection.parallel import in_parallel
 from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
 
 
@@ -37,8 +39,14 @@ class Connections:
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
         self._connecting: dict[_Key, threading.Lock] = {}
-        self._lock = threading.Lock()  # of the two tables above; never held while something blocks
+        self._closed = 0  # how often `close` was called
+        self._lock = threading.Lock()  # of what stands above; never held while something blocks
         self._owner = os.getpid()
+
+    def check_room(self, hosts: Sequence[Host], access: Access) -> None:
+        """Raise `SpecError` if this machine's limits are too low to be connected to all these hosts at once."""
+        new = [host for host in hosts if self._known(_key(host, access)) is None]
+        capacity.check(len(new), by_ssh_program=access.ssh_command is not None)
 
     def link(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
         """Open a new link to a host, over the open connection if there is one that still works."""
@@ -59,14 +67,20 @@ class Connections:
         """Return the connection to a host. Of several threads that want it at once one connects; the others wait."""
         with self._lock:
             connecting = self._connecting.setdefault(key, threading.Lock())
+            closed = self._closed
         with connecting:
             known = self._known(key)
             if known is not None:
                 return known
             transport = self._connect(host, access, asker)
             with self._lock:
-                self._open[key] = transport
-            return transport
+                is_wanted = closed == self._closed
+                if is_wanted:
+                    self._open[key] = transport
+        if not is_wanted:  # nobody else would ever close it
+            transport.close()
+            raise ConnectionLost(f"{host.name}: all connections were closed while this one was being made.")
+        return transport
 
     def take_idle(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
         """Return the idle link of a host, if there is one that still works, else a new link."""
@@ -108,13 +122,22 @@ class Connections:
         return self._idle.close()
 
     def close(self) -> None:
-        """End what hosts keep loaded, and close all connections."""
+        """End what hosts keep loaded, and close all connections, also those that are being made. New ones can be made."""
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions: the connections are the parent's
         self._idle.close()
         with self._lock:
+            self._closed += 1
             transports = list(self._open.values())
             self._open = {}
+        _close_all(transports)
+
+
+def _close_all(transports: list[Transport]) -> None:
+    """Close connections at the same time: each waits for the other end to hang up."""
+    try:
+        in_parallel(lambda transport: transport.close(), transports)
+    except RuntimeError:  # Python ends, and starts no thread any more
         for transport in transports:
             transport.close()
 

@@ -196,10 +196,12 @@ LIMITS: dict[type, dict[str, Limit]] = {
     # answers
     protocol.Facts: {
         "executable": PATH, "torch": WORD, "gpus": whole(0, 1024), "cpus": whole(0, KEPT_RANKS), "address": WORD,
-        "interface": WORD, "free_port": PORT, "free_bytes": SIZE, "state_dir": PATH, "logout": TEXT, "write_error": TEXT,
+        "interface": WORD, "free_port": PORT, "free_bytes": SIZE, "state_dir": PATH, "host_id": WORD,
+        "logout": TEXT, "write_error": TEXT,
         "running": items(MOST_JOBS),
     },
     protocol.Route: {"address": WORD, "interface": WORD},
+    protocol.FreePort: {"port": PORT},
     protocol.MissingBlobs: {"sha256": items(10_000, WORD)},
     protocol.Serving: {"port": PORT, "why": TEXT},
     protocol.ReceivedBytes: {"size_bytes": SIZE},

@@ -153,6 +153,10 @@ class Link:
         """Return the address, and its interface, from which this host dials `peer`; "": its address towards this notebook."""
         return self.query(protocol.GetRoute(peer=peer), protocol.Route)
 
+    def free_port(self, address: str) -> int:
+        """Return a port of this host's own `address` that is free now. Raises `PreflightError` where it has no such address."""
+        return self.query(protocol.GetFreePort(address=address), protocol.FreePort).port
+
     def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
         """Bring the host what it lacks; return the bytes sent. `tell` is called with (bytes sent so far, bytes in all)."""
         self.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
@@ -333,9 +337,9 @@ class Link:
                 _, message = self._next()
                 yield message
 
-    def sweep(self, job: str) -> protocol.Final:
-        """End what a dead agent of this job left running there; return what could not be ended."""
-        return self.query(protocol.SweepJob(job=job), protocol.Final)
+    def sweep(self, job: str, node_rank: int | None = None) -> protocol.Final:
+        """End what is left there of this node, and what dead agents of this job left; return what could not be ended."""
+        return self.query(protocol.SweepJob(job=job, node_rank=node_rank), protocol.Final)
 
     def close(self) -> None:
         """Hang up. The agent, if there is one, goes on under its lease."""

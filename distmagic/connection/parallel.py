@@ -1,24 +1,42 @@
-"""The same act on many hosts at once, and one error for all that went wrong."""
+"""The same act on many hosts at once, and one error for all that went wrong.
+
+Each act has a thread of its own, so that the slowest host alone says how long all of them take. Most of the time such a
+thread waits for its host. What this process itself has to compute it computes for one host at a time.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from distmagic.errors import DistmagicError, HostErrors
 
-PARALLEL = 16  # more threads are no faster: the servers' forking is the cost
+# Of more hosts, some would wait longer for this process's own computing than a connection may take.
+MOST_AT_ONCE = 512
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool in which so many acts run at the same time, none after another; `MOST_AT_ONCE` of very many."""
+    return ThreadPoolExecutor(max(1, min(acts, MOST_AT_ONCE)), thread_name_prefix=f"distmagic-{name}")
+
+
+def begin(act: Callable[..., object], *arguments: object) -> threading.Thread:
+    """Let a thread of its own do one act. A host that takes no more bytes holds up what is sent to it alone."""
+    thread = threading.Thread(target=act, args=arguments, name="distmagic-run", daemon=True)
+    thread.start()
+    return thread
 
 
 def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
     """Return what `act` returns for each of the things, done at the same time."""
     if not things:
         return []
-    pool = ThreadPoolExecutor(min(PARALLEL, len(things)), thread_name_prefix="distmagic-parallel")
+    pool = threads_for(len(things), "parallel")
     futures = [pool.submit(act, *arguments) for arguments in zip(things, *more, strict=True)]
     try:
         wait(futures)  # of acts that fail the first one is raised, but only when the others are through

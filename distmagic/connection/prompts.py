@@ -45,7 +45,7 @@ class NotebookAsker:
         Raises `AuthenticationError` where nobody can answer, or when the run ended before anybody did.
         """
         if not self._can_ask:
-            from distmagic.transports.prompts import NoAsker
+            from distmagic.transports.asking import NoAsker
 
             return NoAsker().ask(prompt, secret=secret)
         question = _Question(prompt=prompt, secret=secret)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL, in_parallel, join_errors
+from distmagic.connection.parallel import in_parallel, join_errors, threads_for
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, ConnectionLost, SpecError, Unreachable
 from distmagic.payload.bundle import build
@@ -38,7 +38,7 @@ class Reaching:
         self.asker = asker
         self._connections = connections
         self.absent: dict[int, str] = {}  # hosts that a job begins without, by index, and what is wrong with them
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-reach")
+        self._pool = threads_for(len(hosts) + 1, "reach")
         self.futures = []
         for host, python in zip(hosts, pythons, strict=False):  # of `spare` hosts there are interpreters, too
             self.futures.append(self._pool.submit(open_link, host, python))
@@ -106,13 +106,18 @@ class Reaching:
         """Give up: nothing is kept but the connections, and what hosts keep loaded."""
         self.asker.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for host_index, future in enumerate(self.futures):
-            future.add_done_callback(partial(self._give_back, host_index))
+        done = [host_index for host_index, future in enumerate(self.futures) if future.done()]
+        for host_index in set(range(len(self.futures))) - set(done):
+            self.futures[host_index].add_done_callback(partial(self._give_back, host_index))
+        in_parallel(self._give_back, done, [self.futures[host_index] for host_index in done])
 
     def _give_back(self, host_index: int, future: Future[Link]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
-        link = future.result()
+        self.give_back(host_index, future.result())
+
+    def give_back(self, host_index: int, link: Link) -> None:
+        """Let a link rest that is not used after all, if its host keeps something loaded; else close it at once."""
         if link.kept is None:
             link.close()
         else:
@@ -159,7 +164,7 @@ class Reaching:
 
         `asker` belongs to the caller: the one of the run is closed by then. Raises what `link` raises.
         """
-        pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-reach")
+        pool = threads_for(1, "reach")
         opening = pool.submit(self.link, host_index, asker=asker)
         try:
             asker.serve_until_done([opening])

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
-from distmagic.errors import RunError, SpecError
+from distmagic.errors import Cancelled, RunError, SpecError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.request import flags
@@ -73,12 +73,28 @@ def stop(line: CommandLine) -> None:
     job, hosts = _find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
-    line.notebook.session().stop(_reach(line, hosts), job)
-    stopped = dict.fromkeys(job.hosts[node] for node in job.known)
-    _print(f"{job.name} was stopped on {', '.join(stopped)}")
-    if job.missing:
-        missing = ", ".join(dict.fromkeys(job.missing))
-        _print(f"{missing} could not be asked; there it ends when it no longer hears the others")
+    stopped = line.notebook.session().stop(_reach(line, hosts), job)
+    if stopped.ended:
+        _print(f"{job.name} was stopped on {', '.join(stopped.ended)}")
+    for name, error in stopped.unknown.items():
+        _print(f"{name}: it is not known whether anything of the job still runs. {error.message}")
+    missing = tuple(dict.fromkeys(job.missing))
+    if missing:
+        _print(f"{', '.join(missing)} could not be asked")
+    unknown = [*stopped.unknown, *missing]
+    if unknown:
+        _print(f"What still runs on {', '.join(unknown)} {_what_ends(job)}.")
+    if stopped.was_interrupted:
+        raise Cancelled(f"Interrupted while job {job.name} was being ended.")
+
+
+def _what_ends(job: Job) -> str:
+    """Return what ends a job on a host that could not be told to end it, in words that follow the name of the host."""
+    if len(job.hosts) > 1:
+        return "ends by itself as soon as it misses the other hosts"
+    if job.is_detached:
+        return f"ends when %distributed stop {job.name} reaches it"
+    return f"ends when its lease of {job.terms.lease_s:g} s runs out"
 
 
 def logs(line: CommandLine) -> None:
@@ -232,8 +248,8 @@ def _jobs(line: CommandLine) -> tuple[Job, ...]:
 
 
 def _owner() -> str:
-    """Return the name under which hosts know this notebook as the owner of jobs, "" if Jupyter does not tell."""
-    from distmagic.session.session import owner
+    """Return the name under which hosts know this notebook as the owner of jobs."""
+    from distmagic.session.owner import owner
 
     return owner()
 

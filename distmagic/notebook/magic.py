@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NAMES = ("distributed", "distmagic")  # the second for notebooks in which another extension owns the first
 
-LAST_RUN = "_run"  # always the last run, as IPython's `_` is the last value
+LAST_RUN = "_run"  # the last run, if it got no other name
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 
@@ -189,8 +189,13 @@ class Magics:
         return None if names else run
 
     def _bind(self, names: tuple[str, ...], run: object) -> None:
-        self.shell.push({LAST_RUN: run}, interactive=False)
-        self.shell.push(dict.fromkeys(names, run))
+        """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`."""
+        self.shell.user_ns.pop(LAST_RUN, None)
+        self.shell.user_ns_hidden.pop(LAST_RUN, None)
+        if names:
+            self.shell.push(dict.fromkeys(names, run))
+        else:
+            self.shell.push({LAST_RUN: run}, interactive=False)
 
     def complete(self, kind: str) -> Callable[[object, SimpleNamespace], list[str]]:
         """Return the hook that completes the line of the magics of `kind`."""

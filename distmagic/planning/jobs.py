@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,11 @@ def found_jobs(answers: Iterable[Sequence[JobListing]]) -> tuple[Job, ...]:
     nodes: dict[str, dict[int, tuple[int, JobListing]]] = {}
     for index, listed in enumerate(answers):
         for one in listed:
-            nodes.setdefault(one.job, {}).setdefault(one.node_rank, (index, one))
+            table = nodes.setdefault(one.job, {})
+            known = table.get(one.node_rank)
+            # Hosts with one name and one home list each other's nodes, and each sees only its own run.
+            if known is None or (one.is_running and not known[1].is_running):
+                table[one.node_rank] = (index, one)
     jobs = [_job(name, table) for name, table in nodes.items()]
     return tuple(sorted(jobs, key=lambda job: (job.began_s, job.name)))
 
@@ -98,10 +102,14 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
     )
 
 
-def check_orphans(jobs: Iterable[Job], owner: str) -> None:
-    """Raise `SpecError` if a job of this very notebook still runs there and waits for it: it holds the devices."""
+def check_orphans(jobs: Iterable[Job], owner: str, followed: Collection[str] = ()) -> None:
+    """Raise `SpecError` if a job of this very notebook still runs there and waits for it: it holds the devices.
+
+    Not if the notebook's kernel follows that job just now: then two runs at once are what the user wants.
+    """
     for job in jobs:
-        if owner and job.terms.owner == owner and job.is_running and not job.is_detached:
+        is_own = job.terms.owner == owner and job.name not in followed
+        if is_own and job.is_running and not job.is_detached:
             raise SpecError(
                 f"Job {job.name}, which this notebook began, still runs on {', '.join(job.hosts)}.",
                 f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import torchrun
@@ -33,13 +33,15 @@ class Reached:
 class NodePlan:
     """What one host starts. The other hosts dial it at `address`.
 
-    `env` replaces variables of the host's own environment, `defaults` only fills gaps in it. `cwd` is "" where ranks begin
-    in the run's own working directory.
+    `env` replaces variables of the host's own environment, `defaults` only fills gaps in it. torchrun announces
+    `local_addr`, which is another address where the user has said so. `cwd` is "" where ranks begin in the run's own
+    working directory.
     """
 
     host: Host
     node_rank: int
     nproc_per_node: int
+    local_addr: str
     torchrun: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     defaults: tuple[tuple[str, str], ...]
@@ -52,7 +54,8 @@ class Plan:
     """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
 
     The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only an elastic job has a `join_template`, in
-    which the payload's sizes are still open. `work` is the working directory on all hosts but the notebook's own machine.
+    which the payload's sizes are still open. `chose_port`: the port is one that was free, not one that the user named.
+    `work` is the working directory on all hosts but the notebook's own machine.
     """
 
     job: str
@@ -64,6 +67,7 @@ class Plan:
     rdzv: torchrun.Rendezvous
     join_template: JoinTemplate | None
     work: WorkDir
+    chose_port: bool
 
 
 def make_plan(  # noqa: PLR0913  # all that a run is made of
@@ -96,13 +100,31 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
         job=job,
         nodes=nodes,
         terms=terms,
-        endpoint=f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else "",
+        endpoint=_dialed(rdzv),
         gang_port=rdzv.port,
         node_lost_after_s=spec.node_lost_after_s,
         rdzv=rdzv,
         join_template=later if can_change else None,
         work=work,
+        chose_port=_named_port(spec) is None,
     )
+
+
+def at_port(plan: Plan, port: int) -> Plan:
+    """Return the same plan with another port of the first node, at which all nodes meet."""
+    rdzv = replace(plan.rdzv, port=port)
+    nodes = []
+    for node in plan.nodes:
+        words = torchrun.flags(
+            rdzv, node_rank=node.node_rank, nproc_per_node=node.nproc_per_node, local_addr=node.local_addr
+        )
+        nodes.append(replace(node, torchrun=words))
+    return replace(plan, nodes=tuple(nodes), rdzv=rdzv, gang_port=port, endpoint=_dialed(rdzv))
+
+
+def _dialed(rdzv: torchrun.Rendezvous) -> str:
+    """Return where the nodes dial the first one, "" where it is the only one."""
+    return f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else ""
 
 
 def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
@@ -119,14 +141,13 @@ def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun
         )
     lead = reached[0]
     address = lead.route.address
-    port = None
     if spec.rdzv_endpoint:
-        address, port = split_endpoint(spec.rdzv_endpoint)
+        address, _ = split_endpoint(spec.rdzv_endpoint)
     _check_endpoint(address, reached)
     return torchrun.Rendezvous(
         backend=choose_backend(spec, given),
         address=address,
-        port=port or spec.master_port or lead.facts.free_port,
+        port=_named_port(spec) or lead.facts.free_port,
         rdzv_id=spec.rdzv_id or job,
         min_nodes=low,
         max_nodes=high,
@@ -143,6 +164,12 @@ def choose_backend(spec: JobSpec, nodes: int) -> str:
             "Use --rdzv-backend c10d with --max-restarts, or leave --rdzv-backend out.",
         )
     return spec.rdzv_backend or ("c10d" if spec.is_elastic or restarts else "static")
+
+
+def _named_port(spec: JobSpec) -> int | None:
+    """Return the port that the user has named, None for none."""
+    port = split_endpoint(spec.rdzv_endpoint)[1] if spec.rdzv_endpoint else None
+    return port or spec.master_port
 
 
 def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
@@ -171,6 +198,7 @@ def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, loc
         host=one.host,
         node_rank=rank,
         nproc_per_node=nproc,
+        local_addr=address,
         torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
         env=spec.env,
         defaults=variables,

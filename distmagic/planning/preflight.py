@@ -6,6 +6,7 @@ Each check raises `PreflightError`, which names the host and the cure. `check` a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.remote.records import places
@@ -86,6 +87,22 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
     if facts.logout:
         warnings.append(f"{host}: {facts.logout}")
     return tuple(warnings)
+
+
+def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, ...]:
+    """Return a warning for each machine that is listed under several names.
+
+    Hosts with directories of their own on one machine, as a playground has, are meant to be there.
+    """
+    by_machine: dict[tuple[str, str], list[str]] = {}
+    for name, one in zip(names, facts, strict=True):
+        if one.host_id:
+            by_machine.setdefault((one.host_id, one.state_dir), []).append(name)
+    return tuple(
+        f"{', '.join(same[:-1])} and {same[-1]} are one machine: the ranks of all of them share its devices and memory."
+        for same in by_machine.values()
+        if len(same) > 1
+    )
 
 
 def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:

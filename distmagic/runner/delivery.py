@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import join_errors
+from distmagic.connection.parallel import join_errors, threads_for
 from distmagic.errors import ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
@@ -228,7 +228,7 @@ class Delivery:
         """Act on all things at the same time; of failures the first ones are raised, without waiting for the others."""
         if not things:
             return []
-        pool = ThreadPoolExecutor(len(things), thread_name_prefix="distmagic-deliver")
+        pool = threads_for(len(things), "deliver")
         futures = [pool.submit(act, thing) for thing in things]
         pool.shutdown(wait=False)
         done, others = wait(futures, return_when=FIRST_EXCEPTION)

@@ -1,20 +1,19 @@
 """Performs the actions of the run loop on threads. Each blocking act ends in an event on the queue.
 
-Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, and a thread that renews leases.
+Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, and what renews the lease.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from distmagic.connection import job_requests
+from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL
+from distmagic.connection.parallel import begin, in_parallel
 from distmagic.connection.reach import Reaching
-from distmagic.errors import DistmagicError
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
     Action,
@@ -52,36 +51,21 @@ class Executor:
         self._reaching = reaching
         self._joiner = joiner
         self._is_over = threading.Event()
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-run")
-        self._links: tuple[Link, ...] = ()  # replaced as a whole by the main thread, read by the lease thread
-        self._lease_s = lease_s
-        self._lease_thread: threading.Thread | None = None
+        self._lease_keeper = LeaseKeeper(lease_s)
 
     def perform(self, action: Action) -> None:
         """Begin an action, and return at once. The main thread calls this."""
         if isinstance(action, Send):
             for link in action.links:
-                self._pool.submit(_send_quietly, link, action.message)
+                begin(send_quietly, link, action.message)
         elif isinstance(action, Close):
-            self._pool.submit(action.link.close)
+            begin(action.link.close)
         else:
-            act = self._ACTS[type(action)]
-            threading.Thread(target=act, args=(self, action), name="distmagic-run", daemon=True).start()
+            begin(self._ACTS[type(action)], self, action)
 
     def keep_lease_over(self, links: tuple[Link, ...]) -> None:
-        """Renew the job's lease over these links from now on, four times a lease.
-
-        On a thread of its own, because the main thread may wait for an answer of the user.
-        """
-        self._links = links
-        if self._lease_thread is None:
-            self._lease_thread = threading.Thread(target=self._renew_leases, name="distmagic-lease", daemon=True)
-            self._lease_thread.start()
-
-    def _renew_leases(self) -> None:
-        while not self._is_over.wait(self._lease_s / 4):
-            for link in self._links:
-                self._pool.submit(_send_quietly, link, protocol.RenewLease())
+        """Renew the job's lease over these links from now on."""
+        self._lease_keeper.keep_over(links)
 
     # ---- acts, each on a thread of its own
 
@@ -176,10 +160,9 @@ class Executor:
     def close(self, links: tuple[Link, ...]) -> None:
         """Hang up on these links, which the run still holds. Agents that still run end with their lease."""
         self._is_over.set()
+        self._lease_keeper.close()
         self._queue.close()
-        for link in links:
-            link.close()
-        self._pool.shutdown(wait=False)
+        in_parallel(Link.close, links)
 
     _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
         Listen: _listen,
@@ -189,10 +172,3 @@ class Executor:
         Join: _join,
         StartJoined: _start_joined,
     }
-
-
-def _send_quietly(link: Link, message: protocol.Message) -> None:
-    try:
-        link.send(message)
-    except DistmagicError:
-        return  # the listening thread notices the same, and tells it

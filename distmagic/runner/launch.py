@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
+from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
-from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
+from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, Unreachable
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
-from distmagic.planning.plan import Plan
+from distmagic.planning.plan import Plan, at_port
 from distmagic.planning.start_messages import start_message
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import WorkDir
@@ -62,11 +63,13 @@ class Followed:
     was_interrupted: bool = False
 
 
-def launch(
-    reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir
-) -> Followed:
+def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
+    reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
+    followed: Collection[str] = (),
+) -> Followed:  # fmt: skip
     """Run a job to its end; one that is to be detached only until it runs. `work` is its working directory.
 
+    `owner` is who begins it, and `followed` are the jobs that this kernel follows just now, which are no orphans.
     Raises a `HostError` before anything is started; for an interrupt before all nodes have started, `Cancelled`.
     """
     clock = clock_since(time.monotonic())
@@ -75,10 +78,12 @@ def launch(
         loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
         with loop.opening():
             links = _connect(loop, reaching, enough_hosts(spec, reaching), needs_remote=True)
-            plan = _plan(loop, reaching, links, spec, job, owner, work)
+            with _given_back(reaching, links):
+                check_orphans(found_jobs([link.facts.running for link in links]), owner, followed)
+                plan = _plan(loop, reaching, links, spec, job, owner, work)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
-            start = _Start(loop=loop, plan=plan, payload=payload, links=links)
+            start = _Start(loop=loop, reaching=reaching, plan=plan, payload=payload, links=links)
             lead, lost = start.run()
         growth, joiner = None, None
         if plan.terms.is_elastic:
@@ -136,15 +141,20 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
 
 def _following(links: Mapping[int, Link], job: str) -> dict[int, Link]:
     """Ask each host for the events of its node; return the links that still work. The others are tried again."""
-    found = {}
-    for node_rank, link in links.items():
+
+    def follow(node_rank: int) -> bool:
+        link = links[node_rank]
         try:
             link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
         except ConnectionLost:
             link.close()
-        else:
-            found[node_rank] = link
-    return found
+            return False
+        return True
+
+    are_followed = in_parallel(follow, list(links))
+    return {
+        node_rank: links[node_rank] for node_rank, is_followed in zip(links, are_followed, strict=True) if is_followed
+    }
 
 
 def _followed(loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts) -> Followed:
@@ -218,20 +228,14 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
 def _plan(
     loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
 ) -> Plan:  # fmt: skip
-    """Return the plan, and note its warnings. Where there is none, the links are closed."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="distmagic-prepare")
-    try:
-        check_orphans(found_jobs([link.facts.running for link in links]), owner)
-        awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
-        prepared = pool.submit(
-            prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, work=work, awaited=awaited
-        )
-        plan, warnings = loop.result(prepared)
-    except BaseException:
-        in_parallel(Link.close, links)
-        raise
-    finally:
-        pool.shutdown(wait=False)
+    """Return the plan, and note its warnings."""
+    pool = threads_for(1, "prepare")
+    awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
+    prepared = pool.submit(
+        prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, work=work, awaited=awaited
+    )
+    pool.shutdown(wait=False)
+    plan, warnings = loop.result(prepared)
     nproc = [node.nproc_per_node for node in plan.nodes]
     planned = Planned(
         addresses=tuple(node.address for node in plan.nodes),
@@ -247,6 +251,22 @@ def _plan(
     return plan
 
 
+@contextmanager
+def _given_back(reaching: Reaching, links: Sequence[Link]) -> Iterator[None]:
+    """Where the block ends with an error of ours, let the links rest: the next cell begins over them.
+
+    After anything else, an interrupt say, an answer may be on its way over them: they are closed.
+    """
+    try:
+        yield
+    except DistmagicError:
+        in_parallel(reaching.give_back, reaching.present, links)
+        raise
+    except BaseException:
+        in_parallel(Link.close, links)
+        raise
+
+
 # ---- starting
 
 
@@ -255,6 +275,7 @@ class _Start:
     """The part of a launch in which hosts are sent what they lack, and their agents start. `links` are by node rank."""
 
     loop: RunLoop
+    reaching: Reaching
     plan: Plan
     payload: Payload
     links: tuple[Link, ...]
@@ -264,17 +285,16 @@ class _Start:
 
         If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
         """
-        secret = secrets.token_hex(32)  # of the gang channel
-        requests = []
-        for node, link in zip(self.plan.nodes, self.links, strict=True):
-            requests.append(start_message(self.plan, node, self.payload, secret, link.warm))
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-start")
+        pool = threads_for(len(self.links), "start")
+        # Nodes that have started have a lease, and a slow host may take longer than that to start.
+        lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
         started: list[Future[None]] = []
         try:
             self.loop.result(pool.submit(self._deliver))
+            requests = self._requests(self.loop.result(pool.submit(self._at_free_port)))
             for node_rank, request in enumerate(requests):
                 self.loop.note(Starting(), node_rank=node_rank)
-                started.append(pool.submit(self.links[node_rank].start, request))
+                started.append(pool.submit(self._start_node, node_rank, request, lease_keeper))
             self.loop.wait_for(started)
             lost = lost_at_start(self.plan, [future.exception() for future in started])
             if not lost:
@@ -282,7 +302,7 @@ class _Start:
             self._tell_of_work_dirs()
         except BaseException as error:
             unsure = roll_back(self.links, started)
-            in_parallel(Link.close, self.links)
+            in_parallel(partial(self._give_up, started), range(len(self.links)))
             if isinstance(error, KeyboardInterrupt):
                 raise cancelled(began=bool(started), unsure=unsure) from None
             if isinstance(error, ConnectionLost) and not error.hint:
@@ -291,6 +311,7 @@ class _Start:
                 )
             raise
         finally:
+            lease_keeper.close()
             pool.shutdown(wait=False)
         return requests[0], lost
 
@@ -298,6 +319,34 @@ class _Start:
         for node_rank, link in enumerate(self.links):
             if link.work is not None and link.work.notice:
                 self.loop.note(Warned(text=f"{link.host.name}: {link.work.notice}"), node_rank=node_rank)
+
+    def _at_free_port(self) -> Plan:
+        """Return the plan with a port that is free now: minutes may have gone by since it was made."""
+        if not self.plan.chose_port:
+            return self.plan
+        try:
+            port = self.links[0].free_port(self.plan.nodes[0].address)
+        except PreflightError:  # a port of this address can't be tried there: the one from before is as good as any
+            return self.plan
+        return at_port(self.plan, port)
+
+    def _requests(self, plan: Plan) -> list[protocol.StartNode]:
+        secret = secrets.token_hex(32)  # of the gang channel
+        requests = []
+        for node, link in zip(plan.nodes, self.links, strict=True):
+            requests.append(start_message(plan, node, self.payload, secret, link.warm))
+        return requests
+
+    def _start_node(self, node_rank: int, request: protocol.StartNode, lease_keeper: LeaseKeeper) -> None:
+        self.links[node_rank].start(request)
+        lease_keeper.keep_over_one_more(self.links[node_rank])
+
+    def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
+        """Close a link. One whose host has refused to start has nothing more to say, and may rest."""
+        if _has_refused(started, node_rank):
+            self.reaching.give_back(self.reaching.present[node_rank], self.links[node_rank])
+        else:
+            self.links[node_rank].close()
 
     def _deliver(self) -> None:
         queue = self.loop.queue
@@ -311,6 +360,13 @@ class _Start:
 
         addresses = [node.address for node in self.plan.nodes]
         Delivery(self.links, addresses, self.payload.blobs, tell, note).run()
+
+
+def _has_refused(started: Sequence[Future[None]], node_rank: int) -> bool:
+    """Whether the host of this node has answered that it does not start it."""
+    if node_rank >= len(started) or not started[node_rank].done() or started[node_rank].cancelled():
+        return False
+    return isinstance(started[node_rank].exception(), PreflightError)
 
 
 def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[int, str]:
@@ -346,13 +402,13 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
         row = table.rows[node_rank]
         try:
             with closing(reaching.link(row.host_index, broken=row.link)) as link:
-                survivors = link.sweep(job).survivors
+                survivors = link.sweep(job, node_rank).survivors
                 link.finish()
         except DistmagicError:
             return  # out of reach: its own lease ends it, and the verdict says so
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 
-    pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-sweep")
+    pool = threads_for(len(lost), "sweep")
     try:
         loop.wait_for([pool.submit(sweep, node_rank) for node_rank in lost])
     except KeyboardInterrupt:

@@ -33,7 +33,9 @@ def prepare(
         warnings += link.warnings
     for link in links:
         warnings += preflight.check(link.host.name, link.facts, local_torch)
-    preflight.check_among(names, tuple(link.facts for link in links))
+    facts_of_all = tuple(link.facts for link in links)
+    preflight.check_among(names, facts_of_all)
+    warnings += preflight.shared_machines(names, facts_of_all)
     reached = []
     for link, route in zip(links, _routes(links), strict=True):
         reached.append(Reached(host=link.host, facts=link.facts, route=route))
@@ -47,6 +49,8 @@ def _routes(links: Sequence[Link]) -> list[Route]:
     """Return each host's address as the others dial it: the lead's, and of the others the one that leads to it."""
     lead, *others = links
     peers = [link.facts.address for link in others if not link.host.is_local]
-    peer = peers[0] if lead.host.is_local and peers else ""
-    first = lead.route_to(peer)
+    if lead.host.is_local and peers:
+        first = lead.route_to(peers[0])
+    else:
+        first = Route(address=lead.facts.address, interface=lead.facts.interface)
     return [first, *in_parallel(lambda link: link.route_to(first.address), others)]

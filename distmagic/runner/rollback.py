@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from distmagic.connection.link import Link
+from distmagic.connection.parallel import threads_for
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.remote.wire import protocol
 from distmagic.runner import interrupts
@@ -28,11 +29,9 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
         for link, future in tried:
             if future.done() and future.exception() is None:
                 running.append(link)
-        stops = []
-        if running:
-            stopping = ThreadPoolExecutor(len(running), thread_name_prefix="distmagic-rollback")  # starts may hang yet
-            stops = [stopping.submit(_stop_and_wait, link) for link in running]
-            stopping.shutdown(wait=False)
+        stopping = threads_for(len(running), "rollback")  # those of the starts may hang yet
+        stops = [stopping.submit(_stop_and_wait, link) for link in running]
+        stopping.shutdown(wait=False)
         wait(stops, _PATIENCE_S)
     unsure = []
     for link, future in tried:

@@ -116,12 +116,15 @@ class RunLoop:
 
         What the futures raise is for the caller to look at.
         """
-        done: list[Future[Any]] = []
+        done: list[None] = []
+        queue = self.queue
 
-        def wake(future: Future[Any]) -> None:
-            done.append(future)
-            self.queue.wake()
+        def wake(_: Future[Any]) -> None:
+            done.append(None)
+            queue.wake()
 
+        # A future keeps its callbacks for good. So they refer neither to futures nor to this loop: each would keep the
+        # other, and all that is known of the run, alive.
         for future in futures:
             future.add_done_callback(wake)  # after callbacks that queue an event, so that none is left for later
         timeout_s = 0.0  # the first look is at once
@@ -301,6 +304,9 @@ def _heap_left_alone() -> Iterator[None]:
     if gc.get_freeze_count():  # somebody else's decision
         yield
         return
+    # What is frozen comes back among the old objects, which are collected very seldom. So young garbage goes before: the
+    # cells of a notebook leave some, and with a run a cell all of it would stay.
+    gc.collect(1)
     gc.freeze()
     try:
         yield

@@ -8,4 +8,5 @@ about it. In this order:
     work_dir.py       what the working directory of a run is called
     programs.py       a script, or a module, on hosts
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
+    owner.py          under which name hosts know who began a job
 """

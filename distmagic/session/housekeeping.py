@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed, wait
+from dataclasses import dataclass
 from functools import partial
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import PARALLEL, in_parallel, raise_first
+from distmagic.connection.parallel import in_parallel, join_errors, raise_first, threads_for
 from distmagic.connection.reach import Reaching
-from distmagic.errors import Cancelled
+from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning.jobs import Job, found_jobs
 from distmagic.remote.wire.protocol import KeptWorkDir, ListTemplates, Template, Templates
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.state.hangs import Explanation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """How far a job was ended. On the hosts in `ended` nothing of it is left.
+
+    `unknown` says of the other hosts on which it ran why nothing is known of its end there. `was_interrupted`: the user
+    did not wait for all of them.
+    """
+
+    ended: tuple[str, ...]
+    unknown: Mapping[str, DistmagicError]
+    was_interrupted: bool = False
+
+    def raise_unknown(self) -> None:
+        """Raise the error of a host of which nothing is known, or one for all of them."""
+        if self.unknown:
+            raise join_errors(list(self.unknown.values()))
 
 
 class Housekeeping:
@@ -47,7 +66,7 @@ class Housekeeping:
             link.finish()
             return start.node_rank
 
-        pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="distmagic-add")
+        pool = threads_for(len(others), "add")
         names = {pool.submit(join, link): link.host.name for link in others}
         try:
             for one in as_completed(names):
@@ -63,14 +82,35 @@ class Housekeeping:
             reaching.rest(0, lead)
         raise_first(list(names))
 
-    def stop(self, reaching: Reaching, job: Job) -> None:
+    def stop(self, reaching: Reaching, job: Job) -> Stopped:
         """End a job on its own hosts, as far as they are known; returns when its processes are gone there.
 
-        `reaching` are these hosts, in the order of `job.known`.
+        `reaching` are these hosts, in the order of `job.known`. An interrupt, and a host that can't be reached or does
+        not confirm the end in time, are no errors here: see `Stopped`. Raises what `wait` raises where no host is up.
         """
-        with reaching.opened() as links:
-            of_node = dict(zip(job.known, links.values(), strict=True))
-            in_parallel(lambda node: of_node[node].stop(job.name, node), job.running)
+        there = reaching.wait(enough=1)
+        links = {job.known[host_index]: link for host_index, link in zip(reaching.present, there, strict=True)}
+        unknown: dict[str, DistmagicError] = {}
+        for host_index, why in reaching.absent.items():
+            unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
+        pool = threads_for(len(links), "stop")
+        stops = {node: pool.submit(links[node].stop, job.name, node) for node in job.running if node in links}
+        try:
+            wait(stops.values())
+        except KeyboardInterrupt:
+            was_interrupted = True
+        else:
+            was_interrupted = False
+        pool.shutdown(wait=False, cancel_futures=True)
+        for node, stop in stops.items():
+            error = _why_unknown(stop, job.hosts[node])
+            if error is not None:
+                unknown[job.hosts[node]] = error
+        in_parallel(Link.close, there)
+        ended = dict.fromkeys(job.hosts[node] for node in job.known)
+        return Stopped(
+            ended=tuple(name for name in ended if name not in unknown), unknown=unknown, was_interrupted=was_interrupted
+        )
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
         """Return what a rank of a job has written so far, wherever it ran; None if it ran on none of these hosts.
@@ -136,3 +176,13 @@ class Housekeeping:
         with reaching.opened(enough=1) as links:
             known = dict(zip(links, in_parallel(of_host, list(links.values())), strict=True))
         return tuple(known.get(host_index) for host_index in range(len(reaching.hosts)))
+
+
+def _why_unknown(stop: Future[None], host: str) -> DistmagicError | None:
+    """Return why it is not known that a stop has come about, None where it has. Raises what is no error of ours."""
+    if not stop.done() or stop.cancelled():
+        return Unreachable(host, "the end of the job there was not waited for.")
+    error = stop.exception()
+    if error is None or isinstance(error, DistmagicError):
+        return error
+    raise error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +31,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.housekeeping import Housekeeping
+from distmagic.session.owner import owner
 from distmagic.session.work_dir import work_dir
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 
@@ -42,10 +41,11 @@ _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 class Session(Housekeeping):
     """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
 
-    def __init__(self) -> None:
-        self._connections = Connections(connect)
+    def __init__(self, connections: Connections | None = None) -> None:
+        self._connections = connections or Connections(connect)
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[Host, tuple[Access, str]] = {}  # hosts that were asked to keep something loaded
+        self._followed: set[str] = set()  # jobs that this kernel follows just now
 
     def reach(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
@@ -53,9 +53,11 @@ class Session(Housekeeping):
     ) -> Reaching:  # fmt: skip
         """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come.
 
-        Of `spare` hosts only the names are needed for now: they may come to a job that is followed.
+        Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `SpecError`
+        where this machine's limits are too low for so many hosts.
         """
         hosts = hosts or (LOCALHOST,)
+        self._connections.check_room(hosts, access)
         pythons = tuple(python_of(host, access) for host in (*hosts, *spare))
 
         def open_link(host: Host, python: str) -> Link:
@@ -92,7 +94,9 @@ class Session(Housekeeping):
             reaching.cancel()
             raise
         work = work_dir(spec, payload)
-        followed = launch(reaching, spec, payload, screen, _new_job(), owner(), work)
+        job = _new_job()
+        with self._following(job):
+            followed = launch(reaching, spec, payload, screen, job, owner(), work, self._followed)
         return self._finish(followed, reaching, screen)
 
     def _with_files(self, reaching: Reaching, spec: JobSpec, payload: Payload) -> Payload:
@@ -114,7 +118,18 @@ class Session(Housekeeping):
         `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as
         when a connection breaks. Raises what `launch` raises for a run.
         """
-        return self._finish(attach(reaching, job, screen), reaching, screen)
+        with self._following(job.name):
+            followed = attach(reaching, job, screen)
+        return self._finish(followed, reaching, screen)
+
+    @contextmanager
+    def _following(self, job: str) -> Iterator[None]:
+        """Have a job count as followed by this kernel: another run of it, in another thread, is not in its way."""
+        self._followed.add(job)
+        try:
+            yield
+        finally:
+            self._followed.discard(job)
 
     # ---- the end of a run
 
@@ -164,7 +179,7 @@ class Session(Housekeeping):
         left = Detached(
             state.job, tuple(host.name for host in hosts),
             attach=lambda: self.attach(*again(whereabouts), screen_for()),
-            stop=lambda: self.stop(*again(known_whereabouts)),
+            stop=lambda: self.stop(*again(known_whereabouts)).raise_unknown(),
         )  # fmt: skip
         screen.finish(replace(state, notices=(*state.notices, str(left))))
         return left
@@ -198,12 +213,6 @@ class Session(Housekeeping):
 def python_of(host: Host, access: Access) -> str:
     """Return the interpreter to start on a host: the one named, here the notebook's own, else `python3`."""
     return access.python_of(host.name) or (sys.executable if host.is_local else "python3")
-
-
-def owner() -> str:
-    """Return the name of the notebook that this kernel belongs to, "" where Jupyter doesn't tell."""
-    path = os.environ.get("JPY_SESSION_NAME", "")
-    return f"{socket.gethostname()}:{path}" if path else ""
 
 
 def _new_job() -> str:

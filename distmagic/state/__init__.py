@@ -11,7 +11,7 @@ reads a clock, speaks to a host or writes on a screen. Read the modules in this 
     fold.py             `fold`: events in, the next state out; the events of agents
     fold_ranks.py       the events of ranks, and which node has which ranks
     fold_launcher.py    the events of the launcher
-    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed
+    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; failures on a GPU, in words
     hangs.py            whether a run hangs, and where its ranks are, in words
     standstill.py       which ranks have stood still for long, and whether all of them have
     decide.py           when a run must be stopped, a node counts as lost, and ranks are asked where they are

@@ -1,8 +1,13 @@
-"""Tells a rank's success, its own failure, and the echo of another rank's failure from each other. Pure."""
+"""Tells a rank's success, its own failure, and the echo of another rank's failure from each other. Pure.
+
+Of failures on a GPU it says what to do. The patterns match the texts of torch and of the runtimes of CUDA and HIP.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Sequence
 
 from distmagic.remote.wire.protocol import Ended
 
@@ -15,6 +20,10 @@ _ECHOES = (
     "remote process exited",
     "ncclremoteerror",
 )
+_OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP) (?:error: )?out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_GPU = re.compile(r"\bGPU (?P<number>\d+) has a total capacity of (?P<capacity>[\d.]+ [KMGT]iB)")
+_ASSERTION = re.compile(r"(?:CUDA|HIP) error: device-side assert", re.IGNORECASE)
+_CONDITION = re.compile(r"Assertion `(?P<condition>[^`']{1,200})['`] failed")
 
 
 def is_good(end: Ended) -> bool:
@@ -33,3 +42,34 @@ def is_echo(end: Ended) -> bool:
 def is_by_sigterm(end: Ended) -> bool:
     """Whether SIGTERM ended the rank: torchrun and the agent ask so."""
     return end.outcome == "signalled" and end.code == -signal.SIGTERM
+
+
+def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:
+    """Return what an error of a rank on `host` says of its GPU and what to do about it, "" for nothing.
+
+    `text` is the exception's, `said` are lines of stderr, where CUDA writes which assertion of a kernel has failed.
+    """
+    text = text[:20_000]
+    if _OUT_OF_MEMORY.search(text):
+        return _out_of_memory(text, host)
+    if _ASSERTION.search(text):
+        return _failed_assertion(said, host)
+    return ""
+
+
+def _out_of_memory(text: str, host: str) -> str:
+    found = _GPU.search(text)
+    which = f"GPU {found['number']} of {host} ({found['capacity']})" if found else f"A GPU of {host}"
+    return (
+        f"{which} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
+        "nvidia-smi there says which processes use it."
+    )
+
+
+def _failed_assertion(said: Sequence[str], host: str) -> str:
+    conditions = [found["condition"] for line in said if (found := _CONDITION.search(line))]
+    what = f" ({conditions[0]})" if conditions else ""
+    return (
+        f"A kernel on a GPU of {host} found a value that is not allowed{what}: an index out of range, say. The traceback "
+        "may show a later line than the cause: run it again with --env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
+    )

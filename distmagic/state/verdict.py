@@ -149,7 +149,7 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
-    where = _joined(_connection(state, worker), where)
+    where = _joined(_connection(state, worker), _device(state, worker), where)
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}"
         if ended.failure.message:
@@ -168,10 +168,17 @@ def _connection(state: RunState, worker: WorkerState) -> str:
         for name in (node.host, node.hostname, node.address):
             if name:
                 names[name] = node.host
-    text = ""
-    if worker.ended is not None and worker.ended.failure is not None:
-        text = f"{worker.ended.failure.type}: {worker.ended.failure.message}"
-    return network_errors.in_words(text, _stderr(state, worker.rank), worker.host, names)
+    return network_errors.in_words(_exception(worker), _stderr(state, worker.rank), worker.host, names)
+
+
+def _device(state: RunState, worker: WorkerState) -> str:
+    """Return what is wrong with the GPU of this rank, if that is what it failed of."""
+    return failure_kind.gpu_in_words(_exception(worker), _stderr(state, worker.rank), worker.host)
+
+
+def _exception(worker: WorkerState) -> str:
+    failure = worker.ended.failure if worker.ended is not None else None
+    return "" if failure is None else f"{failure.type}: {failure.message}"
 
 
 def _stderr(state: RunState, rank: int) -> list[str]:

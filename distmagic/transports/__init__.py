@@ -3,7 +3,7 @@
 A transport knows nothing of torch, jobs or ranks, and never tries again by itself. `tests/transports/contract.py` is
 the contract, run over every implementation. Read the modules in this order:
 
-    prompts.py       questions to the user: passwords, passphrases
+    asking.py        asks the user: passwords, passphrases
     troubles.py      what goes wrong on the way to a host, in words
     quoting.py       one command line for any log-in shell
     piped.py         a process on this machine behind pipes

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 
 from distmagic.errors import Unreachable
 from distmagic.request.hosts import LOCALHOST
-from distmagic.transports.piped import PipedProcess
+from distmagic.transports.piped import OpenProcesses, PipedProcess
+
+# Held while a program of this machine (the system's ssh, a ProxyCommand) connects to a host. All of them may go through
+# one bastion, whose sshd turns clients away when many of them have not logged in yet (MaxStartups).
+connecting_program = threading.BoundedSemaphore(16)
 
 
 class LocalTransport:
@@ -16,7 +21,7 @@ class LocalTransport:
     warnings: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self._processes: list[PipedProcess] = []
+        self._processes = OpenProcesses()
 
     def start(self, argv: tuple[str, ...]) -> PipedProcess:
         """Start `argv`. A program that isn't there ends with code 127 and a word on stderr, as on any host."""
@@ -27,13 +32,12 @@ class LocalTransport:
             process = PipedProcess(spawn(("/bin/sh", "-c", 'exec "$@"', "sh", *words)), LOCALHOST.name)
         except OSError as error:
             raise Unreachable(LOCALHOST.name, f"no process can be started: {error.strerror}.") from error
-        self._processes.append(process)
+        self._processes.add(process)
         return process
 
     def close(self) -> None:
         """Let go of all pipes."""
-        while self._processes:
-            self._processes.pop().close()
+        self._processes.close()
 
 
 def connect() -> LocalTransport:

@@ -60,6 +60,11 @@ class PipedProcess:
         self._drainer = self._background(self._drain, "stderr")
         self._background(self._reap, "wait")
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def _background(self, work: Callable[[], None], what: str) -> threading.Thread:
         thread = threading.Thread(target=work, name=f"distmagic-{what}-{self.pid}", daemon=True)
         thread.start()
@@ -138,3 +143,24 @@ class PipedProcess:
     def _close_file(file: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
             file.close()
+
+
+class OpenProcesses:
+    """The processes of one connection, each until it is closed. Safe to use from threads."""
+
+    def __init__(self) -> None:
+        self._open: list[PipedProcess] = []
+        self._lock = threading.Lock()
+
+    def add(self, process: PipedProcess) -> None:
+        """Take one more, and forget those that were closed meanwhile."""
+        with self._lock:
+            self._open = [one for one in self._open if not one.is_closed]
+            self._open.append(process)
+
+    def close(self) -> None:
+        """Close all of them."""
+        with self._lock:
+            found, self._open = self._open, []
+        for process in found:
+            process.close()

@@ -21,9 +21,9 @@ from distmagic.errors import ConnectionLost, SpecError
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words
-from distmagic.transports.local import spawn
-from distmagic.transports.piped import PipedProcess
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
+from distmagic.transports.local import connecting_program, spawn
+from distmagic.transports.piped import OpenProcesses, PipedProcess
 
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
@@ -67,7 +67,7 @@ class CommandTransport:
         self._directory = directory
         self._socket = directory / "s"
         self._master: PipedProcess | None = None
-        self._processes: list[PipedProcess] = []
+        self._processes = OpenProcesses()
         self._is_late = False
 
     def open(self, seconds: float) -> str:
@@ -114,13 +114,12 @@ class CommandTransport:
         except OSError as error:
             raise ConnectionLost(f"{self.name}: the ssh client can't be started: {error.strerror}.") from error
         process = SessionProcess(child, self.name)
-        self._processes.append(process)
+        self._processes.add(process)
         return process
 
     def close(self) -> None:
         """End the master, its sessions and its directory."""
-        while self._processes:
-            self._processes.pop().close()
+        self._processes.close()
         master, self._master = self._master, None
         if master is not None:
             master.close()  # its `cat` ends, and with it the connection once no session is left
@@ -142,7 +141,8 @@ def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # no
     directory = Path(tempfile.mkdtemp(prefix="dm-", dir="/tmp" if is_long else None))  # noqa: S108 - mkdtemp makes it private
     transport = CommandTransport(host.name, client, destination, directory)
     try:
-        said = transport.open(access.connect_timeout_s)
+        with connecting_program:
+            said = transport.open(access.connect_timeout_s)
     except OSError as error:
         transport.close()
         raise SpecError(f"--ssh-command: {client[0]} can't be run: {error.strerror}.", "Check the path.") from error

@@ -19,7 +19,7 @@ from tests.bench.figures import Section
 from tests.lab import isolate
 from tests.system.components import reason_without
 
-SECTIONS = ("load", "report", "crowd", "fanout", "start", "deliver", "result")
+SECTIONS = ("load", "report", "crowd", "many", "fanout", "start", "deliver", "result", "soak")
 
 
 def main() -> int:

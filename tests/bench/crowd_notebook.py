@@ -28,9 +28,8 @@ BEGUN = "begun"  # a file of this name appears beside the socket when all nodes 
 class SocketProcess:
     """A node that is at the other end of a unix socket, behind the seam of transports."""
 
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(path))
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
 
     def write(self, data: bytes) -> None:
         """Send all of it."""
@@ -68,7 +67,7 @@ def follow(path: Path, nodes: int) -> str:
     """Follow the job at `path` to its end, on this kernel's own screen; return its phase."""
     from IPython import get_ipython
 
-    links = {node: Link(Host(name=f"host-{node}"), SocketProcess(path)) for node in range(nodes)}
+    links = {node: Link(Host(name=f"host-{node}"), SocketProcess(_dial(path))) for node in range(nodes)}
     clock = clock_since(time.monotonic())
     state = begin("crowd", [link.host.name for link in links.values()])
     screen = screen_for(get_ipython())
@@ -87,6 +86,12 @@ def follow(path: Path, nodes: int) -> str:
         executor.close(table.links)
     assert len(state.workers) == nodes * crowd_feeder.RANKS_A_NODE
     return state.phase
+
+
+def _dial(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(str(path))
+    return made
 
 
 def memory_of_an_hour(nodes: int) -> list[float]:

@@ -16,7 +16,7 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
 from tests.builders.links import lines, reply
 from tests.builders.plans import FACTS
 
@@ -49,7 +49,8 @@ class FakeHost:
 
     `begins` gives the events of the node's agent after its hello. `answers` replace the usual answer to a kind of
     request: a list of messages and raw bytes, or `HANG_UP`. `error` is what connecting raises. `requests` are all that
-    came, in order, over whichever link; `events` are the agent's.
+    came, in order, over whichever link; `events` are the agent's. `barriers` hold up, until enough other hosts are as
+    far, "connect", "boot", "hang up" (of a link), "disconnect", or the answer to a kind of request.
     """
 
     def __init__(self, name: str, begins: Callable[[p.StartNode], list[p.Message]] = runs_to_its_end) -> None:
@@ -57,6 +58,8 @@ class FakeHost:
         self.facts = replace(FACTS, torch=facts.torch_version())
         self.begins = begins
         self.answers: dict[type, Answer] = {}
+        self.free_port = self.facts.free_port
+        self.barriers: dict[object, threading.Barrier] = {}
         self.error: Exception | None = None
         self.requests: list[p.Message] = []
         self.events: list[p.Message] = []
@@ -67,6 +70,7 @@ class FakeHost:
 
     def connect(self) -> FakeConnection:
         """Return a connection to this host; raise `error` if there is one."""
+        self.meet("connect")
         if self.error is not None:
             raise self.error
         return FakeConnection(self)
@@ -93,8 +97,14 @@ class FakeHost:
         """Whether no link to this host is open any more."""
         return all(process.is_closed.is_set() for process in self.processes)
 
+    def meet(self, what: object) -> None:
+        """Wait until enough hosts are as far, if there is a barrier for this."""
+        if what in self.barriers:
+            self.barriers[what].wait(20)
+
     def receive(self, process: HostProcess, request: p.Message) -> None:
         """Answer a request that came over a link."""
+        self.meet(type(request))
         with self._lock:
             self.requests.append(request)
         if type(request) in self.answers:  # without the lock: an answer may take its time
@@ -136,6 +146,7 @@ class FakeHost:
         return {
             p.GetFacts: [self.facts],
             p.GetRoute: [p.Route(address=self.facts.address, interface=self.facts.interface)],
+            p.GetFreePort: [p.FreePort(port=self.free_port)],
             p.OfferBlobs: [p.MissingBlobs()],
             p.CheckBlobs: [p.MissingBlobs()],
             p.SweepJob: [p.Final(reason="swept")],
@@ -188,6 +199,8 @@ class HostProcess:
     def write(self, data: bytes) -> None:
         if self._is_cut or self.is_closed.is_set():
             raise ConnectionLost(f"{self._host.host.name}: the other end is gone.")
+        if not self._writes:
+            self._host.meet("boot")
         with self._lock:
             self._writes += 1
             if self._writes == 1:  # the program that boots
@@ -217,7 +230,9 @@ class HostProcess:
         self._pieces.put(b"")
 
     def close(self) -> None:
-        self.is_closed.set()
+        if not self.is_closed.is_set():
+            self.is_closed.set()
+            self._host.meet("hang up")
         self._pieces.put(b"")
 
 
@@ -237,7 +252,7 @@ class FakeConnection:
         return process
 
     def close(self) -> None:
-        return
+        self._host.meet("disconnect")
 
 
 def connector(*hosts: FakeHost) -> Callable[[Host, Access, Asker], FakeConnection]:

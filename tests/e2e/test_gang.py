@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-import distmagic
 from distmagic.api import session
-from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, SpecError, WorkerFailed
+from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, WorkerFailed
 from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
-from tests.e2e import programs, runner
+from tests.e2e import runner
 from tests.e2e.programs import count
 from tests.e2e.runner import as_value, detach, reach
 from tests.lab import Lab
@@ -216,38 +215,6 @@ def test_without_udp_a_job_runs_attached_and_is_not_detached(lab: Lab) -> None:
     lab.assert_clean()
     run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce))
     assert run.state.phase == "done"
-
-
-def test_an_orphan_of_this_notebook_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JPY_SESSION_NAME", "deep/learning.ipynb")
-    script = programs.COUNTING_KERNEL.format(seconds=600, config=str(lab.ssh_config))
-    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], env={**os.environ})
-    try:
-
-        def running() -> list[Job]:
-            return [job for job in session().jobs(reach(lab, parse_hosts("dm1,dm2"))) if len(job.running) == 2]
-
-        wait_until(running, "the first job", 60.0)
-    finally:
-        kernel.kill()
-        kernel.wait()
-    (job,) = running()
-    error = runner_error(lab)
-    assert isinstance(error, SpecError)
-    assert error.message == f"Job {job.name}, which this notebook began, still runs on dm1, dm2."
-    assert error.hint == (
-        f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
-        "Without either it ends by itself within 60 s."
-    )
-    monkeypatch.setenv("JPY_SESSION_NAME", "another.ipynb")
-    session().stop(reach(lab, parse_hosts("dm1,dm2")), job)
-    lab.assert_clean()
-
-
-def runner_error(lab: Lab) -> BaseException:
-    with pytest.raises(SpecError) as caught:
-        distmagic.run(as_value(count), 0.1, hosts="dm1:1", access=runner.access(lab), screen=runner.Watch())
-    return caught.value
 
 
 def test_a_flood_at_the_gang_s_port_changes_nothing(lab: Lab) -> None:

@@ -16,6 +16,7 @@ import distmagic
 from distmagic.api import session
 from distmagic.errors import PreflightError
 from distmagic.session import session as sessions
+from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab, LabHost
@@ -114,7 +115,7 @@ def test_another_user_sees_nothing_and_reaches_nothing(lab: Lab) -> None:
             found["texts"] = host.exec(["grep", "-rl", SECRET, "/home/node/.distmagic", folder]).stdout
             found["argv"] = [word for p in host.processes() for word in p.cmdline if SECRET in word]
             found["here"] = [pid for pid in os.listdir("/proc") if pid.isdigit() and SECRET in _cmdline(pid)]
-            job = name.removeprefix(f"distmagic-{os.getuid()}-").rpartition("-")[0]
+            job = name.removeprefix(f"distmagic-{os.getuid()}-").partition("-")[2].rpartition("-")[0]
             host.exec(["chmod", "777", folder, f"{folder}/readers", f"{folder}/ranks"]).check_returncode()
             found["heard"] = as_other(host, FORGE, folder, job)
             host.exec(["chmod", "700", folder]).check_returncode()
@@ -147,7 +148,10 @@ def _cmdline(pid: str) -> str:
 
 @pytest.mark.parametrize("what", ["a directory", "a link"])
 def test_a_socket_directory_that_was_there_before(lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    host, path = lab.hosts[0], f"/tmp/distmagic-{os.getuid()}-{JOB}-0"
+    host = lab.hosts[0]
+    ask = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from distmagic.remote.records import places"
+    path = host.exec(["python3", "-c", f"{ask}; print(places.run_dir({JOB!r}, 0))"]).stdout.strip()
+    assert path.startswith(f"/tmp/distmagic-{os.getuid()}-")
     monkeypatch.setattr(sessions, "_new_job", lambda: JOB)
     host.exec(["mkdir", "-m", "700", "/home/node/precious"]).check_returncode()
     make = f"os.mkdir({path!r}, 0o777)" if what == "a directory" else f"os.symlink('/home/node/precious', {path!r})"

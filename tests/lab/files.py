@@ -50,13 +50,15 @@ class HostSetup:
 class Wiring:
     """A host's place in its lab. `card` is the lab's end of its cable; `names` are (address, name) of all hosts.
 
-    A machine has the same `mac` after it was switched off and on; else its neighbours would look for the old one.
+    A machine has the same `mac` after it was switched off and on; else its neighbours would look for the old one. `tmp`
+    is what it has as its /tmp, None for one of its own.
     """
 
     name: str
     folder: Path
     shared: Path
     home: Path
+    tmp: Path | None
     address: str
     address6: str
     mac: str
@@ -71,6 +73,9 @@ def write_all(wiring: Wiring, setup: HostSetup) -> None:
     """Write everything that a host needs to boot."""
     (wiring.folder / "etc").mkdir(parents=True, exist_ok=True)
     wiring.home.mkdir(parents=True, exist_ok=True)
+    if wiring.tmp is not None:
+        wiring.tmp.mkdir(exist_ok=True)
+        wiring.tmp.chmod(0o1777)
     if not (wiring.folder / "host_key").exists():
         make_key(wiring.folder / "host_key")
     (wiring.folder / "network").write_text(

@@ -69,6 +69,7 @@ class LabHost:
             "HOST_DIR": str(wiring.folder),
             "HOST_NAME": self.hostname,
             "HOST_HOME": str(wiring.home),
+            "HOST_TMP": str(wiring.tmp or ""),
             "KEEP": "\n".join(map(str, wiring.keep)),
             "SSHD": COMPONENTS["sshd"].path() or "sshd",
             "SYSTEMD": COMPONENTS["systemd"].path() or "systemd",

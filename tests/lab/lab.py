@@ -35,14 +35,16 @@ class Lab:
     """SSH hosts dm1, dm2 ... that are up inside a `with`. Several labs in one process don't meet.
 
     `ssh_config`, `identity` (a private key) and `known_hosts` are files to reach them with; `address` is this
-    process's own address in their network. With `shared_home` they all have the same home, as on many clusters.
+    process's own address in their network. With `shared_home` they all have the same home, as on many clusters; with
+    `shared_tmp` the same /tmp, as containers on one machine may.
     `setups` are for the first hosts, in order; the others are as `HostSetup()` says. `network` is the third number of
     its addresses, one that no other lab has if it isn't said.
     """
 
     def __init__(
-        self, count: int, *, shared_home: bool = False, setups: tuple[HostSetup, ...] = (), network: int | None = None
-    ) -> None:
+        self, count: int, *, shared_home: bool = False, shared_tmp: bool = False, setups: tuple[HostSetup, ...] = (),
+        network: int | None = None,
+    ) -> None:  # fmt: skip
         if not is_isolated():
             raise RuntimeError("A lab is only for a process that called tests.lab.isolate() (conftest.py does).")
         self.folder = Path(tempfile.mkdtemp(prefix="lab-")).resolve()
@@ -51,21 +53,23 @@ class Lab:
         self.known_hosts = self.folder / "known_hosts"
         number = next(_NETWORKS) if network is None else network
         self._bridge = f"dmbr{number}"
+        self._shared_home, self._shared_tmp = shared_home, shared_tmp
         self._net, self._net6 = f"10.99.{number}", f"fd99::{number + 1:x}:0:0:"
         self.address = f"{self._net}.1"
         files.make_key(self.identity)
         all_setups = (*setups, *(HostSetup() for _ in range(count - len(setups))))
-        wirings = [self._wiring(index, number, shared_home, all_setups) for index in range(1, count + 1)]
+        wirings = [self._wiring(index, number, all_setups) for index in range(1, count + 1)]
         self.hosts = tuple(LabHost(wiring, setup) for wiring, setup in zip(wirings, all_setups, strict=True))
         self._write_client_files()
 
-    def _wiring(self, index: int, number: int, shared_home: bool, setups: tuple[HostSetup, ...]) -> Wiring:
+    def _wiring(self, index: int, number: int, setups: tuple[HostSetup, ...]) -> Wiring:
         name, folder = f"dm{index}", self.folder / f"dm{index}"
         return Wiring(
             name=name,
             folder=folder,
             shared=self.folder,
-            home=self.folder / "home" if shared_home else folder / "home",
+            home=self.folder / "home" if self._shared_home else folder / "home",
+            tmp=self.folder / "tmp" if self._shared_tmp else None,
             address=f"{self._net}.{10 + index}",
             address6=f"{self._net6}{10 + index:x}",
             mac=f"02:99:00:00:01:{index:02x}",

@@ -193,6 +193,20 @@ def test_a_shared_home_and_other_setups(make_lab):
     assert len((lab.hosts[0].home / "seen").read_text().splitlines()) == 2
 
 
+def test_a_shared_tmp(make_lab):
+    lab = make_lab(2, shared_tmp=True)
+    dm1, dm2 = lab.hosts
+    listen = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/door'); s.listen(); print('up', flush=True); s.accept()"
+    dial = "import socket; socket.socket(socket.AF_UNIX).connect('/tmp/door')"
+    with lab_process(lab, dm1, f'python3 -c "{listen}"') as listener:
+        assert listener.stdout.readline() == "up\n"
+        assert lab.ssh(dm2, f'python3 -c "{dial}"').returncode == 0
+        assert listener.wait(20) == 0
+    assert "door" in dm2.listdir("/tmp")
+    assert lab.ssh(dm2, "touch ~/own; ls ~").stdout == "own\n"
+    assert lab.ssh(dm1, "ls ~").stdout == ""
+
+
 def ssh_in_haste(lab, host):
     argv = ["ssh", "-F", str(lab.ssh_config), "-o", "ConnectTimeout=1", host.name, "true"]
     return subprocess.run(argv, capture_output=True, text=True, check=False)

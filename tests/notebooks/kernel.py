@@ -93,11 +93,20 @@ def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def live_notebook(folder: Path, env: Mapping[str, str] = {}) -> Iterator[LiveNotebook]:
-    """Start a kernel that works in `folder`, with the extension loaded; end it afterwards."""
+def live_notebook(
+    folder: Path, env: Mapping[str, str] = {}, connection_file: Path | None = None
+) -> Iterator[LiveNotebook]:
+    """Start a kernel that works in `folder`, with the extension loaded; end it afterwards.
+
+    A Jupyter server starts a notebook's kernel with a `connection_file` called kernel-ID.json, and with the notebook's
+    path in `env` as JPY_SESSION_NAME.
+    """
     client = NotebookClient(
         nbformat.v4.new_notebook(), timeout=90, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
+    if connection_file is not None:
+        client.km = client.create_kernel_manager()
+        client.km.connection_file = str(connection_file)
     with client.setup_kernel(env=environment(env)):
         notebook = LiveNotebook(client)
         assert notebook.run("%load_ext distmagic") == ""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
+import signal
+import socket
 from pathlib import Path
 
 import pytest
+from nbclient.exceptions import DeadKernelError
 
 from tests.e2e import faults
-from tests.lab import Lab
+from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
-from tests.notebooks.kernel import live_notebook
+from tests.notebooks.kernel import LiveNotebook, live_notebook
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
 
@@ -50,6 +54,90 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
         assert "no jobs on these hosts" in notebook.run("%distributed jobs")
         notebook.run("%distributed down")
     lab.assert_clean()
+
+
+RUN = "%%distributed --hosts dm1:1\ndef seven():\n    return 7\nseven()"
+WAIT = """\
+%%distributed --hosts dm1:1,dm2:1 --lease 300 --cold
+import time
+def wait():
+    print("here")
+    time.sleep(600)
+wait()
+"""
+
+
+def job_of(table: str, owner: str) -> str:
+    """Return the name of the one job in a table of jobs that has this owner."""
+    (job,) = re.findall(rf"(?m)^(\d{{4}}-\d{{6}}-\w+) .* {re.escape(owner)}$", table)
+    return job
+
+
+def begin(notebook: LiveNotebook, lab: Lab) -> None:
+    notebook.run(f"%config Distmagic.ssh_config = {str(lab.ssh_config)!r}\n%distributed hosts dm1:1 dm2:1")
+
+
+def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_remove_only_their_own(
+    lab: Lab, tmp_path: Path
+):
+    """Plain kernels: nobody has told them the name of their notebook."""
+    with live_notebook(tmp_path) as mine, live_notebook(tmp_path) as theirs:
+        for notebook in (mine, theirs):
+            begin(notebook, lab)
+            assert notebook.run(RUN)
+        owner = theirs.run("from distmagic.session.owner import owner; print(owner())").strip()
+        table = mine.run("%distributed jobs")
+        own, other = job_of(table, "this notebook"), job_of(table, owner)
+        assert re.fullmatch(r"\w+@[\w.-]+:notebook \(kernel [\w-]+\)", owner)
+
+        said = mine.run("%distributed clean all")
+        assert own in said
+        assert other not in said
+        assert "1 ended job of other notebooks left; %distributed clean all --everybody removes these too." in said
+        assert theirs.run("_run.results[0]") == "7"
+        assert other in theirs.run("%distributed jobs")
+        mine.run(f"%distributed clean {other}")  # by its name it goes
+        assert "no jobs on these hosts" in theirs.run("%distributed jobs")
+        for notebook in (mine, theirs):
+            notebook.run("%distributed down")
+    lab.assert_clean()
+
+
+def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_still_run(lab: Lab, tmp_path: Path):
+    env = {"JPY_SESSION_NAME": "/home/me/train.ipynb"}
+    with live_notebook(tmp_path, env, tmp_path / "kernel-1.json") as first:
+        begin(first, lab)
+
+        def kill_when_both_run() -> None:
+            wait_until(lambda: all(has_printed(host) for host in lab.hosts[:2]), "the first words of both ranks", 60)
+            os.kill(first.pid, signal.SIGKILL)
+
+        with first.meanwhile(kill_when_both_run), pytest.raises(DeadKernelError):
+            first.run(WAIT)
+    other = {"JPY_SESSION_NAME": "/home/me/other.ipynb"}
+    with live_notebook(tmp_path, other, tmp_path / "kernel-2.json") as notebook:
+        begin(notebook, lab)
+        table = notebook.run("%distributed jobs")
+        assert job_of(table, f"{getpass.getuser()}@{socket.gethostname()}:/home/me/train.ipynb")
+        assert notebook.run(RUN)  # somebody else's job is not in the way
+        notebook.run("%distributed down")
+    with live_notebook(tmp_path, env, tmp_path / "kernel-3.json") as again:
+        begin(again, lab)
+        job = job_of(again.run("%distributed jobs"), "this notebook")
+        said = again.fail(RUN)
+        assert f"Job {job}, which this notebook began, still runs on dm1, dm2." in said
+        assert (
+            f"%distributed attach {job} follows it, %distributed stop {job} ends it. "
+            "Without either it ends by itself within 300 s."
+        ) in said
+        assert f"{job} was stopped on dm1, dm2" in again.run(f"%distributed stop {job}")
+        assert again.run(RUN)
+        again.run("%distributed down")
+    lab.assert_clean()
+
+
+def has_printed(host: LabHost) -> bool:
+    return any(file.stat().st_size for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log"))
 
 
 WAITING = """\

@@ -5,11 +5,13 @@ The host must have sh, cat, head and sleep. A new transport passes when all of `
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,6 +222,22 @@ def closing_twice_is_fine(transport: Transport) -> None:
     transport.close()
 
 
+def keeps_nothing_of_processes_that_are_over(transport: Transport) -> None:
+    descriptors = len(os.listdir("/dev/fd"))
+    ended: list[weakref.ref[Process]] = []
+    for _ in range(5):
+        process = transport.start(sh("echo up"))
+        ended.append(weakref.ref(process))
+        assert read_all(process) == b"up\n"
+        process.wait(WAIT_S)
+        process.close()
+    del process
+    wait_until(
+        lambda: gc.collect() >= 0 and sum(one() is not None for one in ended) <= 1, "all but the last to be gone"
+    )
+    wait_until(lambda: len(os.listdir("/dev/fd")) <= descriptors, "their descriptors to be closed")
+
+
 CONTRACT: tuple[Callable[[Transport], None], ...] = (
     echoes_at_once,
     carries_every_byte_both_ways,
@@ -238,4 +256,5 @@ CONTRACT: tuple[Callable[[Transport], None], ...] = (
     writing_to_an_ended_process_is_an_error,
     last_words_arrive_though_all_is_closed_at_once,
     closing_twice_is_fine,
+    keeps_nothing_of_processes_that_are_over,
 )

@@ -18,7 +18,7 @@ from distmagic.errors import AuthenticationError, HostError, HostKeyError, SpecE
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
-from distmagic.transports.prompts import NoAsker
+from distmagic.transports.asking import NoAsker
 from tests.transports.conftest import Home
 from tests.transports.sshd import Sshd, free_port, make_key, sshd
 

@@ -14,7 +14,7 @@ import pytest
 
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
-from distmagic.transports import prompts
+from distmagic.transports import asking
 from tests.transports.asking_server import Rules, asking_server
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
@@ -25,17 +25,17 @@ ssh = pytest.importorskip("distmagic.transports.ssh.ssh")
 
 @pytest.fixture(autouse=True)
 def no_kept_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_passphrases", {})
+    monkeypatch.setattr(asking, "_passphrases", {})
 
 
 @contextlib.contextmanager
-def asking(home: Home, tmp_path: Path, *steps: str, **rules: object) -> Iterator[Host]:
+def asking_host(home: Home, tmp_path: Path, *steps: str, **rules: object) -> Iterator[Host]:
     with asking_server(tmp_path / "server", Rules(steps=list(steps), **rules)) as server:
         home.trust(server)
         yield home.host(server)
 
 
-def refused(host: Host, home: Home, asker: prompts.Asker) -> AuthenticationError:
+def refused(host: Host, home: Home, asker: asking.Asker) -> AuthenticationError:
     with pytest.raises(AuthenticationError) as caught:
         ssh.connect(host, home.access, asker)
     return caught.value
@@ -47,7 +47,7 @@ def refused(host: Host, home: Home, asker: prompts.Asker) -> AuthenticationError
 def test_a_one_time_password_is_asked_for(home: Home, tmp_path: Path) -> None:
     asker = Answers(["123456"])
     with (
-        asking(home, tmp_path, "keyboard-interactive") as host,
+        asking_host(home, tmp_path, "keyboard-interactive") as host,
         contextlib.closing(ssh.connect(host, home.access, asker)) as transport,
     ):
         assert asker.prompts == [("127.0.0.1: Verification code: ", True)]
@@ -57,7 +57,7 @@ def test_a_one_time_password_is_asked_for(home: Home, tmp_path: Path) -> None:
 def test_a_key_and_then_a_one_time_password(home: Home, tmp_path: Path, user_key: Path) -> None:
     public = Path(f"{user_key}.pub").read_text().split()[1]
     asker = Answers(["123456"])
-    with asking(home, tmp_path, "publickey", "keyboard-interactive", key=public) as host:
+    with asking_host(home, tmp_path, "publickey", "keyboard-interactive", key=public) as host:
         ssh.connect(host, home.access, asker).close()
     assert len(asker.prompts) == 1
 
@@ -69,7 +69,7 @@ def test_several_questions_with_instructions_and_echo(home: Home, tmp_path: Path
         "instructions": "Cluster log-in.",
     }
     asker = Answers(["me", "1"])
-    with asking(home, tmp_path, "keyboard-interactive", **rules) as host:
+    with asking_host(home, tmp_path, "keyboard-interactive", **rules) as host:
         ssh.connect(host, home.access, asker).close()
     assert asker.prompts == [
         ("127.0.0.1: Cluster log-in. User: ", False),
@@ -79,13 +79,13 @@ def test_several_questions_with_instructions_and_echo(home: Home, tmp_path: Path
 
 def test_a_wrong_answer_may_be_corrected(home: Home, tmp_path: Path) -> None:
     asker = Answers(["no", "123456"])
-    with asking(home, tmp_path, "keyboard-interactive") as host:
+    with asking_host(home, tmp_path, "keyboard-interactive") as host:
         ssh.connect(host, home.access, asker).close()
     assert len(asker.prompts) == 2
 
 
 def test_three_wrong_answers_are_a_refusal(home: Home, tmp_path: Path) -> None:
-    with asking(home, tmp_path, "keyboard-interactive") as host:
+    with asking_host(home, tmp_path, "keyboard-interactive") as host:
         error = refused(host, home, Answers(["1", "2", "3"]))
         user = re.search(r"let in user (\S+)\.", error.message)
         assert user is not None
@@ -98,14 +98,14 @@ def test_three_wrong_answers_are_a_refusal(home: Home, tmp_path: Path) -> None:
 def test_a_password_is_asked_for(home: Home, tmp_path: Path) -> None:
     asker = Answers(["open sesame"])
     home.configure("User me\n")
-    with asking(home, tmp_path, "password") as host:
+    with asking_host(home, tmp_path, "password") as host:
         ssh.connect(host, home.access, asker).close()
     assert asker.prompts == [("127.0.0.1: Password of me: ", True)]
 
 
 def test_without_anybody_to_ask_the_error_says_so(home: Home, tmp_path: Path) -> None:
-    with asking(home, tmp_path, "keyboard-interactive") as host:
-        error = refused(host, home, prompts.NoAsker())
+    with asking_host(home, tmp_path, "keyboard-interactive") as host:
+        error = refused(host, home, asking.NoAsker())
     assert error.message == "127.0.0.1: asks 'Verification code:', and nobody is here to answer."
     assert error.hint == "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer."
 
@@ -118,13 +118,13 @@ def test_the_time_for_an_answer_does_not_count(home: Home, tmp_path: Path) -> No
             threading.Event().wait(1.2)
             return "123456"
 
-    with asking(home, tmp_path, "keyboard-interactive") as host:
+    with asking_host(home, tmp_path, "keyboard-interactive") as host:
         ssh.connect(host, home.access, Slow()).close()
 
 
 def test_batch_mode_never_asks(home: Home, tmp_path: Path) -> None:
     home.configure("BatchMode yes\n")
-    with asking(home, tmp_path, "keyboard-interactive") as host:
+    with asking_host(home, tmp_path, "keyboard-interactive") as host:
         assert "keyboard-interactive (BatchMode forbids to ask)" in refused(host, home, Answers()).message
 
 
@@ -162,7 +162,7 @@ def test_a_wrong_passphrase_is_asked_for_again(home: Home, locked: tuple[Sshd, P
 @pytest.mark.needs("sshd")
 def test_an_encrypted_key_without_anybody_to_ask(home: Home, locked: tuple[Sshd, Path]) -> None:
     server, key = locked
-    error = refused(home.host(server), home, prompts.NoAsker())
+    error = refused(home.host(server), home, asking.NoAsker())
     assert error.message == f"127.0.0.1: asks 'Passphrase of {key}:', and nobody is here to answer."
 
 
@@ -179,10 +179,10 @@ def test_the_agent_is_asked_first(
     )
     with agent(tmp_path / "agent", open_key) as path:
         monkeypatch.setenv("SSH_AUTH_SOCK", path)
-        ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
         monkeypatch.delenv("SSH_AUTH_SOCK")
         home.configure(f"IdentityAgent {path}\n")
-        ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def agent(path: Path, *keys: Path) -> Iterator[str]:
 @pytest.mark.needs("sshd")
 def test_a_dead_agent_is_no_obstacle(home: Home, server: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home.folder / "nobody"))
-    ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+    ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
 
 
 @pytest.mark.needs("sshd")
@@ -213,14 +213,14 @@ def test_other_kinds_of_keys(kind: str, home: Home, tmp_path: Path) -> None:
     home.config.write_text("")  # the default files
     with sshd(tmp_path / "server", Path(f"{key}.pub")) as server:
         home.trust(server)
-        ssh.connect(home.host(server), home.access, prompts.NoAsker()).close()
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
 
 
 @pytest.mark.needs("sshd")
 def test_a_wrong_key_is_named(home: Home, server: Sshd, tmp_path: Path) -> None:
     other = make_key(tmp_path / "other")
     home.config.write_text(home.config.read_text().replace(str(home.key), str(other)) + "User me\n")
-    error = refused(home.host(server), home, prompts.NoAsker())
+    error = refused(home.host(server), home, asking.NoAsker())
     assert error.message == (
         f"127.0.0.1: 127.0.0.1 port {server.port} did not let in user me. Tried: key {other}. It accepts: publickey."
     )
@@ -239,7 +239,7 @@ def test_keys_that_can_not_be_used_are_named_with_the_reason(home: Home, server:
     home.config.write_text(
         "".join(f"IdentityFile {file}\n" for file in files) + f"UserKnownHostsFile {home.known_hosts}\n"
     )
-    message = refused(home.host(server), home, prompts.NoAsker()).message
+    message = refused(home.host(server), home, asking.NoAsker()).message
     assert f"key {readable} (not used, others can read it: run chmod 600 {readable})" in message
     assert f"key {broken} (ValueError: no private key that paramiko can use)" in message
     assert f"key {tmp_path / 'missing'} (No such file or directory)" in message

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
-from distmagic.transports import prompts, ssh_words, troubles
+from distmagic.request.spec import Access
+from distmagic.transports import asking, ssh_command, ssh_words, troubles
+from distmagic.transports.local import connecting_program
 from distmagic.transports.piped import Tail
 from distmagic.transports.quoting import command_line, quote
 from distmagic.transports.ssh import known_hosts
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.troubles import Trouble
+from tests.lab.waiting import wait_until
 
 HOSTILE = (
     "plain", "a b", "", "it's", "a\\b", "a\\\\b", "\\", "!x", "a!b", "!!", "\\!", "$HOME", "`id`", "$(id)", "~", "~/x",
@@ -166,29 +173,29 @@ class Typist:
 
 @pytest.fixture(autouse=True)
 def no_kept_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_passphrases", {})
+    monkeypatch.setattr(asking, "_passphrases", {})
 
 
 def test_a_passphrase_is_kept_once_it_was_right() -> None:
     typist = Typist("wrong", "right")
     for _ in range(3):
-        assert prompts.unlock(typist, "gpu-a", "/k", lambda p: p if p == "right" else None) == "right"
+        assert asking.unlock(typist, "gpu-a", "/k", lambda p: p if p == "right" else None) == "right"
     assert typist.prompts == [
         "gpu-a: Passphrase of /k: ",
         "gpu-a: That was not it. Passphrase of /k: ",
     ]
-    assert prompts.unlock(Typist("1", "2", "3"), "gpu-a", "/other", lambda p: None) is None
+    assert asking.unlock(Typist("1", "2", "3"), "gpu-a", "/other", lambda p: None) is None
 
 
 def test_a_password_is_never_kept() -> None:
     typist = Typist("1", "2")
-    assert [prompts.ask(typist, "gpu-a", "Password:") for _ in range(2)] == ["1", "2"]
+    assert [asking.ask(typist, "gpu-a", "Password:") for _ in range(2)] == ["1", "2"]
     assert typist.prompts == ["gpu-a: Password: "] * 2
 
 
 def test_a_host_cannot_ask_in_the_name_of_another_one() -> None:
     typist = Typist("1")
-    prompts.ask(typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e ")
+    asking.ask(typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e ")
     assert typist.prompts == ["gpu-a: Pick one:\ngpu-a:  1. push\ngpu-a: \ngpu-a: gpu-b: Password: "]
 
 
@@ -201,7 +208,7 @@ def test_an_error_has_not_all_that_a_server_said(said) -> None:
 
 def test_many_threads_ask_one_after_the_other_and_once() -> None:
     typist = Typist("right")
-    unlock = lambda: prompts.unlock(typist, "gpu-a", "/k", lambda p: p)  # noqa: E731
+    unlock = lambda: asking.unlock(typist, "gpu-a", "/k", lambda p: p)  # noqa: E731
     threads = [threading.Thread(target=unlock) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -212,7 +219,7 @@ def test_many_threads_ask_one_after_the_other_and_once() -> None:
 
 def test_nobody_to_ask() -> None:
     with pytest.raises(AuthenticationError) as caught:
-        prompts.ask(prompts.NoAsker(), "gpu-a", "Verification code: ")
+        asking.ask(asking.NoAsker(), "gpu-a", "Verification code: ")
     assert caught.value.host == "gpu-a"
     assert str(caught.value) == (
         "gpu-a: asks 'Verification code:', and nobody is here to answer.\n"
@@ -313,3 +320,53 @@ def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(monkeypatch:
     process._drainer.join(10.0)
     assert process.stderr() == "half a sen"
     assert noise == []
+
+
+# ---- many connections
+
+
+def test_a_connection_leaves_nothing_with_the_log() -> None:
+    from distmagic.transports.ssh.client import SshSession
+
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            SshSession(ours, "gpu-a", 1.0).close()
+    handlers = logging.getLogger("paramiko").handlers
+    assert len([one for one in handlers if isinstance(one, logging.NullHandler)]) == 1
+
+
+def test_a_known_hosts_file_is_read_once_and_again_after_an_edit(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text("gpu-a ssh-ed25519 AAAA\n")
+    first = known_hosts.read([str(file)])
+    assert known_hosts.read([str(file)])[0] is first[0]
+    file.write_text("gpu-a,gpu-b ssh-ed25519 AAAA\n")
+    assert [key.patterns for key in known_hosts.read([str(file)])] == ["gpu-a,gpu-b"]
+    file.unlink()
+    assert known_hosts.read([str(file)]) == ()
+
+
+def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_limit(tmp_path: Path) -> None:
+    """They may share a bastion, which turns away clients when too many are on their way."""
+    client = tmp_path / "ssh"
+    client.write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/connecting.$$\n"
+        f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done\necho distmagic-ready\nexec cat\n"
+    )
+    client.chmod(0o700)
+    access = Access(ssh_command=str(client), connect_timeout_s=60)
+
+    def connect(number: int) -> None:
+        ssh_command.connect(Host(name=f"gpu-{number}"), access, asking.NoAsker()).close()
+
+    with ThreadPoolExecutor(20) as pool:
+        connected = [pool.submit(connect, number) for number in range(20)]
+        try:
+            wait_until(lambda: len(list(tmp_path.glob("connecting.*"))) == 16, "sixteen programs that connect")
+            assert not connecting_program.acquire(blocking=False)
+        finally:
+            (tmp_path / "go").touch()
+        for one in connected:
+            one.result()
+    assert len(list(tmp_path.glob("connecting.*"))) == 20

@@ -20,7 +20,7 @@ from distmagic.errors import AuthenticationError, ConnectionLost, HostError, Spe
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
-from distmagic.transports.prompts import NoAsker
+from distmagic.transports.asking import NoAsker
 from tests.lab.waiting import wait_until
 from tests.system.components import reason_without
 from tests.transports.conftest import Answers, Home
@@ -305,7 +305,7 @@ import sys
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
-from distmagic.transports.prompts import NoAsker
+from distmagic.transports.asking import NoAsker
 transport = ssh_command.connect(Host(name="127.0.0.1", port=int(sys.argv[1])), Access(ssh_config=sys.argv[2]), NoAsker())
 transport.start(("cat",))
 print(transport._master.pid, transport._directory, flush=True)

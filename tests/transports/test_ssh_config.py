@@ -10,6 +10,7 @@ import pytest
 from distmagic.errors import SpecError
 from distmagic.request.hosts import Host
 from distmagic.transports.ssh.config import Resolved, file_versions, host_names, resolve
+from distmagic.transports.ssh.config_lines import read_lines
 
 
 @pytest.fixture
@@ -222,3 +223,10 @@ def test_an_edit_of_any_file_is_noticed(dot_ssh: Path) -> None:
         seen.append(file_versions(None))
     assert len(set(seen)) == 5
     assert file_versions(None) == seen[-1]
+
+
+def test_a_file_is_read_once_and_again_after_an_edit(dot_ssh: Path) -> None:
+    assert look_up(dot_ssh, "Host gpu-a\n  HostName 10.0.0.1\n").hostname == "10.0.0.1"
+    path = str(dot_ssh / "config")
+    assert read_lines(path) is read_lines(path)
+    assert look_up(dot_ssh, "Host gpu-a\n  HostName 10.0.0.12\n").hostname == "10.0.0.12"

@@ -9,6 +9,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.bench import table
+from tests.bench.__main__ import SECTIONS
 from tests.bench.figures import MetricRow, Section, Spread, Target, judged, ratios, spread, verdict
 
 ROW = MetricRow(
@@ -22,6 +23,14 @@ MISSING = MetricRow(
 
 def section(*rows: MetricRow) -> Section:
     return Section(name="start", title="Starting", rows=rows, when="2026-01-02 03:04", took_s=61.5, machine="2 cores")
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_can_be_begun(name):
+    """It imports what is there: a section is run far less often than what it measures is changed."""
+    module = importlib.import_module(f"tests.bench.{name}")
+    assert callable(module.measure)
+    assert module.TITLE
 
 
 def test_spread_is_median_least_and_most():

@@ -87,6 +87,8 @@ class Agent:
             pid=os.getpid(),
         )
         self.journal.add(hello)
+        with contextlib.suppress(OSError):  # without it this agent can't be spared where another node here is swept
+            processes.note(os.getpid(), self.run_dir / places.PID)
         self._join_gang()
         env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
         self.engine_pid, out, err = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
@@ -186,7 +188,7 @@ class Agent:
         files: list[str | Path] = [self.folder / FILE, sys.path[0]]
         for name in (self.start.call, self.start.code, *self.start.side_files):
             files.append(places.blob(name))
-        files += [self.run_dir, self.run_dir / "readers", self.run_dir / "ranks"]
+        files += [self.run_dir, self.run_dir / places.READERS, self.run_dir / "ranks", self.run_dir / places.PID]
         places.touch(files)
         if self.start.work is not None:
             work_dirs.touch(Path(self.start.work.path), self.start.job, self.start.node_rank)
@@ -200,7 +202,11 @@ class Agent:
         # connections break, and the user must learn the first failure. Polled in every turn, also while this node
         # stops, because that is how peers learn of it.
         if self.channel is not None:
-            cause = self.channel.poll(now, self.cause, is_clear=self.final_at is not None)
+            cause = self.channel.poll(
+                now, self.cause, is_clear=self.final_at is not None, is_detached=self.lease.is_detached
+            )
+            if self.channel.is_detached:
+                self._detach()
             leaves_as_expected = self.final_at is not None and cause is not None and cause.reason == "lost"
             if cause is not None and not leaves_as_expected:
                 self.stop(now, _GRACE_S, cause)
@@ -233,10 +239,15 @@ class Agent:
         elif self.lease.has_run_out(now):
             self._detach("disconnected")
 
-    def _detach(self, why: str) -> None:
+    def _detach(self, why: str = "") -> None:
+        """Let the job live without a notebook, and have this host list it so.
+
+        `why` is journaled; there is none where the lead has decided it, whose journal says it already.
+        """
         if self.lease.detach():
             listing.mark_detached(self.folder)
-            self.journal.add(protocol.Detached(why=why))
+            if why:
+                self.journal.add(protocol.Detached(why=why))
 
     def _reap(self, now: float) -> None:
         """Collect ended children. Where torchrun is among them, journal its end and begin that of all processes."""

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from distmagic.remote.records import places
@@ -35,15 +36,20 @@ class Notebook(Protocol):
 
 
 class BlobReceiver:
-    """Receives blobs for one contact, and serves them to one other host meanwhile."""
+    """Receives blobs for one contact, and serves them to one other host meanwhile.
+
+    `awaited` are the files of the payload of a job that is about to start here.
+    """
 
     def __init__(self, notebook: Notebook) -> None:
+        self.awaited: tuple[Path, ...] = ()
         self._notebook = notebook
         self._server: BlobServer | None = None
         self._files: Growing | None = None
 
     def check(self, request: protocol.CheckBlobs) -> None:
         """Answer which blobs are lacking."""
+        self._await(request.blobs)
         lacking = []
         for blob in request.blobs:
             if is_whole(blob):
@@ -54,6 +60,7 @@ class BlobReceiver:
 
     def offer(self, request: protocol.OfferBlobs) -> None:
         """Answer which blobs are lacking, and receive them from the notebook."""
+        self._await(request.blobs)
         wanted = [blob for blob in request.blobs if not is_whole(blob)]
         names = tuple(blob.sha256 for blob in wanted)
         self._notebook.say(protocol.MissingBlobs(sha256=names))
@@ -65,6 +72,9 @@ class BlobReceiver:
             os.utime(places.blob(blob.sha256))
         if wanted:
             self._notebook.say(protocol.MissingBlobs())
+
+    def _await(self, blobs: tuple[protocol.Blob, ...]) -> None:
+        self.awaited += tuple(places.blob(blob.sha256) for blob in blobs)
 
     def _receive(self, blob: protocol.Blob) -> OSError | None:
         """Receive a blob from the notebook; return why it can't be kept.

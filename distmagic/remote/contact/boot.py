@@ -7,6 +7,7 @@ notebook: size, bundle bytes    host: goes on as `contact`, out of the bundle
 from __future__ import annotations
 
 import base64
+import functools
 import zlib
 
 # The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
@@ -125,6 +126,7 @@ distmagic_boot("@SHA@")
 """
 
 
+@functools.cache
 def program(sha256: str) -> bytes:
     """Return the one line to send to `BOOTSTRAP`, for a bundle of this SHA-256."""
     source = _PROGRAM.replace("@MARK@", MARK.decode()).replace("@SHA@", sha256)

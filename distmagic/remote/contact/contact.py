@@ -29,6 +29,7 @@ _CHUNK = 1 << 20
 _AGENT_LOG = "agent.log"
 _GONE_S = 10.0  # its socket is closed already
 _MOST_WORK_DIRS = 1000
+_TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
 
 
 class Contact:
@@ -44,6 +45,7 @@ class Contact:
         self._handlers: dict[type, Callable[[Any], None]] = {
             protocol.GetFacts: self._send_facts_again,
             protocol.GetRoute: self._send_route,
+            protocol.GetFreePort: self._send_free_port,
             protocol.CheckBlobs: self._receiver.check,
             protocol.OfferBlobs: self._receiver.offer,
             protocol.ServeBlobs: self._receiver.serve,
@@ -100,6 +102,9 @@ class Contact:
 
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
+            # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
+            while not select.select([0], [], [], _TOUCH_S)[0]:
+                places.touch(self._receiver.awaited)
             data = os.read(0, 65536)
             if not data:
                 return None
@@ -146,10 +151,15 @@ class Contact:
         address, interface = facts.route(request.peer)
         self.say(protocol.Route(address=address, interface=interface))
 
+    def _send_free_port(self, request: protocol.GetFreePort) -> None:
+        """Send a port that is free now."""
+        self.say(protocol.FreePort(port=facts.free_port(request.address)))
+
     # ---- jobs
 
     def _start_node(self, request: protocol.StartNode) -> None:
         """Make the job's working directory ready, start an agent, and carry bytes until it is gone."""
+        self._receiver.awaited = ()  # from now on the agent keeps them
         cwd = os.path.expanduser(request.cwd)
         if cwd and not os.path.isdir(cwd):
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
@@ -180,15 +190,17 @@ class Contact:
         run_dir = places.make_run_dir(request.job, request.node_rank)
         try:
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(run_dir / "readers"))
-            (run_dir / "readers").chmod(0o600)
-            listener.listen(16)
+            listener.bind(str(run_dir / places.READERS))
+            (run_dir / places.READERS).chmod(0o600)
+            listener.listen(places.BACKLOG)
+            # Before there is an agent: its first connection is this one, however many others come while it starts.
+            conn = _connect(run_dir / places.READERS)
             wait = self._spawn(request, listener, folder, prefix)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
-        self._relay(run_dir / "readers", protocol.FollowJob(job=request.job, node_rank=request.node_rank))
+        self._relay(conn, protocol.FollowJob(job=request.job, node_rank=request.node_rank))
         wait()
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
@@ -210,7 +222,7 @@ class Contact:
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
-            has_spoken = self._relay(run_dir / "readers", request)
+            has_spoken = self._relay(_connect(run_dir / places.READERS), request)
         except BlockingIOError:
             text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
             raise TimeoutError(text) from None
@@ -225,7 +237,7 @@ class Contact:
         for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
             self._write(line)
 
-    def _relay(self, path: Path, attach: protocol.FollowJob) -> bool:
+    def _relay(self, conn: socket.socket, attach: protocol.FollowJob) -> bool:
         """Carry bytes both ways until the agent closes; return whether it sent anything.
 
         An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
@@ -234,12 +246,9 @@ class Contact:
         has_spoken = False
         last = None if attach.live else attach.after  # the number of the last event that was sent on
         torn = b""  # the beginning of a line: only whole lines are sent on
-        with socket.socket(socket.AF_UNIX) as conn, selectors.DefaultSelector() as selector:
-            conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
-            conn.connect(str(path))
-            conn.setblocking(True)
-            socket_peer.check(conn)
-            conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
+        with conn, selectors.DefaultSelector() as selector:
+            with contextlib.suppress(ConnectionError):  # an agent that has ended already is noticed below
+                conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
             selector.register(0, selectors.EVENT_READ, "notebook")
             selector.register(conn, selectors.EVENT_READ, "agent")
             while True:
@@ -352,12 +361,40 @@ class Contact:
     # ---- processes that a dead agent left
 
     def _sweep_job(self, request: protocol.SweepJob) -> None:
-        """End what a dead agent left running."""
-        left = processes.sweep(request.job)
-        for path in places.run_dirs(request.job):
-            shutil.rmtree(path, ignore_errors=True)
+        """End what is left of a node of a job, and what dead agents left of its other nodes.
+
+        An agent of another node goes on: one host may be several nodes of a job, under several names.
+        """
+        own = None
+        if request.node_rank is not None:
+            own = places.run_dir(request.job, request.node_rank)
+        spared = []
+        deserted = []
+        for folder in places.run_dirs(request.job):
+            agent = processes.noted(folder / places.PID)
+            if agent is not None and folder != own:
+                spared.append(agent)
+            else:
+                deserted.append(folder)
+        left = processes.sweep(request.job, spared=spared)
+        for folder in deserted:
+            shutil.rmtree(folder, ignore_errors=True)
         names = [f"{process.name} (pid {process.pid}, state {process.state})" for process in left]
         self.say(protocol.Final(reason="swept", survivors=tuple(names)))
+
+
+def _connect(path: Path) -> socket.socket:
+    """Return a connection to an agent. Raises OSError, `BlockingIOError` where too many others wait for one already."""
+    conn = socket.socket(socket.AF_UNIX)
+    try:
+        conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
+        conn.connect(str(path))
+        conn.setblocking(True)
+        socket_peer.check(conn)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
 
 
 def _sweep_dead() -> None:
@@ -368,7 +405,7 @@ def _sweep_dead() -> None:
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in places.dead_templates():
+    for folder in (*places.dead_templates(), *places.forgotten()):
         shutil.rmtree(folder, ignore_errors=True)
 
 

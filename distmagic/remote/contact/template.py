@@ -66,7 +66,9 @@ class Template:
                 self._agents -= set(processes.reap())
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S
-                places.touch((sys.path[0],))  # what is forked from here still needs it
+                folder = Path(self._listener.getsockname()).parent
+                # What is forked from here still needs the first; the others are how a contact finds this template.
+                places.touch((sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID))
 
     def _left_s(self) -> float:
         now = self._clock()

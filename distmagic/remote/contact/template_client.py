@@ -32,7 +32,6 @@ SETTINGS = "DISTMAGIC_TEMPLATE"
 _MOST = 2  # templates of one notebook; another variable in each run must not fill the host's memory
 _SOON_S = 2.0
 _AT_ONCE_S = 0.1
-_PID = "pid"
 _WRITTEN_BY_PIP = (".dist-info", ".egg-info", ".pth", ".egg-link")
 
 AT_RUN_TIME = {
@@ -145,23 +144,11 @@ def _is_there(folder: Path) -> bool:
         return False
     if not places.listens(folder / places.TEMPLATE):
         return False
-    process = _process(folder)
+    process = processes.noted(folder / places.PID)
     if process is not None and process.state == "T":  # it was stopped (SIGSTOP): no job is to wait for it
         _end(folder / places.TEMPLATE)
         return False
     return True
-
-
-def _process(folder: Path) -> processes.ProcessInfo | None:
-    """Return the template that a folder belongs to; None if it is gone, or only about to begin."""
-    try:
-        pid, started = map(int, (folder / _PID).read_text().split())
-    except (OSError, ValueError):
-        return None
-    process = processes.read(pid)
-    if process is None or process.started != started:
-        return None
-    return process
 
 
 def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask: int, prefix: tuple[str, ...]) -> Path:
@@ -175,7 +162,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
         with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("wb") as log:
             listener.bind(str(path))
             path.chmod(0o600)
-            listener.listen(16)
+            listener.listen(places.BACKLOG)
             child = subprocess.Popen(
                 [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE_PLACEHOLDER],
                 stdin=listener.fileno(),
@@ -188,8 +175,7 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    process = processes.read(child.pid)
-    (folder / _PID).write_text(f"{child.pid} {process.started if process else 0}")
+    processes.note(child.pid, folder / places.PID)
     child.returncode = 0  # it is ended by its number and start time, whoever started it
     return path
 
@@ -295,7 +281,7 @@ def _end(path: Path) -> None:
     """Kill a template, which may be busy importing and has nothing to put in order; return when it is gone."""
     with contextlib.suppress(OSError):
         places.check_run_dir(path.parent)
-        process = _process(path.parent)
+        process = processes.noted(path.parent / places.PID)
         if process is not None:
             processes.send(process, signal.SIGKILL)
             processes.wait_gone(process, _SOON_S)

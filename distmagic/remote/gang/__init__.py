@@ -47,6 +47,9 @@ What a loss leads to is decided in channel.py:
 - "silent" stops nobody. Some firewall drops UDP; each node then depends on its own lease.
 - "back" stops nobody and restores nothing. A lost host comes back as a new node, with a number of its own.
 
+The lead also says in each datagram whether the job is detached. Every host then lists it so, whichever of them a notebook
+can reach, and no node depends on a lease any more.
+
 An agent exits only when `may_leave` says so, so that its last datagrams are not missed:
 
 - A member leaves when the lead has echoed a datagram that says "clear", or when the lead has been silent for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import selectors
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distmagic.remote.gang import liveness
 from distmagic.remote.gang.datagrams import NOBODY
@@ -62,14 +62,20 @@ class GangChannel:
         """How often the lead has asked all nodes to form anew, because one of them was lost."""
         return self._gang.formations
 
-    def poll(self, now: float, cause: Cause | None, *, is_clear: bool) -> Cause | None:
+    @property
+    def is_detached(self) -> bool:
+        """Whether the lead has said that the job needs no notebook any more."""
+        return self._gang.is_detached
+
+    def poll(self, now: float, cause: Cause | None, *, is_clear: bool, is_detached: bool) -> Cause | None:
         """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
+        `is_detached`: this node knows that the job needs no notebook; the lead tells the others.
         """
         for data, address in self._udp.receive():
             self._gang.receive(data, address, now)
-        self._gang.announce(self._own_state(cause, is_clear=is_clear), now)
+        self._gang.announce(replace(self._own_state(cause, is_clear=is_clear), is_detached=is_detached), now)
         causes = [self._judge(news) for news in self._gang.poll(now)]  # each is journaled, also after the first cause
         self._udp.send(self._gang.outbox)
         for found in causes:

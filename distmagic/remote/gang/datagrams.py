@@ -1,6 +1,7 @@
 """The bytes of one datagram of the gang channel, sealed with the job's secret. Pure.
 
-    magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | HMAC-SHA256 32
+    magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | detached 1 |
+    HMAC-SHA256 32
 
 Sizes are in bytes, numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every
 datagram of a sender, so that the receiver refuses a replayed one. `echo` is the highest counter that the sender has
@@ -22,8 +23,8 @@ REASONS: tuple[StopReason | Literal[""], ...] = ("", *STOP_REASONS)  # a datagra
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"
-_VERSION = 1
-_FORM = struct.Struct("!4sBHHQQIBBH")
+_VERSION = 2
+_FORM = struct.Struct("!4sBHHQQIBBH?")
 _MAC_BYTES = 32
 SIZE_BYTES = _FORM.size + _MAC_BYTES
 
@@ -33,7 +34,8 @@ class Datagram:
     """What node `node_rank` sends to node `to`.
 
     `phase` is one of `PHASES`. `reason` and `culprit` say why it stops and which node is to blame (`NOBODY` for none).
-    `formations` counts how often the lead has asked all nodes to form anew.
+    `formations` counts how often the lead has asked all nodes to form anew. `is_detached`: the lead says that the job
+    needs no notebook any more.
     """
 
     node_rank: int
@@ -44,6 +46,7 @@ class Datagram:
     reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
     formations: int = 0
+    is_detached: bool = False
 
 
 def seal(secret: bytes, one: Datagram) -> bytes:
@@ -60,6 +63,7 @@ def seal(secret: bytes, one: Datagram) -> bytes:
         PHASES.index(one.phase),
         REASONS.index(reason),
         one.culprit,
+        one.is_detached,
     )
     return body + _mac(secret, body)
 
@@ -72,7 +76,7 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
     body, mac = data[: _FORM.size], data[_FORM.size :]
     if len(data) != SIZE_BYTES or not hmac.compare_digest(mac, _mac(secret, body)):
         return None
-    magic, version, node_rank, to, counter, echo, formations, phase, reason, culprit = _FORM.unpack(body)
+    magic, version, node_rank, to, counter, echo, formations, phase, reason, culprit, is_detached = _FORM.unpack(body)
     if magic != _MAGIC or version != _VERSION:
         return None
     if phase >= len(PHASES) or reason >= len(REASONS):
@@ -86,6 +90,7 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
         reason=REASONS[reason],
         culprit=culprit,
         formations=formations,
+        is_detached=is_detached,
     )
 
 

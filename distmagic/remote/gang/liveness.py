@@ -41,10 +41,11 @@ class OwnState:
     reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
     formations: int = 0
+    is_detached: bool = False
 
 
 class Peer:
-    """One other node. `phase`, `reason`, `culprit` and `formations` are those of its latest datagram."""
+    """One other node. `phase`, `reason`, `culprit`, `formations` and `is_detached` are those of its latest datagram."""
 
     def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
         self.node_rank = node_rank
@@ -57,6 +58,7 @@ class Peer:
         self.phase = "up"
         self.culprit = NOBODY
         self.formations = 0
+        self.is_detached = False
         self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
@@ -80,6 +82,7 @@ class Peer:
         self.reason = one.reason
         self.culprit = one.culprit
         self.formations = one.formations
+        self.is_detached = one.is_detached
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, sent_at in self._sent:
             if counter == one.echo:
@@ -126,6 +129,11 @@ class Gang:
     def formations(self) -> int:
         """How often the lead has asked the nodes to form anew, as far as this node knows."""
         return self.own.formations if self.node_rank == 0 else self.peers[0].formations
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the job needs no notebook any more, as far as this node knows from the lead."""
+        return self.own.is_detached if self.node_rank == 0 else self.peers[0].is_detached
 
     @property
     def may_leave(self) -> bool:
@@ -196,6 +204,7 @@ class Gang:
             reason=self.own.reason,
             culprit=self.own.culprit,
             formations=self.own.formations,
+            is_detached=self.own.is_detached,
         )
         self.outbox.append((peer.address, seal(self.secret, one)))
 

@@ -5,7 +5,6 @@ full ends no job: its writers note the error and go on.
 
 Read in this order:
     places        where everything lies
-    expiry        what is removed, and when
     atomic_file   a file that appears whole or not at all
     logs          a file that grows within a limit: its beginning and its newest part are kept
     journal       every event of one node, numbered, on disk before it is sent
@@ -13,4 +12,5 @@ Read in this order:
     manifest      the list of the files that a run brings
     work_sync     how files come into a working directory
     work_dirs     the working directories of runs, and which jobs use them
+    expiry        what is removed, and when
 """

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.records import places, work_dirs
+from distmagic.remote.records import listing, places, work_dirs
 
 KEPT_DAYS = 7.0
-KEPT_BYTES = 2 << 30  # of all jobs, and again of all blobs
+KEPT_BYTES = 2 << 30  # of all jobs of one owner, and again of all blobs
 _PARTIAL_S = 3600.0
 _TIDY_S = 60.0
 _TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
@@ -41,9 +41,10 @@ def tidy() -> None:
 def expire(now: float | None = None) -> None:
     """Remove jobs and blobs that are older than `KEPT_DAYS` or beyond `KEPT_BYTES`, the oldest first.
 
-    A job that still runs is kept, and what it came from: its agent touches them while it lives. The newest job does not
-    count against the size, nor does one with results that nobody has fetched, unless the disk is full. On a disk that is
-    slow not all is looked at each time. A working directory is kept as long as a job uses it, and `KEPT_DAYS` longer.
+    A job that still runs is kept, and what it came from: its agent touches them while it lives. The size is that of the
+    jobs of one owner: what one notebook or script keeps never pushes out what another one does. The owner's newest job
+    does not count, nor does one with results that nobody has fetched, unless the disk is full. On a disk that is slow not
+    all is looked at each time. A working directory is kept as long as a job uses it, and `KEPT_DAYS` longer.
     """
     now = time.time() if now is None else now
     _expire_jobs(now)
@@ -54,28 +55,25 @@ def expire(now: float | None = None) -> None:
 def _expire_jobs(now: float) -> None:
     jobs = sorted(_entries(places.home() / "jobs"), key=lambda entry: entry.changed_s, reverse=True)
     is_full = bool(jobs) and shutil.disk_usage(places.home()).free < places.FULL_BYTES
-    kept_bytes = 0
-    for number, job in enumerate(jobs):
+    kept_bytes: dict[str, int] = {}  # by owner
+    for job in jobs:
         age_s = now - job.changed_s
         if age_s > KEPT_DAYS * 86400:
             _remove(job.path)
             continue
-        if number == 0 or (job.has_unfetched_results and not is_full):
+        owner = listing.kept_for(job.path)
+        is_newest = owner not in kept_bytes
+        kept_bytes.setdefault(owner, 0)
+        if is_newest or (job.has_unfetched_results and not is_full):
             continue
-        kept_bytes += job.size_bytes
-        if kept_bytes > KEPT_BYTES and age_s > _YOUNG_S:
+        kept_bytes[owner] += job.size_bytes
+        if kept_bytes[owner] > KEPT_BYTES and age_s > _YOUNG_S:
             _remove(job.path)
 
 
 def _expire_blobs(now: float) -> None:
     blobs = sorted(_entries(places.home() / "blobs"), key=lambda entry: entry.changed_s, reverse=True)
-    # The first blobs of a large payload grow old while the last ones arrive.
-    arriving = [
-        blob
-        for blob in blobs
-        if places.is_sha256(blob.path.name.strip(".").partition(".")[0]) and "." in blob.path.name
-    ]
-    is_receiving = any(now - blob.changed_s <= _YOUNG_S for blob in arriving)
+    is_receiving = _is_receiving(blobs, now)
     kept_bytes = 0
     for blob in blobs:
         kept_bytes += blob.size_bytes
@@ -87,6 +85,15 @@ def _expire_blobs(now: float) -> None:
             _remove(blob.path)
 
 
+def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:
+    """Whether a payload is just arriving: its first blobs grow old while the last ones come."""
+    for blob in blobs:
+        sha256, dot, _ = blob.path.name.strip(".").partition(".")
+        if dot and places.is_sha256(sha256) and now - blob.changed_s <= _YOUNG_S:
+            return True
+    return False
+
+
 def mark_fetched(result: Path) -> None:
     """Note that a result was sent to a notebook as a whole. Errors of the disk are ignored."""
     with contextlib.suppress(OSError):
@@ -94,10 +101,16 @@ def mark_fetched(result: Path) -> None:
 
 
 def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
-    """Return the blobs that nobody uses, and their bytes: not this bundle, nor what a living process touches."""
+    """Return the blobs that nobody uses, and their bytes: not this bundle, nor what a living process touches.
+
+    None while a payload is arriving here, whoever sends it: what has come of it is not touched by anybody yet.
+    """
     now = time.time() if now is None else now
-    entries = [entry for entry in _entries(places.home() / "blobs") if entry.path.name != bundle]
-    return [(entry.path, entry.size_bytes) for entry in entries if now - entry.changed_s > _TOUCHED_S]
+    entries = _entries(places.home() / "blobs")
+    if _is_receiving(entries, now):
+        return []
+    others = [entry for entry in entries if entry.path.name != bundle]
+    return [(entry.path, entry.size_bytes) for entry in others if now - entry.changed_s > _TOUCHED_S]
 
 
 def remove(paths: Iterable[Path]) -> None:

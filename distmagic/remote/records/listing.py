@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import time
@@ -25,6 +26,7 @@ _DETACHED = "detached"
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 _FIRST_PROTOCOL = 1  # its job files had no number in them
 _UNKNOWN_LEASE_S = 60.0  # of a job of another protocol
+_ONE_PROCESS = re.compile(r" \((process|kernel) [^()]*\)$")  # at the end of an owner's name, see session/owner.py
 
 
 def remember(folder: Path, start: protocol.StartNode) -> None:
@@ -62,6 +64,17 @@ def _read(folder: Path) -> protocol.JobListing:
         about = {name: about.get(name) for name in ("job", "node_rank", "hosts", "began_s")}
         about = {**about, "protocol": number, "terms": {"lease_s": _UNKNOWN_LEASE_S}}
     return codec.from_plain(protocol.JobListing, about)
+
+
+def kept_for(job: Path) -> str:
+    """Return for whom a job's folder is kept: its owner, without what tells one process of a script from the next.
+
+    "" where that is not known.
+    """
+    for file in sorted(job.glob(f"*/{FILE}")):
+        with contextlib.suppress(OSError, ValueError):
+            return _ONE_PROCESS.sub("", _read(file.parent).terms.owner)
+    return ""
 
 
 def check_protocol(job: str, node_rank: int) -> None:
@@ -134,7 +147,7 @@ def is_running(job: str, node_rank: int) -> bool:
         places.check_run_dir(run_dir)
     except OSError:
         return False
-    return places.listens(run_dir / "readers")
+    return places.listens(run_dir / places.READERS)
 
 
 def _reason(folder: Path) -> str:

@@ -6,14 +6,19 @@
                           each log within `log_limit_bytes` while the job runs (logs.py)
     work/NAME/            the working directory of the runs of one name (work_dirs.py)
 
-`/tmp/distmagic-UID-JOB-NODE/`, gone with the job: sockets (they fail on NFS and beyond 107 bytes).
-`/tmp/distmagic-UID-warm.OWNER.KEY.TOKEN/`, gone with a template: its socket and its log.
+`/tmp/distmagic-UID-HOST-JOB-NODE/`, gone with the job: sockets (they fail on NFS and beyond 107 bytes), the agent's pid.
+`/tmp/distmagic-UID-HOST-warm.OWNER.KEY.TOKEN/`, gone with a template: its socket, its pid and its log.
+
+Several hosts may share one /tmp, as containers on one machine do. HOST keeps them apart: no host finds, asks or removes
+what lies there of another one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import hashlib
 import os
 import secrets
 import socket
@@ -28,6 +33,10 @@ REPORTS_BYTES = 16 << 20  # of what a rank reports
 LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
 _LEAST_LOG_BYTES = 64 << 10
 _SETTLED_S = 10.0
+_FORGOTTEN_S = 86400.0  # agents and templates touch their directories twice a minute
+# Hosts that share a kernel and a /tmp differ in one of these: in the processes, the network or the files that they see.
+_VIEWS = ("/proc/self/ns/pid", "/proc/self/ns/net", "/")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of this kernel since it was started
 
 
 def home() -> Path:
@@ -98,14 +107,32 @@ def job_dir(job: str, node_rank: int) -> Path:
     return home() / "jobs" / _checked(job) / f"{node_rank}-{socket.gethostname()}"
 
 
+@functools.cache
+def host_id() -> str:
+    """Return what tells this host from others with the same kernel and /tmp, in hex. It changes when the host starts."""
+    words = []
+    for view in _VIEWS:
+        with contextlib.suppress(OSError):
+            found = os.stat(view)
+            words.append(f"{found.st_dev}:{found.st_ino}")
+    with contextlib.suppress(OSError):
+        words.append(_BOOT_ID.read_text())
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
+
+
+def _prefix() -> str:
+    """Return how the names of all directories of this user and this host begin in /tmp."""
+    return f"distmagic-{os.getuid()}-{host_id()}-"
+
+
 def run_dir(job: str, node_rank: int) -> Path:
     """Return the directory of a job's sockets, whether or not it is there. Raises ValueError for what is no job."""
-    return Path(f"/tmp/distmagic-{os.getuid()}-{_checked(job)}-{node_rank}")
+    return Path(f"/tmp/{_prefix()}{_checked(job)}-{node_rank}")
 
 
 def run_dirs(job: str) -> tuple[Path, ...]:
     """Return the directories of a job's sockets that are there, of all its nodes; none that others have made."""
-    return tuple(path for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-{_checked(job)}-*") if _is_ours(path))
+    return tuple(path for path in Path("/tmp").glob(f"{_prefix()}{_checked(job)}-*") if _is_ours(path))
 
 
 def make_run_dir(job: str, node_rank: int) -> Path:
@@ -116,11 +143,15 @@ def make_run_dir(job: str, node_rank: int) -> Path:
 
 
 TEMPLATE = "template"  # the socket in a template's directory
+READERS = "readers"  # the socket in a run directory to which contacts connect
+# How many connections may wait at either socket while its process loads torch. Each look whether it listens is one too.
+BACKLOG = 1024
+PID = "pid"  # in both: number and start time of the process that the directory belongs to
 
 
 def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
     """Return the directories of this user's templates that are there: of one notebook, of one kind."""
-    found = Path("/tmp").glob(f"distmagic-{os.getuid()}-warm.{owner}.{key}.*")
+    found = Path("/tmp").glob(f"{_prefix()}warm.{owner}.{key}.*")
     return tuple(path for path in found if _is_ours(path))
 
 
@@ -128,7 +159,7 @@ def make_warm_dir(owner: str, key: str) -> Path:
     """Make the directory of a new template, 0700. Raises OSError, and ValueError for an owner that can't be one."""
     if not (owner + key).isalnum():
         raise ValueError(f"{owner[:80]!r} is no owner of a template")
-    path = Path(f"/tmp/distmagic-{os.getuid()}-warm.{owner}.{key}.{secrets.token_hex(4)}")
+    path = Path(f"/tmp/{_prefix()}warm.{owner}.{key}.{secrets.token_hex(4)}")
     path.mkdir(mode=0o700)
     return path
 
@@ -156,22 +187,33 @@ def _is_ours(path: Path) -> bool:
 def dead_runs() -> dict[str, list[Path]]:
     """Return {job: its directories} of this user's jobs whose agents on this host no longer listen, and left these behind."""
     jobs: dict[str, list[tuple[Path, bool]]] = {}
-    prefix = f"distmagic-{os.getuid()}-"
-    for path in Path("/tmp").glob(f"{prefix}*-*-*"):
+    for path in Path("/tmp").glob(f"{_prefix()}*-*-*"):
         if not _is_ours(path):
             continue
-        job = path.name.removeprefix(prefix).rpartition("-")[0]
+        job = path.name.removeprefix(_prefix()).rpartition("-")[0]
         jobs.setdefault(job, []).append((path, _is_deserted(path)))
     return {job: [path for path, _ in found] for job, found in jobs.items() if all(dead for _, dead in found)}
 
 
 def live_runs() -> list[tuple[str, int]]:
     """Return (job, node_rank) of this user's agents on this host."""
-    names = [
-        path.name.removeprefix(f"distmagic-{os.getuid()}-")
-        for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-*-*")
-    ]
+    names = [path.name.removeprefix(_prefix()) for path in Path("/tmp").glob(f"{_prefix()}*-*")]
     return [(job, int(node)) for job, _, node in (name.rpartition("-") for name in names) if node.isdecimal()]
+
+
+def forgotten() -> list[Path]:
+    """Return the directories of this user's other hosts that nobody uses: nobody listens there, or touched them for a day.
+
+    A host that starts anew has another name in /tmp than before, so it does not find what it left there itself.
+    """
+    found = []
+    for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-*-*"):
+        if path.name.startswith(_prefix()) or not _is_ours(path):
+            continue
+        listener = TEMPLATE if "-warm." in path.name else READERS
+        if _is_deserted(path, listener, after_s=_FORGOTTEN_S):
+            found.append(path)
+    return found
 
 
 def listens(path: Path) -> bool:
@@ -181,9 +223,9 @@ def listens(path: Path) -> bool:
         return conn.connect_ex(str(path)) in (0, errno.EAGAIN)  # the second: it has not taken those before us
 
 
-def _is_deserted(path: Path, listener: str = "readers") -> bool:
+def _is_deserted(path: Path, listener: str = READERS, *, after_s: float = _SETTLED_S) -> bool:
     try:
-        if time.time() - path.lstat().st_mtime < _SETTLED_S:
+        if time.time() - path.lstat().st_mtime < after_s:
             return False  # its agent may be about to listen, or about to go
     except OSError:
         return False  # gone just now

@@ -20,7 +20,6 @@ import errno
 import fcntl
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,7 +170,7 @@ class _Place:
         """Return the file that says that a node of a job uses this; its folder is there."""
         folder = self.about / "users"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder / f"{job}.{node_rank}.{socket.gethostname()}"
+        return folder / f"{job}.{node_rank}.{places.host_id()}"
 
     def bring(self, work: WorkDir) -> None:
         """Make the directory, and bring the files of a run into it. Raises OSError and ValueError."""
@@ -202,7 +201,7 @@ class _Place:
 def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
     """Whether the node of a job that has made this mark is still there."""
     try:
-        if host == socket.gethostname():
+        if host == places.host_id():
             age_s = time.time() - float(mark.read_text())
             is_alive = age_s < _SETTLING_S or listing.is_running(job, int(node))
         else:

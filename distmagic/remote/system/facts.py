@@ -30,9 +30,10 @@ def gather() -> protocol.Facts:
         cpus=_cpus(),
         address=address,
         interface=interface,
-        free_port=_free_port(address),
+        free_port=free_port(address),
         free_bytes=shutil.disk_usage(home).free,
         state_dir=str(home),
+        host_id=places.host_id(),
         logout=logout.warning(),
     )
 
@@ -69,18 +70,24 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA the list ends at the first invalid entry, "-1" for example.
+    As in CUDA the list ends at the first invalid entry, "-1" for example; one that names a device twice leaves none; and a
+    process sees at most one instance of a GPU that MIG has divided.
     """
     if mask is None:
         return found
-    count = 0
+    names: list[str] = []
     for part in mask.split(","):
         word = part.strip()
         is_index = re.fullmatch(r"-?\d+", word)  # else the beginning of a device's UUID
         if not word or (is_index and not 0 <= int(word) < found):
             break
-        count += 1
-    return count
+        name = str(int(word)) if is_index else word
+        if name in names:
+            return 0
+        names.append(name)
+        if name.startswith("MIG-"):
+            break
+    return len(names)
 
 
 def _count_nvidia() -> int:
@@ -134,8 +141,11 @@ def _address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _free_port(address: str) -> int:
-    """Return a port that is free for TCP (torch's store) and for UDP (the gang channel)."""
+def free_port(address: str) -> int:
+    """Return a port of `address` that is free for TCP (torch's store) and for UDP (the gang channel).
+
+    Raises OSError where the address is not this host's own.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for _ in range(_TRIES):
         with socket.socket(family) as probe, socket.socket(family, socket.SOCK_DGRAM) as other:

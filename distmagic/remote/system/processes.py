@@ -12,8 +12,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 MARK = "DISTMAGIC_JOB"
 _PR_SET_PDEATHSIG = 1
@@ -159,15 +160,39 @@ def reap() -> dict[int, int]:
         ended[pid] = status
 
 
-def marked(job: str) -> tuple[ProcessInfo, ...]:
-    """Return this user's running processes that have the job's mark, without this process and its ancestors."""
+def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, ...]:
+    """Return this user's running processes that have the job's mark.
+
+    This process and its ancestors are left out, and so are those that are `spared`, with their descendants.
+    """
     mark = f"{MARK}={job}\0".encode()
-    own = _ancestors()
+    table = everything()
+    others = _ancestors()
+    for one in spared:
+        others.add(one.pid)
+        for process in descendants(one.pid, table):
+            others.add(process.pid)
     found = []
-    for process in everything():
-        if process.pid not in own and process.state not in "ZX" and mark in _environ(process.pid):
+    for process in table:
+        if process.pid not in others and process.state not in "ZX" and mark in _environ(process.pid):
             found.append(process)
     return tuple(found)
+
+
+def note(pid: int, path: Path) -> None:
+    """Write down which process this is, so that `noted` finds it however many come after it. Raises OSError."""
+    process = read(pid)
+    path.write_text(f"{pid} {process.started if process else 0}")
+
+
+def noted(path: Path) -> ProcessInfo | None:
+    """Return the process that was written down there; None if it is gone, or nothing is written."""
+    try:
+        pid, started = map(int, path.read_text().split())
+    except (OSError, ValueError):
+        return None
+    process = read(pid)
+    return process if process is not None and process.started == started else None
 
 
 def has_role(process: ProcessInfo, role: str) -> bool:
@@ -200,10 +225,10 @@ def _environ(pid: int) -> bytes:
         return b""  # it has ended meanwhile, or may not be read
 
 
-def sweep(job: str, timeout_s: float = 5.0) -> tuple[ProcessInfo, ...]:
-    """Send SIGKILL to all processes with the job's mark until none is left; return those that are left after the time."""
+def sweep(job: str, timeout_s: float = 5.0, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, ...]:
+    """Send SIGKILL to all that `marked` returns until nothing is left; return what is left after the time."""
     end = time.monotonic() + timeout_s
-    while left := marked(job):
+    while left := marked(job, spared):
         if time.monotonic() > end:
             return left
         for process in left:

@@ -47,9 +47,12 @@ class Packer:
         self._pickler = _pickler_class()(sink, self, lambda buffer: self._buffers.append(buffer.raw()))
 
     def pickle(self, value: object) -> None:
-        """Pickle the value, and after it the table of all that `__main__` defines and the value uses."""
-        self._pickler.dump(value)
-        self._pickler.dump(self._definitions)
+        """Pickle the value, and after it the table of all that `__main__` defines and the value uses. Only once."""
+        try:
+            self._pickler.dump(value)
+            self._pickler.dump(self._definitions)
+        finally:
+            del self._pickler  # it refers to this packer: the two would keep each other, and the value, alive
 
     def plan(self) -> tuple[list[memoryview], list[Window], list[TensorRow]]:
         """Return what goes beside the pickle: its buffers in order, the windows of storages, and their table."""

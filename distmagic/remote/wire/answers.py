@@ -17,6 +17,7 @@ class Facts:
     `torch` is its version, None without one. `address` and `interface` are those by which the notebook reached the host.
     `free_port` is a TCP port that was free, `free_bytes` the room on the disk of `state_dir`, where all is kept. `logout`
     says why a run here ends with the connection, and how that can be changed; "" where it does not.
+    `host_id` is the same for two names of one machine, and for no two machines.
     `write_error`: why nothing can be written to `state_dir`, "" where it can. Jobs that are there can be followed and
     stopped all the same.
     """
@@ -30,6 +31,7 @@ class Facts:
     free_port: int
     free_bytes: int
     state_dir: str
+    host_id: str = ""
     logout: str = ""
     write_error: str = ""
     running: tuple[JobListing, ...] = ()
@@ -42,6 +44,14 @@ class Route:
 
     address: str
     interface: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreePort:
+    """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
+
+    port: int
 
 
 @message

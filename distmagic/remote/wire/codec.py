@@ -50,6 +50,8 @@ def encode(message: Message, n: int = 0) -> bytes:
 
 def plain(value: typing.Any) -> typing.Any:
     """Return a message, or a part of one, as dicts and lists. Fields that are at their default are left out."""
+    if isinstance(value, str):  # as most of what is encoded: the start of a node names all hosts
+        return value
     if is_dataclass(value):
         pairs = ((f, getattr(value, f.name)) for f in fields(value))
         return {f.name: plain(v) for f, v in pairs if f.default is MISSING or v != f.default}
@@ -124,7 +126,7 @@ class Decoder:
         if origin is tuple:
             return _list_reader(self._reader(args[0]))
         if origin is dict:
-            return _dict_reader(self._reader(args[1]))
+            return _metrics if args[1] is float else _dict_reader(self._reader(args[1]))
         if origin in (types.UnionType, typing.Union):
             inner = self._reader(args[0])
             return lambda value: None if value is None else inner(value)
@@ -133,11 +135,19 @@ class Decoder:
     def _field_reader(self, kind: typing.Any, limit: Limit | None) -> _Reader:
         if limit is None:
             return self._reader(kind)
-        if typing.get_origin(kind) in (types.UnionType, typing.Union):
-            inner = self._reader(typing.get_args(kind)[0])
-            return lambda value: None if value is None else limit(inner(value))
-        read = self._reader(kind)
-        return lambda value: limit(read(value))
+        is_optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
+        inner = typing.get_args(kind)[0] if is_optional else kind
+        read = self._reader(inner)
+        checked = float if inner is float else None  # most values are numbers; one of this type needs no `read`
+
+        def read_within(value: typing.Any) -> typing.Any:
+            if type(value) is checked:
+                return limit(value)
+            if value is None and is_optional:
+                return None
+            return limit(read(value))
+
+        return read_within
 
     def _dataclass_reader(self, kind: type) -> _Reader:
         if self._limits is not None and kind not in self._limits:
@@ -211,9 +221,16 @@ def _dict_reader(item: _Reader) -> _Reader:
     def read(value: typing.Any) -> typing.Any:
         if not isinstance(value, dict):
             raise Wrong("no object")
-        return {k if k.isascii() else _text(k): item(v) for k, v in value.items()}  # JSON has no other names than texts
+        return {_text(k): item(v) for k, v in value.items()}
 
     return read
+
+
+def _metrics(value: typing.Any) -> dict[str, float]:
+    """Read a table of numbers. Most of what comes are metrics, so this spares a call for each name and number."""
+    if not isinstance(value, dict):
+        raise Wrong("no object")
+    return {k if k.isascii() else _text(k): v if type(v) is float else _number(v) for k, v in value.items()}
 
 
 _ANYBODY = Decoder()

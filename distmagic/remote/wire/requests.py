@@ -18,6 +18,14 @@ class GetRoute:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetFreePort:
+    """Ask for a port of the host's own `address` that is free now; `FreePort` follows, or `Refused`."""
+
+    address: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBlobs:
     """Ask which of these blobs the host wants to be sent."""
 
@@ -187,9 +195,13 @@ class GetFile:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepJob:
-    """End what a dead agent of this job left running; `Final` follows."""
+    """End what is left of a node of this job, and what dead agents of its other nodes left running; `Final` follows.
+
+    Without a `node_rank` no agent is ended that lives.
+    """
 
     job: str
+    node_rank: int | None = None
 
 
 @message

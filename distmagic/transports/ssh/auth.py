@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distmagic.errors import AuthenticationError
-from distmagic.transports import prompts, troubles
+from distmagic.transports import asking, troubles
 from distmagic.transports.ssh.client import Answer, Key, KeyAgent, SshSession, UnusableKey, WrongPassphrase, load_key
 from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.deadline import Deadline
@@ -32,7 +32,7 @@ class LogIn:
     session: SshSession
     resolved: Resolved
     name: str
-    asker: prompts.Asker
+    asker: asking.Asker
     deadline: Deadline
     tried: list[str] = field(default_factory=list)
     offered: set[bytes] = field(default_factory=set)
@@ -139,7 +139,7 @@ class LogIn:
             self.tried.append(f"key {file} (encrypted, and BatchMode forbids to ask)")
             return None
         with self._asking():
-            key = prompts.unlock(self.asker, self.name, file, load)
+            key = asking.unlock(self.asker, self.name, file, load)
         if key is None:
             self.tried.append(f"key {file} (wrong passphrase)")
         return key
@@ -175,7 +175,7 @@ class LogIn:
             self.tried.append(f"{method} (BatchMode forbids to ask)")
             return Answer(accepted=False)
         answer = Answer(accepted=False)
-        for _ in range(prompts.ATTEMPTS):
+        for _ in range(asking.ATTEMPTS):
             before = asked()
             answer = attempt()
             if answer.accepted or answer.partial or asked() == before:
@@ -186,7 +186,7 @@ class LogIn:
 
     def _ask(self, question: str, *, secret: bool) -> str:
         with self._asking():
-            return prompts.ask(self.asker, self.name, question, secret=secret)
+            return asking.ask(self.asker, self.name, question, secret=secret)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ FAREWELL_S = 0.5  # how long the other end has to hang up first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+_NO_LOG = logging.NullHandler()  # one for all connections: a logger keeps every handler that it is given
 Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 
@@ -82,7 +83,7 @@ class SshSession:
     """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
-        logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are ours to tell, not stderr's
+        logging.getLogger("paramiko").addHandler(_NO_LOG)  # errors are ours to tell, not stderr's
         self.where = where
         self._user = ""
         self._transport = _Transport(stream, packetizer_class=_Packetizer)

@@ -7,10 +7,11 @@ warning and its block is left out; a line that can't be read never stops the use
 from __future__ import annotations
 
 import fnmatch
+import functools
 import glob
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,14 +109,23 @@ def _set(line: ConfigLine, scope: Scope) -> None:
         scope.options.setdefault(line.keyword, values)
 
 
-def read_lines(file: str) -> Iterator[ConfigLine]:
-    """Yield the lines of a file that say something. Raises OSError."""
+def read_lines(file: str) -> tuple[ConfigLine, ...]:
+    """Return the lines of a file that say something. Raises OSError."""
+    status = Path(file).stat()
+    return _lines_as_of(file, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _lines_as_of(file: str, *_version: int) -> tuple[ConfigLine, ...]:
+    """Read a file once in each of its versions: for five hundred hosts its lines are asked for a thousand times."""
+    found = []
     with open(file, encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, 1):
-            found = _LINE.match(text)
-            if found is not None:
-                keyword, rest = found[1].lower(), found[2]
-                yield ConfigLine(file=file, number=number, keyword=keyword, words=_words(rest), rest=rest)
+            match = _LINE.match(text)
+            if match is not None:
+                keyword, rest = match[1].lower(), match[2]
+                found.append(ConfigLine(file=file, number=number, keyword=keyword, words=_words(rest), rest=rest))
+    return tuple(found)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -143,12 +153,19 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
     found = False
     for pattern in patterns:
         negated = pattern.startswith("!")
-        literal = pattern[negated:].lower().replace("[", "[[]")  # ssh_config knows * and ? only
-        if fnmatch.fnmatchcase(text.lower(), literal):
+        if fits(pattern[negated:], text.lower()):
             if negated:
                 return False
             found = True
     return found
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether a name, in lower case, fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
+    literal = pattern.lower()
+    if "*" not in literal and "?" not in literal:
+        return literal == name  # as most of them: a file may name hundreds of hosts, and is looked at for each of them
+    return fnmatch.fnmatchcase(name, literal.replace("[", "[[]"))
 
 
 def _match(line: ConfigLine, scope: Scope) -> bool:

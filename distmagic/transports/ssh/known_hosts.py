@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fnmatch
+import functools
 import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from distmagic.transports import troubles
+from distmagic.transports.ssh.config_lines import fits
 
 _MARKERS = ("@revoked", "@cert-authority")
 
@@ -44,8 +46,7 @@ class KnownKey:
 
 def _matches(pattern: str, name: str) -> bool:
     if not pattern.startswith("|1|"):
-        literal = pattern.lower().replace("[", "[[]")  # known_hosts knows * and ?, and writes [host]:port
-        return fnmatch.fnmatchcase(name, literal)
+        return fits(pattern, name)  # which may be `[host]:port`
     # A hashed name: |1|SALT|HMAC-SHA1 of the name, both in base64.
     try:
         _, _, salt, digest = pattern.split("|")
@@ -60,11 +61,18 @@ def read(files: Iterable[str]) -> tuple[KnownKey, ...]:
     found: list[KnownKey] = []
     for file in files:
         try:
-            with open(file, encoding="utf-8", errors="replace") as lines:
-                found += parse(lines, file)
+            status = Path(file).stat()
+            found += _keys_as_of(file, status.st_ino, status.st_mtime_ns, status.st_size)
         except OSError:
             continue
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=16)
+def _keys_as_of(file: str, *_version: int) -> tuple[KnownKey, ...]:
+    """Read a file once in each of its versions, however many hosts are connected to."""
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        return tuple(parse(lines, file))
 
 
 def parse(lines: Iterable[str], file: str) -> list[KnownKey]:

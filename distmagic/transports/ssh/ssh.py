@@ -15,7 +15,8 @@ from distmagic.errors import AuthenticationError, ConnectionLost, HostError, Spe
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, troubles
-from distmagic.transports.prompts import Asker
+from distmagic.transports.asking import Asker
+from distmagic.transports.local import connecting_program
 from distmagic.transports.ssh import known_hosts
 from distmagic.transports.ssh.auth import LogIn
 from distmagic.transports.ssh.client import SshSession
@@ -102,6 +103,12 @@ class _Attempt:
 
     def run(self) -> tuple[SshSession, list[_Closable]]:
         """Return the session, and what is to be closed with it. Raises `Trouble` or what the asker raises."""
+        if self.resolved.proxy_command is None:
+            return self._connected()
+        with connecting_program:
+            return self._connected()
+
+    def _connected(self) -> tuple[SshSession, list[_Closable]]:
         seconds = min(self.access.connect_timeout_s, self.resolved.connect_timeout_s or self.access.connect_timeout_s)
         with Deadline(seconds, self._abort) as deadline:
             try:

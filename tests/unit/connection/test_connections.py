@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from distmagic.connection import connections
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import ConnectionLost
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host, parse_hosts
@@ -125,6 +127,27 @@ def test_a_link_whose_connection_was_dropped_does_not_rest(kernel: Kernel):
     assert kernel.take_idle() is not link
 
 
+def test_a_connection_that_is_made_while_all_are_closed_does_not_stay_open(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
+    """The user gives up while hosts are being reached: nobody would close it any more."""
+    connect = kernel._connect
+
+    def connect_late(*arguments: Any) -> Any:
+        made = connect(*arguments)
+        kernel.connections.close()
+        return made
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(kernel.connections, "_connect", connect_late)
+        with pytest.raises(ConnectionLost) as caught:
+            kernel.link()
+    assert str(caught.value) == "gpu-a: all connections were closed while this one was being made."
+    assert kernel.logins[0].is_closed
+    kernel.link()  # the notebook goes on
+    assert (len(kernel.logins), kernel.logins[1].is_closed) == (2, False)
+
+
 def test_a_forked_child_leaves_the_connections_to_its_parent(kernel: Kernel, monkeypatch: pytest.MonkeyPatch):
     kernel.link()
     with monkeypatch.context() as in_the_child:
@@ -133,3 +156,13 @@ def test_a_forked_child_leaves_the_connections_to_its_parent(kernel: Kernel, mon
     assert not kernel.logins[0].is_closed
     kernel.link()
     assert len(kernel.logins) == 1
+
+
+def test_when_python_ends_and_starts_no_thread_connections_are_closed_all_the_same(kernel, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    kernel.link()
+    monkeypatch.setattr(connections, "in_parallel", refuse)
+    kernel.connections.close()
+    assert kernel.logins[0].is_closed

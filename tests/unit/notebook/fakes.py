@@ -11,6 +11,7 @@ from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import KeptWorkDir
 from distmagic.request.hosts import parse_hosts
+from distmagic.session.housekeeping import Stopped
 
 
 @dataclass
@@ -31,6 +32,7 @@ class FakeSession:
     untold: tuple[str, ...] = ()
     found: tuple[Job, ...] = ()
     dirs: tuple[KeptWorkDir, ...] = ()
+    stopped: Stopped | None = None
     reachings: list[FakeReaching] = field(default_factory=list)
 
     def reach(self, hosts, access, asker, spec=None, spare=()):
@@ -63,6 +65,7 @@ class FakeSession:
 
     def stop(self, reaching, job):
         self.log.append(f"stop {job.name}")
+        return self.stopped or Stopped(ended=job.hosts, unknown={})
 
     def remove(self, reaching, jobs):
         self.log.append(" ".join(["remove", *(job.name for job in jobs)]))

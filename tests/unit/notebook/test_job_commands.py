@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import Cancelled, SpecError, Unreachable
 from distmagic.notebook.job_commands import table
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir
+from distmagic.session.housekeeping import Stopped
+from distmagic.session.owner import owner
+from distmagic.session.work_dir import own_origin
 from tests.unit.notebook.fakes import Lab
 
 ESCAPE = "\x1b]52;c;AAAA\x07"  # has a terminal write to the clipboard
-MINE = f"{socket.gethostname()}:/me.ipynb"
+MINE = owner()  # of this process
 
 TERMS = JobTerms(lease_s=60.0, owner=MINE, min_nodes=2)
 ENDED = Job(
@@ -26,8 +28,7 @@ RUNNING = replace(ENDED, name="busy", running=(0, 1), reason="", terms=replace(T
 
 
 @pytest.fixture
-def jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setenv("JPY_SESSION_NAME", "/me.ipynb")
+def jobs(lab: Lab) -> Lab:
     lab.session.found = (ENDED, THEIRS, RUNNING)
     lab.value("%distributed hosts gpu-a gpu-b")
     lab.session.log.clear()
@@ -94,6 +95,56 @@ def test_a_wrong_command_about_jobs(jobs, line, message):
     assert str(error) == message
 
 
+LATE = Unreachable("gpu-b", "connected, but job busy did not confirm its end within 60 s.")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "ends"),
+    [
+        (("gpu-a", "gpu-b"), {}, "ends by itself as soon as it misses the other hosts"),
+        (("gpu-b",), {}, "ends when its lease of 60 s runs out"),
+        (("gpu-b",), {"is_detached": True}, "ends when %distributed stop busy reaches it"),
+    ],
+    ids=["several hosts", "one host", "one host, detached"],
+)
+def test_a_stop_says_of_each_host_whether_the_job_has_ended_and_what_ends_it_else(jobs, capsys, hosts, more, ends):
+    indices = tuple(range(len(hosts)))
+    jobs.session.found = (replace(RUNNING, hosts=hosts, host_indices=indices, running=indices, **more),)
+    jobs.session.stopped = Stopped(ended=hosts[:-1], unknown={"gpu-b": LATE})
+    capsys.readouterr()
+    jobs.value("%distributed stop busy")
+    *begin, unknown, end = capsys.readouterr().out.splitlines()
+    assert begin == [f"busy was stopped on {name}" for name in hosts[:-1]]
+    assert unknown == (
+        "gpu-b: it is not known whether anything of the job still runs. "
+        "gpu-b: connected, but job busy did not confirm its end within 60 s."
+    )
+    assert end == f"What still runs on gpu-b {ends}."
+
+
+def test_a_stop_that_is_interrupted_says_what_is_known_and_fails_the_cell(jobs, capsys):
+    late = Unreachable("gpu-b", "the end of the job there was not waited for.")
+    jobs.session.stopped = Stopped(ended=("gpu-a",), unknown={"gpu-b": late}, was_interrupted=True)
+    capsys.readouterr()
+    error = jobs.error("%distributed stop busy")
+    assert isinstance(error, Cancelled)
+    assert error.message == "Interrupted while job busy was being ended."
+    shown = capsys.readouterr().out
+    assert "busy was stopped on gpu-a\ngpu-b: it is not known" in shown
+    assert "What still runs on gpu-b ends by itself as soon as it misses the other hosts.\n" in shown
+
+
+def test_a_stop_names_the_hosts_that_could_not_be_asked(jobs, capsys):
+    jobs.session.found = (replace(RUNNING, host_indices=(0, -1), running=(0,)),)
+    jobs.session.stopped = Stopped(ended=("gpu-a",), unknown={})
+    capsys.readouterr()
+    jobs.value("%distributed stop busy")
+    assert capsys.readouterr().out == (
+        "busy was stopped on gpu-a\ngpu-b could not be asked\n"
+        "What still runs on gpu-b ends by itself as soon as it misses the other hosts.\n"
+    )
+
+
 def test_an_attached_run_that_gets_a_name_is_no_value(jobs):
     assert jobs.value("%distributed attach mine") == "the run of mine"
     assert jobs.value("%distributed attach mine seen") is None
@@ -116,7 +167,8 @@ def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(job
     def kept(name: str, origin: str, *, is_used: bool = False) -> KeptWorkDir:
         return KeptWorkDir(name=name, origin=origin, size_bytes=12_345_678, age_s=600.0, is_used=is_used)
 
-    jobs.session.dirs = (kept("me", MINE), kept("busy", MINE, is_used=True), kept("x", "there:/x"))
+    own = own_origin()
+    jobs.session.dirs = (kept("me", own), kept("busy", own, is_used=True), kept("x", "there:/x"))
     jobs.value("%distributed clean")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("working directory")]
     assert lines == [

@@ -83,11 +83,16 @@ def test_a_run_that_has_a_name_is_let_go_of_with_that_name(lab, cell):
     lab.value("class Value: pass\ndef f(): return Value()")
     assert lab.value(cell) is None
     run = weakref.ref(lab.shell.user_ns["run"])
-    assert lab.shell.user_ns["_run"] is run()
-    lab.value("%%distributed\nlen([])")  # _run is another one now
     lab.value("del run")
     gc.collect()
-    assert run() is None, "Out has none of it"
+    assert run() is None, "neither Out nor _run has any of it"
+
+
+def test_a_run_without_a_name_is_the_last_run_until_the_next_one(lab):
+    lab.value("%%distributed\nlen('four')")
+    assert lab.shell.user_ns["_run"] == 4
+    lab.value("%%distributed -o run\nlen([])")
+    assert "_run" not in {**lab.shell.user_ns, **lab.shell.user_ns_hidden}
 
 
 def test_the_line_becomes_spec_access_and_hosts(lab):

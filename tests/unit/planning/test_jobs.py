@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from distmagic.errors import SpecError
 from distmagic.notebook.job_commands import table
-from distmagic.planning.jobs import choose, found_jobs, known_whereabouts, whereabouts
+from distmagic.planning.jobs import Job, check_orphans, choose, found_jobs, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import PROTOCOL, JobListing, JobTerms
 from distmagic.request.hosts import parse_hosts
 
@@ -38,6 +40,27 @@ def test_a_node_beyond_the_job_s_hosts_does_not_run():
         [[listed("x1", 7, running=True), listed("x1", -1, running=True), listed("x1", 1, running=True)]]
     )
     assert job.running == (1,)
+
+
+def test_a_node_that_two_hosts_list_is_where_it_runs():
+    """Hosts with one name and one home see each other's files, and each sees only its own processes."""
+    here, there = listed("x1", 0, running=True), listed("x1", 1, running=True)
+    gone = [replace(one, is_running=False) for one in (here, there)]
+    (job,) = found_jobs([[here, gone[1]], [gone[0], there]])
+    assert (job.host_indices, job.running) == ((0, 1), (0, 1))
+    (job,) = found_jobs([[gone[0], there], [here, gone[1]]])
+    assert (job.host_indices, job.running) == ((1, 0), (0, 1))
+
+
+def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan():
+    def jobs(owner: str) -> tuple[Job, ...]:
+        terms = JobTerms(lease_s=60.0, owner=owner)
+        return found_jobs([[replace(listed("x1", running=True), terms=terms)]])
+
+    with pytest.raises(SpecError, match="Job x1, which this notebook began, still runs on a, b"):
+        check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb")
+    check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb", {"x1"})
+    check_orphans(jobs("me@a:/y.ipynb"), "me@a:/x.ipynb")
 
 
 def test_a_job_is_chosen_by_the_beginning_of_its_name():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distmagic.errors import PreflightError
-from distmagic.planning.preflight import check, check_among, check_python, check_system
+from distmagic.planning.preflight import check, check_among, check_python, check_system, shared_machines
 from tests.builders.plans import FACTS
 
 
@@ -33,6 +33,20 @@ def test_hosts_are_linux():
     with pytest.raises(PreflightError) as caught:
         check_system("mac", "darwin")
     assert str(caught.value) == "mac: runs darwin; hosts of distmagic are Linux machines.\nUse a Linux host."
+
+
+def test_one_machine_under_several_names_is_told_of():
+    one = replace(FACTS, host_id="0badcafe")
+    other = replace(one, host_id="00c0ffee")
+    assert shared_machines(("a", "b", "c"), (one, other, one)) == (
+        "a and c are one machine: the ranks of all of them share its devices and memory.",
+    )
+    assert shared_machines(("a", "b", "c"), (one, one, one)) == (
+        "a, b and c are one machine: the ranks of all of them share its devices and memory.",
+    )
+    assert shared_machines(("a", "b"), (one, other)) == ()
+    assert shared_machines(("a", "b"), (FACTS, FACTS)) == (), "of hosts that don't tell nothing is known"
+    assert shared_machines(("a", "b"), (one, replace(one, state_dir="/else"))) == (), "as in a playground"
 
 
 def test_no_torch():

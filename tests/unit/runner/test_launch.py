@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from distmagic.errors import ConnectionLost, PreflightError, SpecError, Unreachable
+from distmagic.connection.reach import Reaching
+from distmagic.errors import ConnectionLost, HostErrors, PreflightError, SpecError, Unreachable
+from distmagic.payload.bundle import build
 from distmagic.planning.plan import make_plan
 from distmagic.remote.wire import protocol as p
-from distmagic.request.spec import JobSpec
+from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import launch
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
@@ -22,9 +24,10 @@ from distmagic.state.events import Lost
 from distmagic.state.model import RunState
 from tests.builders.events import at, begun
 from tests.builders.hosts import HANG_UP, RESULT, FakeConnection, FakeHost, down, fails, reach, runs_on, runs_to_its_end
-from tests.builders.jobs import assert_left, has_ranks, launched, listing, two
+from tests.builders.jobs import assert_left, has_ranks, launched, listing, payload_in, two
 from tests.builders.plans import WORK, A, B, reached
 from tests.builders.runs import FakeScreen
+from tests.lab import wait_until
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
 GONE = ConnectionLost("gpu-b: the connection ended.", "")
@@ -160,6 +163,85 @@ def test_a_job_of_this_notebook_that_still_runs_there_is_in_the_way(tmp_path):
     assert b.is_left
 
 
+def test_a_job_that_this_very_kernel_follows_is_in_nobody_s_way(tmp_path):
+    """Two runs at once on the same hosts, in two threads of one kernel."""
+    a, b = two()
+    terms = p.JobTerms(lease_s=60.0, owner="nb")
+    b.facts = replace(b.facts, running=(listing("j-0", 0, [b], terms=terms),))
+    followed = launch.launch(reach(a, b), JobSpec(), payload_in(tmp_path), FakeScreen(), "j", "nb", WORK, {"j-0"})
+    assert followed.state.phase == "done"
+
+
+@pytest.mark.parametrize("refuses", ["the plan", "the start"])
+def test_links_of_warm_hosts_are_kept_for_the_next_cell_when_a_host_can_not_run_this_one(tmp_path, refuses):
+    a, b = two()
+    if refuses == "the plan":
+        b.facts = replace(b.facts, torch=None)
+    else:
+        for host in (a, b):
+            host.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="there is no directory /data")]
+    reaching = reach(a, b)
+    for link in reaching.wait():
+        link.kept = p.TemplateRequest(owner="nb", idle_s=900.0, lease_s=60.0, env={}, defaults={})
+    with pytest.raises((PreflightError, HostErrors)):
+        launched(tmp_path, reaching=reaching)
+    assert [process.is_closed.is_set() for host in (a, b) for process in host.processes] == [False, False]
+    a.answers, b.answers, b.facts = {}, {}, a.facts
+    again = Reaching(
+        reaching.hosts, reaching.access, reaching.asker, reaching._connections, reaching.pythons,
+        lambda host, python: reaching._connections.take_idle(host, reaching.access, reaching.asker, python, build()),
+    )  # fmt: skip
+    assert launched(tmp_path, reaching=again).state.phase == "done"
+    assert [len(host.processes) for host in (a, b)] == [1, 1], "the same links"
+    reaching._connections.close()
+
+
+def test_the_nodes_meet_at_a_port_that_is_free_when_they_start(tmp_path):
+    """The one that was free when the host was reached may be taken by now: a payload can take minutes."""
+    a, b = two()
+    taken = a.facts.free_port
+    a.free_port = taken + 1
+    launched(tmp_path, a, b)
+    for host in (a, b):
+        (start,) = host.requests_of(p.StartNode)
+        assert f"--master-port={taken + 1}" in start.torchrun
+        assert (start.endpoint, start.membership.port) == (f"10.0.0.1 {taken + 1}", taken + 1)
+    kinds = [type(request) for request in a.requests]
+    assert kinds.index(p.OfferBlobs) < kinds.index(p.GetFreePort) < kinds.index(p.StartNode)
+    assert a.requests_of(p.GetFreePort) == [p.GetFreePort(address="10.0.0.1")]
+
+
+def test_a_port_that_the_user_names_is_the_port(tmp_path):
+    a, b = two()
+    launched(tmp_path, a, b, spec=JobSpec(master_port=29600))
+    assert a.requests_of(p.GetFreePort) == []
+    assert "--master-port=29600" in a.requests_of(p.StartNode)[0].torchrun
+
+
+def test_a_host_on_which_no_port_can_be_tried_has_the_port_of_before(tmp_path):
+    a, b = two()
+    a.answers[p.GetFreePort] = lambda _: [p.Refused(what="get_free_port", error="Cannot assign requested address")]
+    launched(tmp_path, a, b)
+    assert f"--master-port={a.facts.free_port}" in a.requests_of(p.StartNode)[0].torchrun
+
+
+def test_a_host_that_has_started_keeps_its_lease_while_another_one_starts_slowly(tmp_path):
+    a, b = two()
+    renewed: list[bool] = []
+
+    def starts_slowly(_: p.Message) -> list[p.Message]:
+        wait_until(lambda: len(a.requests_of(p.RenewLease)) > 2, "the lease of gpu-a to be renewed", 20.0)
+        renewed.append(True)
+        del b.answers[p.StartNode]
+        b.receive(b.processes[0], b.requests_of(p.StartNode)[0])
+        return []
+
+    b.answers[p.StartNode] = starts_slowly
+    followed = launched(tmp_path, reaching=reach(a, b, access=Access(lease_s=1.0)))
+    assert renewed == [True]
+    assert followed.state.phase == "done"
+
+
 def test_a_host_that_refuses_its_files_ends_it_and_nothing_is_started(tmp_path):
     a, b = two()
     b.answers[p.OfferBlobs] = lambda _: [p.Refused(what="offer_blobs", error="no room")]
@@ -223,7 +305,7 @@ def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path
     followed = launched(tmp_path, a, b, spec=ELASTIC)
     assert followed.state.lost == ((1, "gpu-b: the connection ended."),)
     assert followed.state.workers[0].phase == "done"
-    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j")]
+    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
 
 
 def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
@@ -237,7 +319,7 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
     followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
     assert followed.state.lost == ((1, "its agent broke down: Killed"),)
     assert [request.reason for request in a.requests_of(p.StopNode)] == ["lost"]
-    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j")]
+    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
     assert followed.state.nodes[1].survivors == ("python (pid 7, D)",)
     assert_left(a, b)
 

@@ -64,7 +64,7 @@ def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch):
 
 def test_an_interrupt_while_hosts_are_planned_for(tmp_path):
     a, b = two()
-    a.answers[p.GetRoute] = pressing()
+    b.answers[p.GetRoute] = pressing()
     assert cancelled(tmp_path, a, b) == "Interrupted; nothing was started."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -176,6 +177,19 @@ def test_the_heap_is_left_alone_while_a_run_goes_on_and_only_then():
     ScriptedRun(START, [*end_of(0), *end_of(1)]).run(screen=screen)
     assert screen.frozen > 1000
     assert gc.get_freeze_count() == 0
+
+
+def test_garbage_from_before_a_run_is_not_kept_by_it():
+    class Node:
+        pass
+
+    gc.collect()
+    before, after = Node(), Node()
+    before.other, after.other = after, before  # only a garbage collection frees the two
+    gone = weakref.ref(before)
+    del before, after
+    ScriptedRun(START, [*end_of(0), *end_of(1)]).run()
+    assert gone() is None
 
 
 def test_a_heap_that_somebody_else_has_frozen_stays_so():

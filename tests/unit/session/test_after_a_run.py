@@ -7,7 +7,7 @@ import getpass
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,15 +21,21 @@ from distmagic.errors import AuthenticationError, RunError, WorkerFailed
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host, parse_hosts
-from distmagic.request.spec import Access
+from distmagic.request.spec import Access, JobSpec
+from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.executor import Executor
 from distmagic.runner.launch import Followed
+from distmagic.runner.node_table import NodeTable
 from distmagic.runner.outcome import Run
+from distmagic.runner.run_loop import RunLoop
 from distmagic.session import session as sessions
 from distmagic.session.session import Session
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
-from distmagic.transports.prompts import Asker, ask
+from distmagic.transports.asking import Asker, ask
+from tests.builders.hosts import FakeHost, connector, fails, runs_to_its_end
+from tests.builders.jobs import payload_in
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
 from tests.builders.runs import FakeScreen
@@ -185,6 +191,31 @@ def test_a_run_is_gone_with_its_last_name(host, at_the_keyboard, capsys):
         gone = weakref.ref(run)
         del run
         assert gone() is None
+
+
+PARTS = (Run, RunLoop, NodeTable, EventQueue, Executor, Reaching, Link)
+
+
+def parts() -> list[str]:
+    """Return the names of what is alive of any run."""
+    return sorted(type(one).__name__ for one in gc.get_objects() if type(one) in PARTS)
+
+
+@pytest.mark.parametrize("begins", [runs_to_its_end, fails])
+def test_nothing_of_a_run_is_left_to_the_garbage_collector(tmp_path, begins):
+    gc.collect()
+    before = parts()
+    hosts = FakeHost("gpu-a", begins), FakeHost("gpu-b", begins)
+    session = Session(Connections(connector(*hosts)))
+    with no_collection(), closing(session), closing(NotebookAsker(can_ask=False)) as asker:
+        reaching = session.reach(tuple(one.host for one in hosts), Access(cold=True), asker, JobSpec())
+        try:
+            run = session.launch(reaching, JobSpec(), payload_in(tmp_path), FakeScreen())
+        except WorkerFailed as error:
+            run = error.run
+        assert "Run" in parts()
+        del run, reaching
+        wait_until(lambda: parts() == before, "all of the run to be gone")
 
 
 def test_a_run_that_failed_is_gone_with_its_error(host):

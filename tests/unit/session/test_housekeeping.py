@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from distmagic.planning.plan import make_plan
 from distmagic.planning.start_messages import start_message
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
+from distmagic.session.housekeeping import Stopped
 from distmagic.session.session import Session
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on
 from tests.builders.jobs import assert_left, begun, listing, payload_in, press, two
 from tests.builders.plans import WORK, A, B
+from tests.lab import wait_until
 
 
 @pytest.fixture
@@ -144,7 +147,7 @@ def test_an_interrupt_while_hosts_come_says_where_to_look(session, tmp_path):
 def test_a_job_is_stopped_on_all_of_its_nodes_that_run(session):
     a, b = two(runs_on)
     job = begun(a, b)
-    session.stop(reach(a, b), job)
+    assert session.stop(reach(a, b), job) == Stopped(ended=("gpu-a", "gpu-b"), unknown={})
     for node_rank, host in enumerate((a, b)):
         assert host.requests == [p.FollowJob(job="j", node_rank=node_rank), p.StopNode(grace_s=3.0)]
     assert_left(a, b)
@@ -161,12 +164,46 @@ def test_a_node_that_has_ended_is_not_stopped(session):
     assert b.requests_of(p.StopNode) == []
 
 
-def test_a_host_that_breaks_off_a_stop_is_an_error_and_the_links_are_closed(session):
+def test_a_host_that_breaks_off_a_stop_is_told_of_and_the_links_are_closed(session):
     a, b = two(runs_on)
     job = begun(a, b)
     b.answers[p.StopNode] = lambda _: HANG_UP
+    stopped = session.stop(reach(a, b), job)
+    assert (stopped.ended, list(stopped.unknown), stopped.was_interrupted) == (("gpu-a",), ["gpu-b"], False)
     with pytest.raises(ConnectionLost, match=r"^gpu-b: the connection ended\."):
-        session.stop(reach(a, b), job)
+        stopped.raise_unknown()
+    assert_left(a, b)
+
+
+def test_a_job_is_stopped_where_a_host_of_it_has_gone_meanwhile(session):
+    a, b = two(runs_on)
+    job = begun(a, b)
+    b.error = down("gpu-b")
+    stopped = session.stop(reach(a, b), job)
+    assert (stopped.ended, str(stopped.unknown["gpu-b"])) == (("gpu-a",), "gpu-b: no answer.")
+    assert a.requests_of(p.StopNode) == [p.StopNode(grace_s=3.0)]
+
+
+def test_one_interrupt_ends_the_waiting_for_a_stop(session):
+    a, b = two(runs_on)
+    job = begun(a, b)
+    may_end = threading.Event()
+
+    def hang(_: p.Message) -> list[p.Message | bytes]:
+        wait_until(
+            lambda: any(isinstance(event, p.Final) for event in a.events), "the end of the other host's node", 20.0
+        )
+        press()
+        may_end.wait(30)
+        return []
+
+    b.answers[p.StopNode] = hang
+    try:
+        stopped = session.stop(reach(a, b), job)
+    finally:
+        may_end.set()
+    assert stopped.was_interrupted
+    assert str(stopped.unknown["gpu-b"]) == "gpu-b: the end of the job there was not waited for."
     assert_left(a, b)
 
 

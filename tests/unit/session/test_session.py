@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import session as sessions
-from distmagic.session.session import Session, owner, python_of
+from distmagic.session.session import Session, python_of
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, connector, down, fails, runs_on
 from tests.builders.jobs import (
@@ -348,10 +347,3 @@ def test_no_host_means_this_machine(kernel):
     reaching.wait()
     reaching.cancel()
     assert_left(here)
-
-
-def test_a_notebook_has_a_name_where_jupyter_tells_it(monkeypatch):
-    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/train.ipynb")
-    assert owner() == f"{socket.gethostname()}:/home/me/train.ipynb"
-    monkeypatch.delenv("JPY_SESSION_NAME")
-    assert owner() == ""

@@ -36,16 +36,16 @@ def flood(rank: int, number: int) -> dict[type, dict[str, object]]:
     frame = {"file": wide(190, number), "line": number, "function": wide(190, rank), "text": wide(190, number + 1)}
     failure = {"type": wide(1900, number), "message": wide(39_000, number), "traceback": wide(70_000, number)}
     row = {"at_s": number, "metrics": {wide(180, name): number for name in range(60)}}
-    bars = [{"id": i, "desc": wide(190, i), "unit": wide(190, i), "postfix": wide(490, i)} for i in range(90)]
+    bars = [{"id": i, "desc": wide(190, i), "unit": wide(190, i), "postfix": wide(490, i)} for i in range(40)]
     one = {"rank": rank, "restart": 0}
     return {
         p.Hello: {"protocol": 2, "job": wide(900, number), "node_rank": 0, "hostname": wide(900, number), "pid": 1},
         p.Endpoint: {"state": "unreached", "detail": wide(1900, number)},
         p.Worker: {**one, "local_rank": 0, "world_size": WORLD, "pid": number},
-        p.Progress: {**one, "at_s": number, "rows": [row] * 9, "bars": bars, "device": wide(190, number)},
+        p.Progress: {**one, "at_s": number, "rows": [row] * 3, "bars": bars, "device": wide(190, number)},
         p.Output: {"rank": number, "stream": "stdout", "offset": 0, "text": f"{wide(1900, number)}\n" * 30 + wide(1900, rank)},
         p.Ended: {**one, "outcome": "raised", "code": 1, "failure": failure, "meaning": wide(1900, number)},
-        p.EngineEnded: {"code": 1, "exits": [{"rank": rank, "local_rank": 0, "pid": 1, "code": 1}] * 300},
+        p.EngineEnded: {"code": 1, "exits": [{"rank": rank, "local_rank": 0, "pid": 1, "code": 1}] * 50},
         p.Notice: {"text": wide(1900, number)},
         p.PeerState: {"node_rank": number % NODES, "state": "joined"},
         p.NodeAdded: {"request_id": "a", "hosts": [wide(900, i) for i in range(NODES)]},

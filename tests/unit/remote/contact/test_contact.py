@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import grp
+import hashlib
 import json
 import os
 import pwd
@@ -32,7 +33,9 @@ from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
+from tests import REPOSITORY
 from tests.builders.messages import START
+from tests.lab import wait_until
 
 HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
 FINAL = p.Final(reason="done")
@@ -192,6 +195,30 @@ def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(link: Link, ro
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
+@pytest.mark.parametrize(("node_rank", "left"), [(0, [1]), (1, [0]), (None, [0, 1])])
+def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
+    link: Link, marks: dict[str, str], node_rank: int | None, left: list[int]
+) -> None:
+    """One host under two names in a list of hosts is two nodes."""
+    job = f"1121-000000-{secrets.token_hex(4)}"
+    env = {**os.environ, **marks, processes.MARK: job}
+    waits = [sys.executable, "-c", "print(flush=True); input()"]
+    with ExitStack() as stack:
+        agents = [
+            stack.enter_context(subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env))
+            for _ in range(3)  # the last one has no directory: what a dead agent has left
+        ]
+        for agent in agents:
+            assert agent.stdout is not None
+            agent.stdout.readline()
+        for rank, agent in enumerate(agents[:2]):
+            processes.note(agent.pid, places.make_run_dir(job, rank) / places.PID)
+            stack.callback(shutil.rmtree, places.run_dir(job, rank), ignore_errors=True)
+        assert link.sweep(job, node_rank) == p.Final(reason="swept")
+        assert [rank for rank, agent in enumerate(agents) if agent.poll() is None] == left
+        assert [rank for rank in (0, 1) if places.run_dir(job, rank).exists()] == left
+
+
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
     hosts = tuple(f"node{n:04d}.cluster.example.org" for n in range(500))
     for n in range(100):
@@ -243,6 +270,87 @@ def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
     link.fetch(p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2), lambda data: None, limit_bytes=5)
     link.route_to("")
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.result", "rank0.result.fetched"]
+
+
+TOUCHES_OFTEN = """
+from distmagic.remote.contact import contact
+contact._TOUCH_S = 0.02
+contact.Contact(0o22).run()
+"""
+
+
+def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
+    tmp_path: Path, marks: dict[str, str]
+) -> None:
+    """Between its arrival here and the start minutes may go by, while others receive it."""
+    data = b"the payload"
+    blob = p.Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    file = tmp_path / "blobs" / blob.sha256
+    file.parent.mkdir()
+    file.write_bytes(data)
+    file.chmod(0o600)
+    env = {**os.environ, **marks, "DISTMAGIC_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, "-c", TOUCHES_OFTEN]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as contact:
+        assert contact.stdin is not None
+        assert contact.stdout is not None
+        assert isinstance(p.decode(contact.stdout.readline())[1], p.Facts)
+        contact.stdin.write(p.encode(p.CheckBlobs(blobs=(blob,))))
+        contact.stdin.flush()
+        assert p.decode(contact.stdout.readline())[1] == p.MissingBlobs()
+        os.utime(file, (1, 1))
+        wait_until(lambda: file.stat().st_mtime > 1, "the file to be touched", 20.0)
+        contact.stdin.close()
+        assert contact.wait(20) == 0
+
+
+FLOODED = """
+import errno, os, socket
+from distmagic.remote.contact import contact
+from distmagic.remote.records import places
+from distmagic.remote.wire import protocol as p
+
+def start_agent(request, listener, *_):
+    looks = []  # of other notebooks, while this agent is still loading torch
+    while not looks or looks[-1].connect_ex(listener.getsockname()) != errno.EAGAIN:
+        looks.append(socket.socket(socket.AF_UNIX))
+        looks[-1].setblocking(False)
+    conn, _ = listener.accept()
+    conn.sendall(p.encode(p.Hello(protocol=p.PROTOCOL, job=request.job, node_rank=0, hostname="a", pid=7), 1))
+    os.remove(listener.getsockname())
+    conn.close()
+    return lambda: None
+
+places.BACKLOG = 4
+contact._exec = start_agent
+contact.Contact(0o22).run()
+"""
+
+
+def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
+    tmp_path: Path, marks: dict[str, str]
+) -> None:
+    job = f"1121-000000-{secrets.token_hex(4)}"
+    env = {**os.environ, **marks, "DISTMAGIC_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, "-c", FLOODED]
+    (tmp_path / "jobs").mkdir()
+    try:
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as contact:
+            said, _ = contact.communicate(p.encode(replace(START, job=job, node_rank=0)), timeout=30)
+    finally:
+        shutil.rmtree(places.run_dir(job, 0), ignore_errors=True)
+    messages = [p.decode(line)[1] for line in said.splitlines()]
+    assert [type(message) for message in messages[:2]] == [p.Facts, p.Hello]  # and not that it was refused
+
+
+def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> None:
+    port = link.free_port("127.0.0.1")
+    with socket.socket() as there, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        there.bind(("127.0.0.1", port))
+        other.bind(("127.0.0.1", port))
+        assert link.free_port("127.0.0.1") != port
+    with pytest.raises(PreflightError):
+        link.free_port("192.0.2.1")
 
 
 # ---- the first program

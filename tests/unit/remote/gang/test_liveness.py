@@ -16,13 +16,16 @@ from distmagic.remote.gang.liveness import FORM_S, Gang, News, OwnState
 
 SECRET = bytes(range(32))
 LOST_S = 4.0
-A_DATAGRAM = Datagram(node_rank=3, to=0, counter=7, echo=5, phase="stopping", reason="failed", culprit=1, formations=4)
+A_DATAGRAM = Datagram(
+    node_rank=3, to=0, counter=7, echo=5, phase="stopping", reason="failed", culprit=1, formations=4, is_detached=True
+)
 
 DATAGRAMS = st.builds(
     Datagram,
     node_rank=st.integers(0, NOBODY), to=st.integers(0, NOBODY), counter=st.integers(0, 2**64 - 1),
     echo=st.integers(0, 2**64 - 1), phase=st.sampled_from(PHASES), reason=st.sampled_from(REASONS),
     culprit=st.integers(0, NOBODY), formations=st.integers(0, 2**32 - 1),
+    is_detached=st.booleans(),
 )  # fmt: skip
 
 
@@ -257,6 +260,15 @@ def test_the_lead_asks_all_to_form_anew(net):
     net.nodes[0].announce(OwnState(formations=1), net.now)
     net.run(0.2)
     assert [gang.formations for gang in net.nodes.values()] == [1, 1, 1]
+
+
+def test_all_learn_from_the_lead_that_a_job_is_detached(net):
+    net.nodes[1].announce(OwnState(is_detached=True), net.now)  # only the lead has a say in that
+    net.run(0.2)
+    assert [gang.is_detached for gang in net.nodes.values()] == [False, False, False]
+    net.nodes[0].announce(OwnState(is_detached=True), net.now)
+    net.run(0.2)
+    assert [gang.is_detached for gang in net.nodes.values()] == [True, True, True]
 
 
 # ---- the lease

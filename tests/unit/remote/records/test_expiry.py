@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from distmagic.remote.records import expiry, places
+from distmagic.remote.records import expiry, listing, places
+from tests.builders.messages import START
 
 SHA = "0123456789abcdef" * 4
 DAY_S = 86400.0
@@ -129,6 +131,37 @@ def test_on_a_full_disk_unfetched_results_count_too_but_for_the_newest_job(home,
     assert (newest.exists(), other.exists()) == (True, False)
 
 
+def begun_by(owner: str, job: Path, age_s: float) -> Path:
+    """Have a job's folder say who began it."""
+    listing.remember(job / "0-a", replace(START, job=job.name, terms=replace(START.terms, owner=owner)))
+    for path in (job / "0-a" / listing.FILE, job / "0-a", job):
+        os.utime(path, (NOW - age_s, NOW - age_s))
+    return job
+
+
+@pytest.mark.parametrize("full_bytes", [0, 1 << 62], ids=["a disk with room", "a full disk"])
+def test_nobody_pushes_out_what_another_one_began(home, monkeypatch, full_bytes):
+    """Several people work as one user of a host."""
+    monkeypatch.setattr(expiry, "KEPT_BYTES", 300_000)
+    monkeypatch.setattr(places, "FULL_BYTES", full_bytes)
+    mine = [begun_by("me@a:/x.ipynb", make_job(home, f"mine{n}", 3600.0 * n), 3600.0 * n) for n in (1, 2, 3, 4)]
+    hers = begun_by("she@b:/x.ipynb", make_job(home, "hers", 3600.0 * 9), 3600.0 * 9)
+    old = begun_by("she@b:/x.ipynb", make_job(home, "old", 8 * DAY_S), 8 * DAY_S)
+    expiry.expire(NOW)
+    assert [job.exists() for job in mine] == [True, True, False, False]
+    assert (hers.exists(), old.exists()) == (True, False)
+
+
+@pytest.mark.parametrize(("name", "is_one"), [
+    ("me@a:train.py (process {}-abcdef)", True), ("me@a:notebook (kernel {})", True), ("me@a:/Untitled ({}).ipynb", False),
+])  # fmt: skip
+def test_the_runs_of_one_script_are_kept_as_those_of_one_owner(home, monkeypatch, name, is_one):
+    monkeypatch.setattr(expiry, "KEPT_BYTES", 100_000)
+    jobs = [begun_by(name.format(n), make_job(home, f"job{n}", 3600.0 * n), 3600.0 * n) for n in (1, 2)]
+    expiry.expire(NOW)
+    assert [job.exists() for job in jobs] == [True, not is_one]
+
+
 def test_a_payload_that_is_still_arriving_is_kept_whatever_its_size(home, monkeypatch):
     monkeypatch.setattr(expiry, "KEPT_BYTES", 150)
     whole = [make(home / "blobs" / (letter * 64), 400.0, 100) for letter in "ab"]
@@ -213,5 +246,8 @@ def test_what_nobody_uses_of_what_was_sent(home):
     old, own = (make(home / "blobs" / name, 600.0, 100) for name in (SHA, "b" * 64))
     make(home / "blobs" / ("c" * 64), 30.0, 100)  # touched by an agent that lives
     assert expiry.unused(own.name, NOW) == [(old, 100)]
+    arriving = make(home / "blobs" / f".{SHA}.0123456789ab", 10.0, 100)
+    assert expiry.unused(own.name, NOW) == []  # of another notebook's payload, whose first files are old by now
+    arriving.unlink()
     expiry.remove([old, home / "gone"])
     assert (old.exists(), own.exists()) == (False, True)

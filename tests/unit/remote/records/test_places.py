@@ -71,7 +71,7 @@ def test_what_is_no_job(home, name):
 
 def test_a_socket_in_the_run_directory_has_a_short_name():
     path = places.run_dir("1231-235959-" + "f" * 8, 9999) / "readers"
-    assert str(path).startswith(f"/tmp/distmagic-{os.getuid()}-1231-235959-ffffffff-9999")
+    assert str(path).startswith(f"/tmp/distmagic-{os.getuid()}-{places.host_id()}-1231-235959-ffffffff-9999")
     assert len(str(path)) + len("4294967295") < 107
 
 
@@ -203,6 +203,76 @@ def test_nobody_else_can_shield_or_fake_a_dead_run(deserted):
     finally:
         fakes[0].rmdir()
         fakes[1].unlink()
+
+
+# ---- hosts that share one /tmp
+
+
+@pytest.fixture
+def as_host(monkeypatch):
+    """Have this process be another host of the same /tmp, by name."""
+    return lambda name: monkeypatch.setattr(places, "host_id", lambda: name)
+
+
+@pytest.mark.parametrize("differs", [0, 1, 2, 3], ids=["processes", "network", "files", "another start of the kernel"])
+def test_what_makes_a_host_another_one(tmp_path, monkeypatch, differs):
+    views = [tmp_path / name for name in ("pid", "net", "root", "boot_id")]
+    for view in views:
+        view.write_text("1")
+
+    def host_id() -> str:
+        monkeypatch.setattr(places, "_VIEWS", tuple(map(str, views[:3])))
+        monkeypatch.setattr(places, "_BOOT_ID", views[3])
+        return places.host_id.__wrapped__()
+
+    first = host_id()
+    assert (host_id(), len(first)) == (first, 8)
+    views[differs].rename(tmp_path / "old")
+    views[differs].write_text("2")
+    assert host_id() != first
+
+
+def test_what_another_host_has_in_tmp_is_neither_found_nor_judged(deserted, as_host):
+    listening(deserted).close()
+    os.utime(deserted, (1, 1))
+    warm = places.make_warm_dir("testowner", "key")
+    try:
+        assert is_dead(deserted)
+        assert ("1121-000000-test0000", 0) in places.live_runs()
+        assert places.warm_dirs("testowner", "key") == (warm,)
+        as_host("00000000")
+        assert not is_dead(deserted)
+        assert places.run_dirs("1121-000000-test0000") == ()
+        assert ("1121-000000-test0000", 0) not in places.live_runs()
+        assert places.warm_dirs("testowner", "key") == ()
+        other = places.make_run_dir("1121-000000-test0000", 0)  # nothing is in its way
+        other.rmdir()
+    finally:
+        warm.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "listens", "goes"), [(90_000, False, True), (80_000, False, False), (90_000, True, False)]
+)
+def test_what_no_host_has_used_for_a_day_goes(deserted, as_host, age_s, listens, goes):
+    """A container that is started anew has another name in /tmp, and never finds what it left there before."""
+    warm = places.make_warm_dir("testowner", "key")
+    listeners = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    try:
+        for listener, path in zip(listeners, (deserted / "readers", warm / "template"), strict=True):
+            listener.bind(str(path))
+            listener.listen(1)
+            if not listens:
+                listener.close()
+        for folder in (deserted, warm):
+            os.utime(folder, (1, time.time() - age_s))
+        as_host("00000000")
+        found = places.forgotten()
+        assert (deserted in found, warm in found) == (goes, goes)
+    finally:
+        for listener in listeners:
+            listener.close()
+        shutil.rmtree(warm)
 
 
 # ---- nobody else's business

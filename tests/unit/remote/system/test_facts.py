@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import socket
 import subprocess
@@ -37,10 +38,60 @@ def _plain_host(monkeypatch, tmp_path):
         ("0,,1", 1),
         ("GPU-8932f937,GPU-1234", 2),
         ("MIG-GPU-1/2/0", 1),
+        ("MIG-8932f937,MIG-1234", 1),
+        ("0,1,0", 0),
+        ("1,01", 0),
+        ("GPU-8932f937,GPU-8932f937", 0),
     ],
 )
 def test_a_mask_ends_at_its_first_invalid_device(mask, count):
     assert facts.visible(4, mask) == count
+
+
+@pytest.mark.parametrize("mask", [None, "", "-1", "0", "3,2,1,0", " 2 , 3 ", "0,-1,2", "0,9,1", "9", "0,,1", "0,1,0"])
+def test_a_mask_is_read_as_torch_reads_it(monkeypatch, mask):
+    import torch
+
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 4)
+    assert facts.visible(4, mask) == torch.cuda._device_count_nvml()
+
+
+class _Nvml:
+    """NVIDIA's library, as far as it is asked."""
+
+    def __init__(self, count: int, error: int) -> None:
+        self._count, self._error = count, error
+        self.is_open = False
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        self.is_open = not self._error
+        return self._error
+
+    def nvmlDeviceGetCount_v2(self, place: ctypes._Pointer) -> int:  # noqa: N802
+        place._obj.value = self._count
+        return 0
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        self.is_open = False
+        return 0
+
+
+@pytest.mark.parametrize(("error", "count"), [(0, 8), (9, 0)])  # 9: NVML_ERROR_DRIVER_NOT_LOADED
+def test_the_figures_of_nvml(monkeypatch, error, count):
+    nvml = _Nvml(8, error)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
+    assert facts._count_nvidia() == count
+    assert not nvml.is_open
+
+
+def test_a_host_without_nvml(monkeypatch):
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert facts._count_nvidia() == 0
 
 
 def test_gpus_of_nvidia_amd_and_none(monkeypatch):
@@ -137,6 +188,6 @@ def test_the_address_that_ssh_came_to(monkeypatch, connection, address):
 
 def test_a_free_port_is_free():
     with socket.socket() as probe:
-        port = facts._free_port("127.0.0.1")
+        port = facts.free_port("127.0.0.1")
         probe.bind(("127.0.0.1", port))
         assert probe.getsockname() == ("127.0.0.1", port)

@@ -24,13 +24,13 @@ HEAD = "import json, os, signal, sys\nfrom distmagic.remote.system import proces
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return a function that runs Python source in a child, which is killed after the test."""
+def start(marks: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that runs Python source in a child, which is killed after the test, and so are its orphans."""
     children = []
 
     def run(source: str, **env: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, "-c", source], cwd=ROOT, env={**os.environ, **env}, text=True,
+            [sys.executable, "-c", source], cwd=ROOT, env={**os.environ, **marks, **env}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         children.append(child)
@@ -39,7 +39,9 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield run
     for child in children:
         child.kill()
-        child.communicate()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            pipe.close()  # an orphan may hold the other end: nobody reads to its end
 
 
 def up(child: subprocess.Popen[str]) -> ProcessInfo:
@@ -204,6 +206,35 @@ def test_sweep_ends_what_carries_the_mark(start):
     assert mine.wait() == -9
     assert is_running(other)
     assert processes.sweep(f"{job}-never") == ()
+
+
+def test_sweep_spares_an_agent_and_its_orphans(start):
+    """One host may be two nodes of a job: the agent of the one lives while the other one is swept."""
+    job = f"test-{os.getpid()}"
+    agent = start(ORPHAN + "print('up', flush=True)\n" + WAIT, **{processes.MARK: job})
+    dead = start(WAIT, **{processes.MARK: job})
+    lives = up(agent)
+    up(dead)
+    before = {process.pid for process in processes.marked(job)}
+    assert processes.sweep(job, spared=(lives,)) == ()
+    assert dead.wait() == -9
+    left = {process.pid for process in processes.marked(job)}
+    assert (len(left), left) == (2, before - {dead.pid})  # the agent, and the orphan that it has adopted
+
+
+def test_a_process_that_was_written_down_is_found_as_long_as_it_runs(start, tmp_path):
+    child = start(WAIT)
+    process = up(child)
+    processes.note(child.pid, tmp_path / "pid")
+    assert processes.noted(tmp_path / "pid") == processes.read(child.pid)
+    (tmp_path / "earlier").write_text(f"{child.pid} {process.started - 1}")  # of a process before it with this number
+    (tmp_path / "torn").write_text(f"{child.pid}")
+    assert processes.noted(tmp_path / "earlier") is None
+    assert processes.noted(tmp_path / "torn") is None
+    child.kill()
+    child.wait()
+    assert processes.noted(tmp_path / "pid") is None
+    assert processes.noted(tmp_path / "none") is None
 
 
 def test_whoever_sweeps_does_not_end_itself_or_its_parents(start):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import gc
 import io
 import sys
 import threading
 import types
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -468,3 +470,20 @@ def test_what_is_no_payload_is_refused(tmp_path):
     parcel.dump(42, tmp_path / "value")
     with pytest.raises(parcel.ParcelError, match="is no payload but a int"):
         call.load(tmp_path / "value", types.ModuleType("__main__"))
+
+
+@pytest.mark.parametrize("pack", [parcel.dump, lambda value, _: parcel.measure(value)])
+def test_a_value_that_was_packed_is_not_kept(pack, tmp_path):
+    class Value:
+        def __reduce__(self):
+            return int, ()
+
+    gc.disable()  # only counts of references free it
+    try:
+        value = Value()
+        gone = weakref.ref(value)
+        pack([value], tmp_path / "value")
+        del value
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -88,6 +88,7 @@ MESSAGES = (
             address="10.0.0.2",
             interface="eth0",
             free_port=40001,
+            host_id="0badcafe",
             free_bytes=1 << 40,
             state_dir="/home/me/.distmagic",
             logout="systemd ends a run here",
@@ -146,7 +147,7 @@ MESSAGES = (
     (0, p.DumpStacks(request_id="a1")),
     (0, p.StopNode(grace_s=3.0, reason="failed")),
     (0, p.GetFile(job="j-1", node_rank=1, name="rank3.result", offset=5)),
-    (0, p.SweepJob(job="j-1")),
+    (0, p.SweepJob(job="j-1", node_rank=1)),
     (0, p.ListJobs(job="j-1")),
     (0, p.Jobs(jobs=(LISTED,))),
     (0, p.RemoveJob(job="j-1")),
@@ -168,6 +169,8 @@ MESSAGES = (
     (0, p.GetStart()),
     (0, p.LeadStart(start=START)),
     (0, p.GetBlob(sha256=SHA)),
+    (0, p.GetFreePort(address="10.0.0.2")),
+    (0, p.FreePort(port=40001)),
 )
 
 

@@ -1,0 +1,59 @@
+"""Renews the lease of a job on the hosts where it runs."""
+
+from __future__ import annotations
+
+import threading
+
+from distmagic.connection.link import Link
+from distmagic.connection.parallel import begin
+from distmagic.errors import DistmagicError
+from distmagic.remote.wire import protocol
+
+
+class LeaseKeeper:
+    """Renews a lease of `lease_s` seconds over links, four times in its length, from the first link on until `close`.
+
+    It has a thread of its own, because the main thread may wait for an answer of the user. So has each message: a link
+    that takes nothing holds up no other one, and it is sent the next message when it has taken the one before.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._links: tuple[Link, ...] = ()  # replaced as a whole, so that it can be read at any time
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def keep_over(self, links: tuple[Link, ...]) -> None:
+        """Renew over these links from now on, and over no others."""
+        with self._lock:
+            self._links = links
+            if self._thread is None and links:
+                self._thread = threading.Thread(target=self._renew, name="distmagic-lease", daemon=True)
+                self._thread.start()
+
+    def keep_over_one_more(self, link: Link) -> None:
+        """Renew over this link too."""
+        with self._lock:
+            links = (*self._links, link)
+        self.keep_over(links)
+
+    def close(self) -> None:
+        """Renew no longer. The job ends when its lease runs out, unless somebody else renews it."""
+        self._is_over.set()
+
+    def _renew(self) -> None:
+        sending: dict[Link, threading.Thread] = {}
+        while not self._is_over.wait(self._lease_s / 4):
+            sending = {link: thread for link, thread in sending.items() if thread.is_alive()}
+            for link in self._links:
+                if link not in sending:
+                    sending[link] = begin(send_quietly, link, protocol.RenewLease())
+
+
+def send_quietly(link: Link, message: protocol.Message) -> None:
+    """Send a message. A link that is broken is no error: the thread that listens to it notices the same, and tells it."""
+    try:
+        link.send(message)
+    except DistmagicError:
+        return

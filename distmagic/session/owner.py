@@ -1,0 +1,71 @@
+"""The name under which hosts know who began a job: a person, and the notebook or the script.
+
+    ann@laptop:/home/ann/train.ipynb             a notebook: Jupyter and VS Code tell its path; the same after a restart
+    ann@laptop:notebook (kernel 5f0c...)         a kernel of which only the connection file is known
+    ann@laptop:train.py (process 812-3fa9c1)     a script, or IPython in a terminal: each process for itself
+
+What is in the last brackets tells kernels apart that have no name of their own; a host that counts what it keeps of
+somebody leaves it away (`listing.kept_for`).
+"""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+
+from distmagic import sanitize
+
+_MOST_CHARS = 1000
+_KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of a kernel's connection file
+
+
+def owner() -> str:
+    """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
+    name = f"{_person()}:{_notebook() or _script(os.getpid())}"
+    return sanitize.line(name)[:_MOST_CHARS]  # as a host may list it: else it would not be known again
+
+
+def _person() -> str:
+    host = socket.gethostname()
+    try:
+        return f"{getpass.getuser()}@{host}"
+    except (KeyError, OSError):  # a container's user without a name
+        return host
+
+
+def _notebook() -> str:
+    """Return the notebook that this process is the kernel of, "" if it is no kernel.
+
+    A kernel's children inherit its variables: what a notebook begins with `!python` is another owner, and so is a
+    notebook that is executed from within it (papermill, nbclient), whose connection file has another kind of name.
+    """
+    connection_file = _connection_file()
+    if not connection_file:
+        return ""
+    path = str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))
+    if not path and connection_file.startswith(_KERNEL_FILE):
+        path = os.environ.get("JPY_SESSION_NAME", "")
+    return path or f"notebook (kernel {connection_file.removeprefix(_KERNEL_FILE)})"
+
+
+def _connection_file() -> str:
+    """Return the name of this kernel's connection file without its ending, "" in a process that is no kernel."""
+    module = sys.modules.get("ipykernel.kernelapp")
+    if module is None or not module.IPKernelApp.initialized():
+        return ""
+    return Path(module.IPKernelApp.instance().connection_file).stem
+
+
+@functools.cache
+def _script(pid: int) -> str:
+    """Return the name of this process; `pid` is its own: a forked child is another one."""
+    script = Path(sys.argv[0] if sys.argv else "")
+    name = script.parent.name if script.name == "__main__.py" else script.name  # the first: python -m NAME
+    if name in ("", "-c"):
+        name = "python"
+    return f"{name} (process {pid}-{secrets.token_hex(3)})"

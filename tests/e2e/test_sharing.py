@@ -1,0 +1,342 @@
+"""What is used by several at once: a host by two kernels, by two runs, under two names; a /tmp or a home by two hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import distmagic
+from distmagic.api import session
+from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Detached, Run
+from distmagic.state.model import RunState
+from tests import REPOSITORY
+from tests.e2e import runner
+from tests.e2e.programs import count, stubborn
+from tests.e2e.runner import as_value, at_work, reach
+from tests.lab import HostSetup, Lab, LabHost
+from tests.lab.processes import HostProcess
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
+
+HOSTS = "dm1:1,dm2:1"
+ANOTHER_KERNEL = """
+import json, sys
+import distmagic
+from distmagic.api import session
+from distmagic.request.hosts import parse_hosts
+from distmagic.request.spec import Access
+from tests.e2e import runner
+from tests.e2e.runner import as_value
+
+WAY = Access(ssh_config=sys.argv[1])
+
+def run(fn, *args, **more):
+    return distmagic.run(as_value(fn), *args, hosts="dm1:1,dm2:1", access=WAY, screen=runner.Watch(), **more)
+
+def until_go():
+    import os, time
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+    return 7
+
+for line in sys.stdin:
+    print(json.dumps(eval(line)), flush=True)
+"""
+
+
+class AnotherKernel:
+    """Another process that reaches the same hosts, with a session of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def begin(self, expression: str) -> None:
+        """Have it compute an expression."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{expression}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Wait for the value of the last expression."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def value(self, expression: str) -> Any:
+        self.begin(expression)
+        return self.answer()
+
+
+@contextmanager
+def another_kernel(lab: Lab) -> Iterator[AnotherKernel]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ANOTHER_KERNEL, str(lab.ssh_config)], cwd=REPOSITORY, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield AnotherKernel(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def warm() -> Iterator[None]:
+    """Nothing of this kernel is kept loaded any more after the test."""
+    yield
+    session().close()
+
+
+def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    screen = more.pop("screen", None) or runner.Watch()
+    way = runner.access(lab, warm_idle_s=900.0)
+    return distmagic.run(as_value(fn), *args, hosts=hosts, access=way, screen=screen, **more)
+
+
+def templates(host: LabHost) -> list[HostProcess]:
+    return [one for one in host.processes() if one.cmdline[-1:] == ("template",)]
+
+
+def who() -> tuple[int, list[int]]:
+    """Return on which network this rank is, and the pids of this rank, its parent, and so on."""
+    import os
+    from pathlib import Path
+
+    pids = [os.getpid()]
+    while pids[-1] > 1:
+        with open(f"/proc/{pids[-1]}/stat") as file:
+            pids.append(int(file.read().rpartition(")")[2].split()[1]))
+    return Path("/proc/self/ns/net").stat().st_ino, pids
+
+
+def totals(run: Run) -> list[float]:
+    return [float(run.results[rank]["total"]) for rank in run.results]
+
+
+# ---- two kernels, one host
+
+
+@pytest.mark.usefixtures("warm")
+def test_two_kernels_run_on_the_same_hosts_at_once_and_neither_ends_what_is_the_other_s(lab: Lab) -> None:
+    assert totals(run(lab, HOSTS, runner.all_reduce)) == [1.0, 1.0]
+    own = {template.pid for template in templates(lab.hosts[0])}
+    with another_kernel(lab) as other:
+        total = "[float(one['total']) for one in run(runner.all_reduce).results.values()]"
+        assert other.value(total) == [1.0, 1.0]
+        both = {template.pid for template in templates(lab.hosts[0])}
+        assert (len(own), len(both), own < both) == (1, 2, True)
+        other.begin(f"[{total} for _ in range(3)]")
+        assert [totals(run(lab, HOSTS, runner.all_reduce)) for _ in range(3)] == [[1.0, 1.0]] * 3
+        assert other.answer() == [[1.0, 1.0]] * 3
+        assert {template.pid for template in templates(lab.hosts[0])} == both
+
+        assert other.value("session().down()") == []
+        assert {template.pid for template in templates(lab.hosts[0])} == own
+        _, pids = run(lab, HOSTS, who).results[0]
+        assert own <= set(pids), "still warm"
+
+
+@pytest.mark.usefixtures("warm")
+def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
+    with another_kernel(lab) as other:
+        other.begin("dict(run(until_go).results)")
+        wait_until(lambda: len(_running(lab)) == 1, "the other kernel's job", 60.0)
+        left = run(lab, HOSTS, count, 600.0, detach=True)
+        assert isinstance(left, Detached)
+        assert [one.phase for one in _running(lab)] == ["running", "detached"]
+        assert len({one.terms.owner for one in _running(lab)}) == 2
+        left.stop()
+        assert session().down() == ()
+        theirs = [one for one in _jobs(lab) if one.name != left.job]
+        assert [one.phase for one in theirs] == ["running"]
+        for host in lab.hosts[:2]:
+            (host.home / "go").touch()
+        assert other.answer() == {"0": 7, "1": 7}
+    assert [one.phase for one in _jobs(lab)] == ["done", "stopped"]
+
+
+def _jobs(lab: Lab, hosts: str = HOSTS) -> tuple[Any, ...]:
+    return session().jobs(reach(lab, parse_hosts(hosts)))
+
+
+def _running(lab: Lab) -> list[Any]:
+    return [one for one in _jobs(lab) if len(one.running) == 2]
+
+
+# ---- one kernel, two runs
+
+
+class Outage:
+    """Refuses all connections to a host from when all ranks of two runs work, for three seconds by the first one's clock."""
+
+    def __init__(self, host: LabHost) -> None:
+        self._host = host
+        self._at_work: set[int] = set()
+        self._began_s: float | None = None
+        self.is_over = False
+
+    def screen(self, number: int) -> runner.Watch:
+        return runner.Watch(at_work(2), lambda: self._at_work.add(number))
+
+    def look(self, state: RunState) -> None:
+        if self._began_s is None and len(self._at_work) == 2:
+            self._began_s = state.at_s
+            self._host.reject(22)
+        if self._began_s is not None and not self.is_over and state.at_s > self._began_s + 3.0:
+            self.is_over = True
+            self._host.undrop()
+
+
+class LookingScreen(runner.Watch):
+    """A screen that lets an outage begin and end."""
+
+    def __init__(self, outage: Outage) -> None:
+        super().__init__()
+        self._outage, self._inner = outage, outage.screen(0)
+
+    def show(self, state: RunState) -> None:
+        self._inner.show(state)
+        self._outage.look(state)
+        super().show(state)
+
+
+def test_two_runs_of_one_kernel_go_on_after_an_outage_over_one_connection(lab: Lab) -> None:
+    log_ins_before = lab.hosts[1].log().count("Accepted publickey")
+    outage = Outage(lab.hosts[1])
+    screens = [LookingScreen(outage), outage.screen(1)]
+
+    def one(screen: runner.Watch) -> dict[int, int]:
+        way = runner.access(lab)
+        found = distmagic.run(as_value(count), 15.0, hosts=HOSTS, access=way, screen=screen, node_lost_after_s=60.0)
+        return dict(found.results)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, screens)) == [{0: 150, 1: 150}] * 2
+    assert outage.is_over
+    # One at first, and one or two after the outage: not one each time that the other run mends its own.
+    assert lab.hosts[1].log().count("Accepted publickey") - log_ins_before <= 4
+    lab.assert_clean()
+
+
+# ---- one host, two names
+
+
+@pytest.fixture
+def twin(lab: Lab) -> Lab:
+    """The lab, in which dm1 is dm1b as well."""
+    alias = f"Host dm1b\n  HostName {lab.hosts[0].address}\n"
+    lab.ssh_config.write_text(alias + lab.ssh_config.read_text())
+    return lab
+
+
+ONE_MACHINE = "dm1 and dm1b are one machine: the ranks of all of them share its devices and memory."
+
+
+def test_one_host_under_two_names_in_a_list_is_two_nodes_and_told_of(twin: Lab) -> None:
+    found = runner.run(twin, "dm1:1,dm1b:1", as_value(runner.all_reduce))
+    assert [(found.results[rank]["host"], float(found.results[rank]["total"])) for rank in (0, 1)] == [("dm1", 1.0)] * 2
+    assert found.state.notices == (ONE_MACHINE,)
+    (job,) = _jobs(twin, "dm1,dm1b")
+    assert (job.hosts, job.phase, len(job.known)) == (("dm1", "dm1b"), "done", 2)
+
+
+def test_the_agent_of_one_name_is_spared_when_the_node_of_the_other_is_lost(twin: Lab) -> None:
+    def kill_second_agent() -> None:
+        (folder,) = [name for name in twin.hosts[0].listdir("/tmp") if re.fullmatch(r"distmagic-.*-1", name)]
+        pid = twin.hosts[0].exec(["cat", f"/tmp/{folder}/pid"]).stdout.split()[0]
+        twin.hosts[0].exec(["kill", "-9", pid]).check_returncode()
+
+    screen = runner.Watch(at_work(2), kill_second_agent)
+    found = runner.run(
+        twin, "dm1:1,dm1b:1", as_value(count), 8.0, screen=screen, nnodes=(1, 2), max_restarts=3, node_lost_after_s=3.0
+    )
+    assert [node for node, _ in found.state.lost] == [1]
+    assert dict(found.results) == {0: 80}
+
+
+def test_two_runs_at_once_on_one_host_under_two_names(twin: Lab) -> None:
+    def one(hosts: str) -> list[float]:
+        way = runner.access(twin)
+        return totals(
+            distmagic.run(as_value(runner.all_reduce), hosts=hosts, access=way, screen=runner.Watch(), nproc_per_node=2)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, ["dm1", "dm1b"])) == [[1.0, 1.0]] * 2
+    twin.assert_clean()
+
+
+# ---- two hosts, one /tmp or one home
+
+
+@pytest.fixture(
+    params=[(False, True, False), (True, False, False), (True, True, False), (True, True, True), (True, False, True)],
+    ids=["tmp", "home", "home and tmp", "home, tmp and name", "home and name"],
+)
+def shared(request: pytest.FixtureRequest, make_lab: Callable[..., Lab]) -> Iterator[Lab]:
+    """Two hosts that share something, as containers on one machine do."""
+    home, tmp, name = request.param
+    setups = (HostSetup(hostname="node"),) * 2 if name else ()
+    lab = make_lab(2, shared_home=home, shared_tmp=tmp, setups=setups)
+    yield lab
+    session().close()
+    lab.assert_clean()
+
+
+def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared: Lab) -> None:
+    for _ in range(2):
+        found = run(shared, "dm1:2,dm2:2", who).results
+        own = [templates(host) for host in shared.hosts]
+        assert [len(one) for one in own] == [1, 1]
+        networks = [network for network, _ in found.values()]
+        assert networks[0] == networks[1] != networks[2] == networks[3], "each rank is on its own host"
+        for rank, (_, pids) in found.items():
+            assert own[rank // 2][0].pid in pids, "and comes from that host's template"
+    kept = session().templates(reach(shared, parse_hosts("dm1,dm2")))
+    assert [[one.pid for one in of_host or ()] for of_host in kept] == [[one[0].pid] for one in own]
+
+
+def test_jobs_of_hosts_that_share_a_home_or_tmp_are_followed_read_and_ended_where_they_run(shared: Lab) -> None:
+    left = run(shared, HOSTS, stubborn, detach=True)
+    assert isinstance(left, Detached)
+    job = next(one for one in _jobs(shared) if one.name == left.job)
+    assert (job.phase, job.running, job.host_indices) == ("detached", (0, 1), (0, 1))
+    left.stop()
+    assert [one.phase for one in _jobs(shared)] == ["stopped"]
+    again = run(shared, HOSTS, runner.all_reduce)
+    assert totals(again) == [1.0, 1.0]
+    assert session().remove(reach(shared, parse_hosts("dm1,dm2")), [job]) > 0
+    assert [one.phase for one in _jobs(shared)] == ["done"]
+
+
+def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared: Lab) -> None:
+    """A detached job whose agent on dm2 is killed: no other host may take away by what dm2 finds the orphans."""
+    left = run(shared, HOSTS, stubborn, detach=True, cold=True)
+    assert isinstance(left, Detached)
+    second = shared.hosts[1]
+
+    def sleepers() -> list[HostProcess]:
+        return [one for one in second.processes() if one.name == "sleep"]
+
+    wait_until(lambda: len(sleepers()) == 2, "the children of the rank", 60.0)
+    (agent,) = [one for one in second.processes() if "agent" in one.cmdline]
+    os.kill(agent.outer_pid, signal.SIGKILL)
+    (folder,) = [name for name in second.listdir("/tmp") if f"{left.job}-1" in name]
+    second.exec(["touch", "-d", "@1", f"/tmp/{folder}"]).check_returncode()  # it has been so for long
+    _jobs(shared, "dm1")
+    assert folder in second.listdir("/tmp")
+    assert len(sleepers()) == 2
+    _jobs(shared, "dm2")
+    wait_until(lambda: not sleepers(), "the orphans to be ended", 20.0)
+    wait_until(lambda: not [one for one in _jobs(shared, "dm1") if one.is_running], "the end of the job", 60.0)

@@ -1,0 +1,55 @@
+"""Two throw-away hosts on this machine, and the rule for machines without a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import distmagic
+from distmagic.api import session
+from distmagic.playground import playground
+from distmagic.playground.playground import Playground
+from distmagic.request.spec import Access
+from distmagic.runner.outcome import Run
+from tests.e2e.runner import Watch, as_value
+
+_COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+
+
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    """The number of GPUs that torch can use here; without one the test is skipped. CUDA is not touched in this process."""
+    done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False)
+    count = int(done.stdout) if done.returncode == 0 else 0
+    if not count:
+        pytest.skip("no GPU that torch can use (torch.cuda.is_available() is False)")
+    return count
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
+    """Hosts node1 and node2, which share this machine's GPUs. They need neither root nor a system's SSH server."""
+    pytest.importorskip("asyncssh")
+    with playground.start(2, directory=tmp_path_factory.mktemp("hosts")) as started:
+        try:
+            yield started
+        finally:
+            session().close()
+
+
+@pytest.fixture
+def run(hosts: Playground) -> Callable[..., Run]:
+    """Return a function that runs another one on these hosts: `run(function, *args, hosts="node1:2", is_cold=True)`."""
+
+    def run_there(fn: Callable[..., Any], *args: Any, hosts: str, is_cold: bool = False, **spec: Any) -> Run:
+        access = Access(ssh_config=playground_config, cold=is_cold)
+        return distmagic.run(
+            as_value(fn), *args, hosts=hosts, access=access, screen=spec.pop("screen", Watch()), **spec
+        )
+
+    playground_config = hosts.ssh_config
+    return run_there

@@ -1,0 +1,90 @@
+"""What ranks of these tests do. With `device` "cpu" and the backend gloo each of them runs on any machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def see_device(device: str) -> dict[str, Any]:
+    """Use this rank's device; return which it is, how many this rank sees, and whether a fork has spoilt CUDA here."""
+    import os
+
+    import torch
+
+    import distmagic
+
+    local_rank = int(os.environ["LOCAL_RANK"])
+    place = torch.device(device, local_rank) if device == "cuda" else torch.device(device)
+    total = torch.ones(3, device=place).sum().item()
+    distmagic.report(step=1, total=1)
+    return {
+        "place": str(place),
+        "total": total,
+        "count": torch.cuda.device_count(),
+        "is_spoilt": torch.cuda._is_in_bad_fork(),
+        "pid": os.getpid(),
+    }
+
+
+def hold(device: str) -> None:
+    """Keep a tensor on this rank's device until the run is interrupted; the step says that it is there."""
+    import os
+    import time
+
+    import torch
+
+    import distmagic
+
+    local_rank = int(os.environ["LOCAL_RANK"])
+    place = torch.device(device, local_rank) if device == "cuda" else torch.device(device)
+    kept = torch.ones(1 << 20, device=place)
+    distmagic.report(step=1, total=kept.numel())
+    while True:
+        time.sleep(0.1)
+
+
+def reduce(backend: str, device: str, is_shared: bool) -> dict[str, float]:
+    """Sum 1 + rank over all ranks, and have rank 0 send a number to all; `is_shared`: all use the first device."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    place = torch.device(device)
+    if device == "cuda":
+        place = torch.device(device, 0 if is_shared else int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
+    dist.init_process_group(backend)
+    total = torch.full((1000,), 1.0 + dist.get_rank(), device=place)
+    dist.all_reduce(total)
+    sent = torch.tensor([42.0 if dist.get_rank() == 0 else 0.0], device=place)
+    dist.broadcast(sent, 0)
+    world = dist.get_world_size()
+    dist.destroy_process_group()
+    return {"first": total[0].item(), "last": total[-1].item(), "sent": sent.item(), "world": world}
+
+
+def shared_storages(device: str) -> dict[str, Any]:
+    """Return tensors that share memory on the device, and a module's parameters."""
+    import torch
+
+    whole = torch.arange(1 << 20, dtype=torch.float32, device=device)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 2).to(device)
+    return {"whole": whole, "view": whole[10:20], "again": whole.view(1024, 1024), "layer": layer.state_dict()}
+
+
+def ask_for_too_much(device: str) -> None:
+    """Ask for more memory than any device has."""
+    import torch
+
+    torch.empty(1 << 46, dtype=torch.uint8, device=device)
+
+
+def index_out_of_range(device: str) -> float:
+    """Read an element beyond a tensor's end. On a GPU a later call raises the error."""
+    import torch
+
+    table = torch.arange(10.0, device=device)
+    wrong = torch.tensor([3, 12], device=device)
+    return table[wrong].sum().item()

@@ -1,0 +1,90 @@
+"""One kernel, many runs: what it and its hosts hold stays what it is, and a run that is let go of is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.builders import soak
+from tests.lab import Lab, held
+from tests.lab.held import Held
+from tests.lab.waiting import wait_until
+from tests.notebooks.kernel import LiveNotebook, live_notebook
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+WARM_UP, RUNS = 20, 60  # runs until all is loaded that ever is; runs altogether
+MORE_MB = 3.0  # of memory in forty runs, of which eight look at 4 MB
+LARGE_MB = 40
+
+
+@pytest.fixture
+def notebook(lab: Lab, tmp_path: Path) -> Iterator[LiveNotebook]:
+    """A notebook with a temporary directory of its own, whose runs are on one host."""
+    (tmp_path / "tmp").mkdir()
+    with live_notebook(tmp_path, {"TMPDIR": str(tmp_path / "tmp")}) as made:
+        made.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        made.run("%distributed hosts dm1:1")
+        made.run(soak.PREPARE)
+        yield made
+        made.run("%distributed down")
+        lab.assert_clean()
+
+
+def of_kernel(notebook: LiveNotebook, tmp_path: Path) -> Held:
+    return held.of_process(notebook.pid, tmp_path / "tmp")
+
+
+def execute(notebook: LiveNotebook, run: soak.Run, lab: Lab) -> None:
+    """Execute the cell of a run, which must end as it should, and a cell that looks at the run."""
+    cell = f"%%distributed -o run\n{run.call}"
+    if run.ending == "done":
+        notebook.run(cell)
+    elif run.ending == "failed":
+        assert "WorkerFailed: rank 0 " in notebook.fail(cell)
+    else:
+        begun = lab.hosts[0].home / soak.BEGUN
+        begun.unlink(missing_ok=True)
+
+        def interrupt() -> None:
+            wait_until(begun.exists, "the rank to begin")
+            notebook.interrupt()
+
+        with notebook.meanwhile(interrupt):
+            assert "Cancelled: " in notebook.fail(cell)
+    notebook.run(run.look)
+
+
+def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(lab: Lab, notebook: LiveNotebook, tmp_path: Path):
+    before_kernel, before_host = None, None
+    for number in range(RUNS):
+        if number == WARM_UP:
+            before_kernel, before_host = of_kernel(notebook, tmp_path), held.on_host(lab.hosts[0])
+        execute(notebook, soak.MIX[number % len(soak.MIX)], lab)
+    assert before_kernel is not None
+    assert before_host is not None
+    kernel, host = of_kernel(notebook, tmp_path), held.on_host(lab.hosts[0])
+    assert replace(kernel, memory_mb=0) == replace(before_kernel, memory_mb=0)
+    kept_by_design = {"memory_mb": 0, "jobs": 0, "blobs": 0}
+    assert replace(host, **kept_by_design) == replace(before_host, **kept_by_design)
+    assert kernel.memory_mb - before_kernel.memory_mb < MORE_MB
+    assert host.memory_mb - before_host.memory_mb < MORE_MB
+
+
+@pytest.mark.parametrize("line", ["%%distributed -o run\nmuch()", "%%distributed\nrun = much()"])
+def test_large_results_are_gone_with_the_name_of_their_run(lab: Lab, notebook: LiveNotebook, tmp_path: Path, line: str):
+    notebook.run(f"def much():\n    return torch.ones({LARGE_MB << 20} // 4)")
+    execute(notebook, soak.LARGE, lab)
+    notebook.run("del run")
+    before = of_kernel(notebook, tmp_path)
+    for _ in range(5):
+        notebook.run(line)
+        assert notebook.run("float(run.results[0].sum())").endswith(f"\n{float(LARGE_MB << 18)}")
+        assert of_kernel(notebook, tmp_path).files == before.files + 1
+    notebook.run("del run")
+    after = of_kernel(notebook, tmp_path)
+    assert (after.files, after.descriptors) == (before.files, before.descriptors)
+    assert after.memory_mb - before.memory_mb < LARGE_MB / 4

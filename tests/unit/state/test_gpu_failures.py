@@ -1,0 +1,77 @@
+"""Errors of GPUs, as torch and CUDA word them, and what a user reads of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.remote.wire import protocol as p
+from distmagic.state import failure_kind
+from distmagic.state.events import Gone
+from distmagic.state.fold import fold
+from distmagic.state.verdict import verdict
+from tests.builders.events import at, begun, ended, output
+
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 79.15 GiB of which 9.81 GiB is free. "
+    "Including non-PyTorch memory, this process has 69.33 GiB memory in use. Of the allocated memory 68.00 GiB is "
+    "allocated by PyTorch, and 823.61 MiB is reserved by PyTorch but unallocated."
+)
+FULL = (
+    " has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
+    "nvidia-smi there says which processes use it."
+)
+ASSERTION = (
+    "CUDA error: device-side assert triggered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+SAID = (
+    "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:94: operator(): block: [0,0,0], thread: [0,0,0] "
+    'Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.'
+)
+CAUSE = (
+    ": an index out of range, say. The traceback may show a later line than the cause: "
+    "run it again with --env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"OutOfMemoryError: {OUT_OF_MEMORY}", f"GPU 1 of gpu-a (79.15 GiB){FULL}"),
+        ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be", f"A GPU of gpu-a{FULL}"),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`",
+            f"A GPU of gpu-a{FULL}",
+        ),
+        ("OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB.", f"A GPU of gpu-a{FULL}"),
+        (f"AcceleratorError: {ASSERTION}", f"A kernel on a GPU of gpu-a found a value that is not allowed{CAUSE}"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.", ""),
+        ("ValueError: out of memory", ""),
+        ("", ""),
+    ],
+)
+def test_what_an_error_says_of_its_gpu(text, words):
+    assert failure_kind.gpu_in_words(text, (), "gpu-a") == words
+
+
+def test_the_assertion_that_failed_stands_on_stderr():
+    words = failure_kind.gpu_in_words(f"AcceleratorError: {ASSERTION}", ("Traceback", SAID, SAID), "gpu-a")
+    condition = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
+    assert words == f"A kernel on a GPU of gpu-a found a value that is not allowed ({condition}){CAUSE}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "words"),
+    [
+        ("OutOfMemoryError", OUT_OF_MEMORY, f"GPU 1 of gpu-a (79.15 GiB){FULL}"),
+        ("AcceleratorError", ASSERTION, "A kernel on a GPU of gpu-a found a value that is not allowed"),
+    ],
+)
+def test_the_error_of_the_run_says_it_too(kind, message, words):
+    failure = p.Failure(type=kind, message=message, traceback="Traceback")
+    state = begun(output(f"{SAID}\n", stream="stderr"), ended(0, outcome="raised", code=1, failure=failure))
+    error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
+    assert error.message.startswith(f"rank 0 (gpu-a, local_rank 0) raised {kind}: CUDA ")
+    assert error.hint.startswith(words)
+    assert "run.logs(0)" in error.hint

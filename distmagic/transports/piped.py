@@ -8,9 +8,10 @@ import select
 import subprocess
 import threading
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Protocol
 
 from distmagic.errors import ConnectionLost
+from distmagic.transports import Process
 
 STDERR_KEPT_BYTES = 8192
 _PIECE_BYTES = 65536
@@ -145,14 +146,22 @@ class PipedProcess:
             file.close()
 
 
+class ClosableProcess(Process, Protocol):
+    """A process that says whether it was closed."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+
+
 class OpenProcesses:
     """The processes of one connection, each until it is closed. Safe to use from threads."""
 
     def __init__(self) -> None:
-        self._open: list[PipedProcess] = []
+        self._open: list[ClosableProcess] = []
         self._lock = threading.Lock()
 
-    def add(self, process: PipedProcess) -> None:
+    def add(self, process: ClosableProcess) -> None:
         """Take one more, and forget those that were closed meanwhile."""
         with self._lock:
             self._open = [one for one in self._open if not one.is_closed]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.transports import Process, Transport, program_text, srun_words
+from distmagic.transports.piped import OpenProcesses
 
 PATIENCE_S = 20.0  # for a keeper that is about to begin
 
@@ -66,6 +67,11 @@ class SrunProcess:
         """Give it end of file on stdin."""
         self._step.close_stdin()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
     def close(self) -> None:
         """Let go of the pipes."""
         self._is_closed = True
@@ -83,14 +89,14 @@ class SrunTransport:
         self.warnings: tuple[str, ...] = ()
         self.node = node
         self._login = login
-        self._processes: list[SrunProcess] = []
+        self._processes = OpenProcesses()
 
     def start(self, argv: tuple[str, ...]) -> SrunProcess:
         """Start `argv` there. Raises what `login` raises; what srun says is raised by the process's `read`."""
         if not argv:
             raise ValueError("a command needs a program")
         process = SrunProcess(self._start({"argv": argv}), self.node)
-        self._processes.append(process)
+        self._processes.add(process)
         return process
 
     def hold(self) -> SrunProcess:
@@ -105,5 +111,4 @@ class SrunTransport:
 
     def close(self) -> None:
         """Let go of all pipes. The log-in node's connection is others' too, and stays."""
-        while self._processes:
-            self._processes.pop().close()
+        self._processes.close()

@@ -261,12 +261,23 @@ def _hyphened(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
+# Flags of other launchers for what has another name here, and whose nearest name here is something else.
+_FOREIGN = dict.fromkeys(
+    ("--nprocs", "--nproc", "--num-processes", "--gpus", "--ngpus", "--num-gpus", "-np", "-n"),
+    "--nproc-per-node",
+)
+
+
 def _unknown(word: str) -> SpecError:
     if not word.startswith("-"):
         return SpecError(
             f"{word!r} is not a flag.", f"Hosts are named with --hosts {word}; %distributed --help lists all flags."
         )
     name = word.partition("=")[0]
+    if name in _FOREIGN:
+        return SpecError(
+            f"{name} is not a flag of %%distributed.", f"The number of ranks on each host is {_FOREIGN[name]}."
+        )
     close = difflib.get_close_matches(name, flag_names(), n=1) if name.startswith("--") else []
     guess = f"Did you mean {close[0]}? " if close else ""
     return SpecError(f"{name} is not a flag of %%distributed.", f"{guess}%distributed --help lists all flags.")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel
+from distmagic.connection.parallel import in_parallel, join_errors
+from distmagic.errors import PreflightError
 from distmagic.planning import plan as planning
 from distmagic.planning import preflight
 from distmagic.planning.plan import Plan, Reached
@@ -25,14 +26,20 @@ def prepare(
     work: WorkDir,
     awaited: tuple[str, ...] = (),
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError` or `SpecError`."""
+    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError`, `HostErrors` or `SpecError`."""
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
     warnings: list[str] = []
     for link in links:
         warnings += link.warnings
+    errors: list[BaseException] = []
     for link in links:
-        warnings += preflight.check(link.host.name, link.facts, local_torch)
+        try:
+            warnings += preflight.check(link.host.name, link.facts, local_torch)
+        except PreflightError as error:
+            errors.append(error)
+    if errors:
+        raise join_errors(errors)  # of all hosts at once, so that they can be mended at once
     facts_of_all = tuple(link.facts for link in links)
     preflight.check_among(names, facts_of_all)
     warnings += preflight.shared_machines(names, facts_of_all)

@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from distmagic.state.builder import KEPT_LINES, KEPT_NOTICES
 from distmagic.state.events import Event
@@ -54,8 +55,10 @@ def what_matters(state: RunState) -> dict[str, object]:
     lines: dict[tuple[int, str, str], list[str]] = {}
     for line in state.lines:
         lines.setdefault((line.rank, line.label, line.stream), []).append(line.text)
+    # When a rank advanced is told by the clock of who receives its events.
+    workers = {rank: replace(worker, advanced_at_s=0.0) for rank, worker in state.workers.items()}
     return {
-        "nodes": state.nodes, "workers": dict(state.workers), "world": state.world_size, "series": dict(state.series),
+        "nodes": state.nodes, "workers": workers, "world": state.world_size, "series": dict(state.series),
         "lines": lines, "open": dict(state.open_lines), "seen": state.lines_seen, "notices": set(state.notices),
         "lost": state.lost, "unreached": dict(state.unreached), "failed": state.failed_node, "phase": state.phase,
         "over": state.is_over,

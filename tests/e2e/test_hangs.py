@@ -111,7 +111,7 @@ def test_a_hang_ends_the_run_and_says_who_stands_out(lab: Lab, warm_idle_s: floa
 
 
 def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(lab: Lab) -> None:
-    error = runner.failure(lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=12.0)
+    error = runner.failure(lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=30.0)
     assert isinstance(error, TimedOut)
     assert re.fullmatch(
         r"The run was stopped: its --timeout ran out\. No rank had advanced for \d+ s before that\. Where they were: (.*)\.",

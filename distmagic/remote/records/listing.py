@@ -168,11 +168,18 @@ def remove(job: str) -> int:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
-        freed += places.size_of(folder)
-        shutil.rmtree(folder)
-        if not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
+        with contextlib.suppress(FileNotFoundError):  # another host of the same home removes it just now
+            freed += places.size_of(folder)
+        shutil.rmtree(folder, onerror=_ignore_gone)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()  # the last folder of the job was in it
     return freed
+
+
+def _ignore_gone(_: object, __: str, error: tuple[type[BaseException], BaseException, object]) -> None:
+    """Go on where a file is gone already."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
 
 
 def _folders(job: str) -> Iterator[Path]:

@@ -19,6 +19,7 @@ from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
 from distmagic.request.spec import Access, JobSpec
 
+RANKS = "The number of ranks on each host is --nproc-per-node."
 SEE = "%distributed --help lists all flags."
 
 
@@ -114,7 +115,11 @@ def test_defaults_are_used_where_the_line_says_nothing():
         ("--host a", f"--host is not a flag of %%distributed.\nDid you mean --hosts? {SEE}"),
         ("--nproc_per_nod 2", f"--nproc-per-nod is not a flag of %%distributed.\nDid you mean --nproc-per-node? {SEE}"),
         ("--zzz=1", f"--zzz is not a flag of %%distributed.\n{SEE}"),
-        ("-n 2", f"-n is not a flag of %%distributed.\n{SEE}"),
+        ("-x 2", f"-x is not a flag of %%distributed.\n{SEE}"),
+        ("-n 2", f"-n is not a flag of %%distributed.\n{RANKS}"),
+        ("--nprocs 2", f"--nprocs is not a flag of %%distributed.\n{RANKS}"),
+        ("--gpus=2", f"--gpus is not a flag of %%distributed.\n{RANKS}"),
+        ("--num_processes 2", f"--num-processes is not a flag of %%distributed.\n{RANKS}"),
         ("gpu-a:4", "'gpu-a:4' is not a flag.\nHosts are named with --hosts gpu-a:4; %distributed --help lists all flags."),
         ("--hosts", f"--hosts: expected one argument.\n{SEE}"),
         ("--whole=1", f"--whole: ignored explicit argument '1'.\n{SEE}"),

@@ -153,6 +153,18 @@ def test_a_host_that_can_not_be_planned_for_ends_it_and_the_links_are_closed(tmp
     assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
 
 
+def test_all_hosts_that_can_not_be_planned_for_are_named_at_once(tmp_path):
+    a, b = two()
+    for host in (a, b):
+        host.facts = replace(host.facts, torch=None)
+    with pytest.raises(HostErrors) as caught:
+        launched(tmp_path, a, b)
+    assert [error.message for error in caught.value.errors] == [
+        "gpu-a: Python /usr/bin/python3 has no torch.",
+        "gpu-b: Python /usr/bin/python3 has no torch.",
+    ]
+
+
 def test_a_job_of_this_notebook_that_still_runs_there_is_in_the_way(tmp_path):
     a, b = two()
     terms = p.JobTerms(lease_s=60.0, owner="nb")

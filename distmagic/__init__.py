@@ -7,6 +7,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     --on slurm        --clusters/allocation-->             Hosts that a scheduler gives
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
+    Payload, --sync   --payload/work_files.with_tree-->    Payload: also the files that hosts find in their working directory
     Hosts             --connection/reach.Reaching-->       a Link to each host, and its Facts
     Facts             --planning/preflight-->              errors that name the host and the cure
     all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
@@ -21,6 +22,7 @@ The packages, from the top floor down. None imports from one above it; `tests/un
 checks it. Each package's own `__init__` says what happens there, what never happens there, and in which order to read it.
 
     notebook/      what a user types in IPython: `%%distributed`, `%distributed`, the Tab key
+    cli.py         a script from a terminal: `distmagic run train.py`
     api.py         the same from plain Python: `distmagic.run`
     playground/    throw-away SSH hosts on this machine
     session/       one kernel's hosts and jobs

@@ -46,6 +46,9 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     local_addr: str | None = None,
     env: Mapping[str, str] | tuple[tuple[str, str], ...] = (),
     cwd: str | None = None,
+    sync: str | None = None,
+    name: str | None = None,
+    fresh: bool = False,
     timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
     node_lost_after_s: float = 10.0,
@@ -79,7 +82,10 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         master_port          port on the first host; None: a free one
         local_addr           address that a node announces to the others
         env                  variables of every rank: a dict, or a tuple of pairs
-        cwd                  working directory on the hosts; None: the log-in directory
+        cwd                  working directory on the hosts; None: one of the run's own
+        sync                 folder of this machine that is brought there; only what has changed is sent
+        name                 name of the run's working directory; None: that of this script or notebook
+        fresh                begin in an empty working directory
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
         node_lost_after_s    a host that the others have not heard for this time is lost
@@ -100,9 +106,9 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     carries the `Run`.
     """
     check_system()
-    for name in unknown:
+    for option in unknown:
         known = [one for one in inspect.signature(run).parameters if one not in ("fn", "args", "unknown")]
-        raise unknown_option(name, known)
+        raise unknown_option(option, known)
     if isinstance(nnodes, int):
         nnodes = (nnodes, nnodes)
     # None leaves an option as `access` has it, or as it is for every job.
@@ -117,6 +123,9 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "local_addr": local_addr,
         "env": env,
         "cwd": cwd,
+        "sync": sync,
+        "name": name,
+        "fresh": fresh,
         "timeout_s": timeout_s,
         "hang_timeout_s": hang_timeout_s,
         "node_lost_after_s": node_lost_after_s,

@@ -217,6 +217,9 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "lease_s": LEASE, "owner": NAME, "max_restarts": COUNT, "timeout_s": SECONDS_OR_NONE,
         "hang_timeout_s": SECONDS_OR_NONE, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
     },
+    protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
+    protocol.WorkDirs: {"dirs": items(1000)},
+    protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},
     protocol.Removed: {"size_bytes": SIZE},
     protocol.AgentGone: {"error": TEXT},
     protocol.Refused: {"what": WORD, "error": TEXT},
@@ -235,6 +238,10 @@ LIMITS: dict[type, dict[str, Limit]] = {
     },
     protocol.TemplateRequest: {
         "owner": ORDER, "idle_s": SECONDS, "lease_s": LEASE, "env": VARIABLES, "defaults": VARIABLES,
+    },
+    protocol.WorkDir: {
+        "name": ORDER, "origin": ORDER, "manifest": ORDER, "files": COUNT, "size_bytes": SIZE, "inside": ORDER,
+        "path": ORDER,
     },
     protocol.JoinTemplate: {
         "sizes": items(10_000, exact_whole(0, _LARGEST)), "nproc_per_node": ORDER, "cwd": ORDER,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from distmagic.connection import limits
-from distmagic.errors import ConnectionLost, PreflightError, ProtocolError, Unreachable
+from distmagic.errors import ConnectionLost, PayloadError, PreflightError, ProtocolError, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
@@ -29,6 +29,8 @@ STOP_GRACE_S = 3.0
 STOP_TIMEOUT_S = 60.0
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
+_S_PER_FILE = 0.02
+_SLOWEST_BYTES_PER_S = 5e6
 _LISTING_BYTES = 16 << 20  # of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 _STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
@@ -58,6 +60,7 @@ class Link:
         self.facts: protocol.Facts
         self.warm: protocol.TemplateRequest | None = None
         self.kept: protocol.TemplateRequest | None = None
+        self.work: protocol.WorkDirReady | None = None  # of the job that was started
         self.warnings: tuple[str, ...] = ()
 
     # ---- opening
@@ -171,11 +174,20 @@ class Link:
         return total
 
     def pour(self, local: LocalBlob, offset: int = 0) -> Iterator[int]:
-        """Send a file's bytes from `offset` on, which the host waits for; yield how many, each time some are sent."""
+        """Send a file's bytes from `offset` on, which the host waits for; yield how many, each time some are sent.
+
+        Raises `PayloadError` if the file has become shorter since it was looked at: the conversation is at its end then.
+        """
+        left = local.blob.size_bytes - offset
         with local.path.open("rb") as file:
             file.seek(offset)
-            while data := file.read(_CHUNK):
+            while left:
+                data = file.read(min(left, _CHUNK))
+                if not data:
+                    self.close()
+                    raise PayloadError(f"{local.path} became shorter while it was being sent.", "Run it again.")
                 self._write(data)
+                left -= len(data)
                 yield len(data)
 
     def answer(self, kind: type[M], *more: type[object]) -> M:
@@ -191,11 +203,19 @@ class Link:
     # ---- a job
 
     def start(self, request: protocol.StartNode) -> None:
-        """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't."""
+        """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't.
+
+        Before that the host brings the files of the run into its working directory.
+        """
         self._last = 0
         self.agent_error = ""
-        with self._bounded(BOOT_TIMEOUT_S):
+        if request.work is not None:
+            with self._bounded(_patience_s(request.work), "did not bring its files into the working directory"):
+                self.send(request)
+                self.work = self._expect(protocol.WorkDirReady)
+        else:
             self.send(request)
+        with self._bounded(BOOT_TIMEOUT_S):
             self._hello = self._expect_numbered(protocol.Hello)
 
     def attach(self, request: protocol.FollowJob) -> None:
@@ -291,6 +311,14 @@ class Link:
         """Return how many bytes of unused blobs the host keeps; with `removes` it has removed them."""
         return self.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
 
+    def work_dirs(self) -> tuple[protocol.KeptWorkDir, ...]:
+        """Return the working directories that the host keeps."""
+        return self.query(protocol.ListWorkDirs(), protocol.WorkDirs).dirs
+
+    def remove_work_dir(self, name: str) -> int:
+        """Remove a working directory on the host; return the bytes. Raises `PreflightError` if a job uses it."""
+        return self.query(protocol.RemoveWorkDir(name=name), protocol.Removed).size_bytes
+
     def stop(self, job: str, node_rank: int) -> None:
         """End a job on this node, which runs; returns when nothing of it is left.
 
@@ -377,6 +405,11 @@ class Link:
     def _refusal(self, message: protocol.Refused) -> PreflightError:
         error = f"{message.error}.".replace("..", ".")
         return PreflightError(self.host.name, error, _REFUSAL_HINTS.get(message.what, ""))
+
+
+def _patience_s(work: protocol.WorkDir) -> float:
+    """Return how long a host may take for the files of a run; its home may be on a slow file server, and shared."""
+    return BOOT_TIMEOUT_S + _S_PER_FILE * work.files + work.size_bytes / _SLOWEST_BYTES_PER_S
 
 
 _REFUSAL_HINTS = {

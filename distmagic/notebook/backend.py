@@ -28,8 +28,10 @@ class PackCall(Protocol):
 class PackWhole(Protocol):
     """The type of `payload.pack.pack_whole`."""
 
-    def __call__(self, text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int) -> Payload:
-        """Pack the text of a cell. Raises `PayloadError`."""
+    def __call__(
+        self, text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...]
+    ) -> Payload:
+        """Pack the text of a cell, with its `sys.argv`. Raises `PayloadError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,12 @@ def _pack_call(thunk: Callable[[], object], *, limit_bytes: int, labels: Mapping
     return pack_call(thunk, limit_bytes=limit_bytes, labels=labels)
 
 
-def _pack_whole(text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int) -> Payload:
+def _pack_whole(
+    text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...]
+) -> Payload:
     from distmagic.payload.pack import pack_whole
 
-    return pack_whole(text, filename=filename, labels=labels, limit_bytes=limit_bytes)
+    return pack_whole(text, filename=filename, labels=labels, limit_bytes=limit_bytes, argv=argv)
 
 
 def _screen_for(shell: InteractiveShell) -> Screen:

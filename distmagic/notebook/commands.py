@@ -1,7 +1,7 @@
 """The table of `%distributed` subcommands. Usage text, dispatch, completion and the tests of the README read it.
 
-A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py or
-help_pages.py.
+A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, run_command.py
+or help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -12,10 +12,11 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import SpecError
-from distmagic.notebook import help_pages, host_commands, job_commands
+from distmagic.notebook import help_pages, host_commands, job_commands, run_command
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.settings import Notebook
 from distmagic.request import flags
@@ -71,6 +72,12 @@ def _complete_clean(words: Sequence[str], _host_names: HostNames) -> list[str]:
     return ["--everybody"] if words[0] == "all" and len(words) > 1 else ["all"]
 
 
+def _complete_run(words: Sequence[str], _host_names: HostNames) -> list[str]:
+    if words[-1].startswith("-"):
+        return list(flags.flag_names())
+    return sorted(str(path) for path in Path().glob("*.py"))
+
+
 def _complete_help(_words: Sequence[str], _host_names: HostNames) -> list[str]:
     return list(help_pages.topics())
 
@@ -94,6 +101,15 @@ SUBCOMMANDS = (
         ),
         handler=host_commands.playground,
         complete=_complete_playground,
+    ),
+    Subcommand(
+        name="run",
+        usages=(
+            Usage(arguments="[FLAGS] SCRIPT [ARGS]", text="run a script on every rank, with the flags of a cell"),
+            Usage(arguments="[FLAGS] -m MODULE [ARGS]", text="the same as python -m runs a module"),
+        ),
+        handler=run_command.run,
+        complete=_complete_run,
     ),
     Subcommand(
         name="jobs",

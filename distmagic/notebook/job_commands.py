@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
@@ -22,7 +22,7 @@ from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.connection.reach import Reaching
-    from distmagic.remote.wire.protocol import Template
+    from distmagic.remote.wire.protocol import KeptWorkDir, Template
 
 
 def jobs(line: CommandLine) -> None:
@@ -170,6 +170,7 @@ def clean(line: CommandLine) -> None:
     if not line.words:
         kept = sum(session.cached(_reach(line, hosts)))
         print(f"kept of what was sent for jobs that are over: {kept / 1e6:,.1f} MB")
+        _print_work_dirs("working directory that no job uses", _idle_work_dirs(line, everybody=True))
         print("Remove all of it with %distributed clean all, or one job with %distributed clean ID.")
         if others:
             print(f"That leaves {of_others}; %distributed clean all --everybody removes these too.")
@@ -177,9 +178,32 @@ def clean(line: CommandLine) -> None:
     freed = session.remove(_reach(line, hosts), chosen)
     if line.words[0] == "all":
         freed += sum(session.cached(_reach(line, hosts), removes=True))
+        idle = _idle_work_dirs(line, everybody=everybody)
+        names = {host: [one.name for one in dirs] for host, dirs in idle.items()}
+        freed += session.remove_work_dirs(_reach(line, hosts), names)
+        _print_work_dirs("removed with all files in it", idle)
     print(f"removed: {freed / 1e6:,.1f} MB")
     if line.words == ("all",) and others:
         print(f"{of_others} left; %distributed clean all --everybody removes these too.")
+
+
+def _idle_work_dirs(line: CommandLine, *, everybody: bool) -> dict[str, list[KeptWorkDir]]:
+    """Return the working directories that no job uses, by host: those of this notebook, or of everybody."""
+    from distmagic.session.work_dir import own_origin
+
+    origin = own_origin()
+    found = line.notebook.session().work_dirs(_reach(line, _hosts(line)))
+    idle = {}
+    for host, dirs in found.items():
+        idle[host] = [one for one in dirs if not one.is_used and (everybody or one.origin == origin)]
+    return idle
+
+
+def _print_work_dirs(what: str, idle: Mapping[str, Sequence[KeptWorkDir]]) -> None:
+    for host, dirs in idle.items():
+        for one in dirs:
+            size = f"{one.size_bytes / 1e6:,.1f} MB"
+            _print(f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {_ago(one.age_s)})")
 
 
 def status(line: CommandLine) -> None:

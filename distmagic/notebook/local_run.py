@@ -24,7 +24,7 @@ _WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole th
 _NO_RANK_NOTE = f"This statement ran in the notebook, which is no rank. {notebook_effects.CURE}"
 _ARGPARSE_HINT = (
     'Give parse_args a list, such as parse_args(["--lr", "0.1"]); or move it into the function; or write %%distributed '
-    "--whole, and every rank runs the whole cell."
+    "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
 )
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
-from distmagic.notebook import commands
+from distmagic.notebook import commands, run_names
 from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import Completer
 from distmagic.notebook.local_run import run_local
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NAMES = ("distributed", "distmagic")  # the second for notebooks in which another extension owns the first
 
-LAST_RUN = "_run"  # the last run, if it got no other name
+_SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 
 
 class CellSyntaxError(SpecError):
@@ -80,16 +80,14 @@ class Magics:
         try:
             return self._run_cell(line, cell, names)
         except BaseException as error:
-            has_run = isinstance(error, RunError) and error.run is not None
-            if not has_run:
-                self._say_not_started(names, error)
+            run_names.say_not_started(self.shell, names, error)
             raise
 
     def _run_cell(self, line: str, cell: str, names: list[str]) -> object | None:
         """Do what `cell` promises; `names` are given the names of the run as soon as they are known."""
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names += [request.output] if request.output else []
-        plan, filename = self._read(cell, whole=request.whole)
+        plan, filename = self._read(cell, whole=request.whole or request.script)
         names[:0] = plan.targets
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
@@ -116,14 +114,10 @@ class Magics:
 
     def _place(self, request: flags.Request, asker: NotebookAsker) -> Place:
         """Return where the cell runs, its hosts being reached already as far as they are known."""
-        from distmagic.session.place import Place
+        from distmagic.session.place import place_of
 
-        session, spec = self.notebook.session(), None if request.dry_run else request.spec
-        if request.allocation is None:
-            hosts = self.notebook.choose(request, os.environ).hosts
-            return Place(session, self.notebook.access(request, hosts), asker, spec, hosts=hosts)
-        allocation = session.allocation(request.allocation, request.access, asker, request.spec)
-        return Place(session, request.access, asker, spec, allocation=allocation)
+        hosts, access = self.notebook.way(request, os.environ)
+        return place_of(self.notebook.session(), request, hosts, access, asker)
 
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
         """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
@@ -163,14 +157,15 @@ class Magics:
                 )
 
     def _payload(self, plan: cells.CellPlan, filename: str, request: flags.Request, asker: NotebookAsker) -> Payload:
-        """Run the cell's own statements, and pack its call.
+        """Run the cell's own statements, and pack its call; of a cell that is a script, with its arguments.
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
         limit_bytes = request.payload_limit_bytes
         if plan.call is None:
+            argv = (_SCRIPT_NAME, *request.args) if request.script else ()
             return self.notebook.backend.pack_whole(
-                plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes
+                plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes, argv=argv
             )
         run_local(self.shell, plan, filename, [name for name, _ in request.spec.env])
         thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)
@@ -188,32 +183,10 @@ class Magics:
         try:
             run = self.notebook.session().launch(reaching, request.spec, payload, screen)
         except RunError as error:
-            if error.run is not None:
-                self._bind(names, error.run)
-                variable = names[-1] if names else LAST_RUN
-                error.hint = error.hint.replace("run.logs(", f"{variable}.logs(")
+            run_names.bind_failed(self.shell, names, error)
             raise
-        self._bind(names, run)
+        run_names.bind(self.shell, names, run)
         return None if names else run
-
-    def _bind(self, names: Sequence[str], run: object) -> None:
-        """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`."""
-        self.shell.user_ns.pop(LAST_RUN, None)
-        self.shell.user_ns_hidden.pop(LAST_RUN, None)
-        if names:
-            self.shell.push(dict.fromkeys(names, run))
-        else:
-            self.shell.push({LAST_RUN: run}, interactive=False)
-
-    def _say_not_started(self, names: Sequence[str], error: BaseException) -> None:
-        """Let no older run stand under the names of one that never began; other values stay."""
-        from distmagic.runner.outcome import Detached, NotStarted, Run
-
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        for name in (LAST_RUN, *names):
-            older = self.shell.user_ns.get(name)
-            if older is None or isinstance(older, Run | Detached | NotStarted):
-                self.shell.push({name: NotStarted(name, why, older)}, interactive=name != LAST_RUN)
 
     def complete(self, kind: str) -> Callable[[object, SimpleNamespace], list[str]]:
         """Return the hook that completes the line of the magics of `kind`."""

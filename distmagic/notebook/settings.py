@@ -61,6 +61,13 @@ class Notebook:
             return request.access
         return replace(request.access, ssh_config=own.ssh_config)
 
+    def way(self, request: flags.Request, environ: Mapping[str, str]) -> tuple[tuple[Host, ...], Access]:
+        """Return the hosts of `request` and the way to them; of nodes of a scheduler only the way is known. Raises `SpecError`."""
+        if request.allocation is not None:
+            return (), request.access
+        hosts = self.choose(request, environ).hosts
+        return hosts, self.access(request, hosts)
+
     def host_names(self) -> list[str]:
         """Return the names to complete: the notebook's hosts and those of the SSH configuration."""
         from distmagic.transports.ssh.config import host_names

@@ -8,4 +8,10 @@ files are written on this machine only; sending them is runner/delivery.py's wor
     local_modules.py   finds the user's own modules, which hosts don't have
     refused.py         what must not travel although it could be pickled
     pack.py            the call, its code and its large values become a `Payload`
+    program.py         so does a script with its arguments
+    ignored.py         what .gitignore and .distmagicignore keep here
+    folder.py          which files of a folder travel
+    tree.py            files become blobs, and a list of them
+    work_files.py      all files that a run brings: a folder, and local modules
+    sizes.py           sizes in words
 """

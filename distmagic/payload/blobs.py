@@ -20,10 +20,11 @@ _TOUCH_S = 30.0  # between two touches of files that are in use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBlob:
-    """A content-addressed file on this machine."""
+    """A content-addressed file on this machine. `is_users`: the user's own, which is only read here."""
 
     blob: Blob
     path: Path
+    is_users: bool = False
 
 
 def folder() -> Path:
@@ -43,10 +44,11 @@ def keep(data: bytes, where: Path) -> LocalBlob:
 def kept_young(files: Sequence[LocalBlob]) -> Iterator[None]:
     """Touch files of this machine every 30 s inside the block, so that nobody on this machine expires them."""
     is_over = threading.Event()
+    ours = [local.path for local in files if not local.is_users]
 
     def touch() -> None:
         while not is_over.wait(_TOUCH_S):
-            places.touch(local.path for local in files)
+            places.touch(ours)
 
     threading.Thread(target=touch, name="distmagic-touch", daemon=True).start()
     try:

@@ -2,8 +2,7 @@
 would find it, not what the notebook imported before an edit.
 
 Local is what lies neither in the standard library nor in a site-packages directory: files beside the notebook,
-checkouts on PYTHONPATH, editable installs. Of a package everything travels that is Python (`.py`); compiled modules
-and data files do not.
+checkouts on PYTHONPATH, editable installs. A package travels as its folder is, data files among it (work_files.py).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
@@ -27,23 +27,38 @@ MAX_BYTES = 20 << 20
 _NEVER = {"distmagic", "__main__", "__mp_main__", *sys.stdlib_module_names}
 
 
-def collect(names: Iterable[str]) -> dict[str, bytes]:
-    """Return the files of the local modules among `names` and of those that they import in turn.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModule:
+    """A top-level module of the user's: its file, or the directories of a package."""
 
-    The keys are paths as under a directory of `sys.path`. Raises `PayloadError` for a package that is too large.
+    name: str
+    file: Path | None = None
+    places: tuple[Path, ...] = ()
+
+    @property
+    def root(self) -> Path:
+        """The directory that it is imported from."""
+        return self.file.parent if self.file is not None else self.places[0].parent
+
+
+def found(names: Iterable[str]) -> tuple[LocalModule, ...]:
+    """Return the local modules among `names` and those that they import in turn, in alphabetical order.
+
+    Raises `PayloadError` for a package that is too large.
     """
-    files: dict[str, bytes] = {}
+    modules: dict[str, LocalModule] = {}
     waiting, done = sorted(set(map(_top, names))), set(_NEVER)
     while waiting:
         top = waiting.pop()
         if top in done:
             continue
         done.add(top)
-        found = _files(top)
-        files |= found
-        for path, data in found.items():
-            waiting += sorted(set(map(_top, imports_of_text(data, path))) - done)
-    return files
+        module = _local(top)
+        if module is not None:
+            modules[top] = module
+            for path, data in _python_texts(module):
+                waiting += sorted(set(map(_top, imports_of_text(data, path))) - done)
+    return tuple(modules[name] for name in sorted(modules))
 
 
 def _top(name: str) -> str:
@@ -70,24 +85,31 @@ def imports_of_text(text: str | bytes, filename: str) -> Iterator[str]:
             yield node.module
 
 
-def _files(top: str) -> dict[str, bytes]:
-    """Return the files of one top-level module or package, none if it is not local."""
+def _local(top: str) -> LocalModule | None:
     origin, places = _where(top)
-    files: dict[str, bytes] = {}
-    size = 0
-    for place in places:
-        for file in _python_files(place):
-            files[f"{top}/{file.relative_to(place).as_posix()}"] = data = file.read_bytes()
+    if places:
+        return LocalModule(name=top, places=tuple(places))
+    return LocalModule(name=top, file=origin) if origin is not None else None
+
+
+def _python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
+    """Yield (path, text) of the Python files of a module, all of them."""
+    if module.file is not None:
+        yield str(module.file), module.file.read_bytes()
+    count = size = 0
+    for place in module.places:
+        for file in python_files(place):
+            data = file.read_bytes()
+            count += 1
             size += len(data)
-            if len(files) > MAX_FILES or size > MAX_BYTES:
+            if count > MAX_FILES or size > MAX_BYTES:
                 raise PayloadError(
-                    f"The local package {top!r} ({place}) is too large to send: more than {MAX_FILES:,} Python files "
-                    f"or {MAX_BYTES >> 20} MB.",
-                    f"Install it on the hosts and here (not as an editable install), or import less of it than {top}.",
+                    f"The local package {module.name!r} ({place}) is too large to send: more than {MAX_FILES:,} Python "
+                    f"files or {MAX_BYTES >> 20} MB.",
+                    "Install it on the hosts and here (not as an editable install), or import less of it than "
+                    f"{module.name}.",
                 )
-    if not places and origin is not None:
-        files[f"{top}.py"] = origin.read_bytes()
-    return files
+            yield str(file), data
 
 
 def _where(top: str) -> tuple[Path | None, list[Path]]:
@@ -107,7 +129,8 @@ def _where(top: str) -> tuple[Path | None, list[Path]]:
     return Path(origin), []
 
 
-def _python_files(root: Path) -> Iterator[Path]:
+def python_files(root: Path) -> Iterator[Path]:
+    """Yield the Python files of a package's directory."""
     for folder, names, files in os.walk(root):
         names[:] = sorted(name for name in names if name != "__pycache__" and not name.startswith("."))
         if "pyvenv.cfg" in files:

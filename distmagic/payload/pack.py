@@ -1,7 +1,7 @@
 """A call becomes files: the pickled call, the code that it refers to, and the large values in it.
 
     call         parcel of a `Call` or a `Whole` (remote/values/call.py)
-    code         zip: modules/...py, the local modules; sources.json, the text of the cells and their labels
+    code         zip: sources.json, the text of the cells and their labels, and where local modules lie on this machine
     side files   the large values of the call, each in a file of its own (remote/values/side_files.py)
 
 What can't travel is named by the variable that holds it.
@@ -22,7 +22,10 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import blobs, local_modules
 from distmagic.payload.blobs import LocalBlob
+from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.refused import MadeAlone, refuse
+from distmagic.payload.sizes import allowance_gib, size_text
+from distmagic.payload.tree import Tree
 from distmagic.remote.values import parcel, unpicklable
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import Seen
@@ -33,16 +36,29 @@ _NAMED_AT_MOST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What every rank of a job gets. Equal calls give equal files, which a host that has them is not sent again."""
+    """What every rank of a job gets. Equal calls give equal files, which a host that has them is not sent again.
+
+    `modules` are the local modules that the call needs, `folder` is what a script brings along; `tree` is both as blobs,
+    None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
+    the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
+    should know of the files.
+    """
 
     call: LocalBlob
     code: LocalBlob
     side_files: tuple[LocalBlob, ...] = ()
+    modules: tuple[LocalModule, ...] = ()
+    folder: Path | None = None
+    script: Path | None = None
+    name: str = ""
+    notice: str = ""
+    tree: Tree | None = None
+    limit_bytes: int = sys.maxsize
 
     @property
     def blobs(self) -> tuple[LocalBlob, ...]:
         """All its files."""
-        return self.call, self.code, *self.side_files
+        return self.call, self.code, *self.side_files, *(self.tree.blobs if self.tree else ())
 
 
 def pack_call(
@@ -54,9 +70,9 @@ def pack_call(
     machine's blobs. Raises `PayloadError` for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
     """
     seen = Seen()
-    folder = _folder(scratch)
+    folder = payload_folder(scratch)
     try:
-        call = _dumped(Call(thunk), folder, seen, limit_bytes)
+        call = dumped(Call(thunk), folder, seen, limit_bytes)
     except parcel.Unpicklable as error:
         raise _cannot_travel(error.cause, thunk) from error
     except parcel.TooLarge as error:
@@ -64,25 +80,29 @@ def pack_call(
     modules = set(seen.modules)
     for code_object in seen.codes:
         modules.update(local_modules.imports_of_code(code_object))
-    code = _code(modules, _texts(seen.codes), labels, folder)
+    found = local_modules.found(modules)
+    code = write_code(found, _texts(seen.codes), labels, folder)
     sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}  # equal files once
     side_files = tuple(_local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items())
-    return Payload(call=call, code=code, side_files=side_files)
+    return Payload(call=call, code=code, side_files=side_files, modules=found, limit_bytes=limit_bytes)
 
 
 def pack_whole(
-    text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, scratch: Path | None = None
-) -> Payload:
-    """Pack a cell's text, which every rank is to run as its `__main__`; otherwise as `pack_call`."""
-    folder = _folder(scratch)
+    text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...] = (),
+    scratch: Path | None = None,
+) -> Payload:  # fmt: skip
+    """Pack a cell's text, which every rank is to run as its `__main__`, with `argv` unless that is empty; otherwise as `pack_call`."""
+    folder = payload_folder(scratch)
     if len(text) > limit_bytes:
-        raise PayloadError(f"The cell's text has {_size(len(text))}; at most {_size(limit_bytes)} may be sent.")
-    call = _dumped(Whole(text, filename), folder, Seen(), None)
-    names = local_modules.imports_of_text(text, filename)
-    return Payload(call=call, code=_code(names, {filename: text}, labels, folder))
+        raise PayloadError(f"The cell's text has {size_text(len(text))}; at most {size_text(limit_bytes)} may be sent.")
+    call = dumped(Whole(text, filename, argv), folder, Seen(), None)
+    found = local_modules.found(local_modules.imports_of_text(text, filename))
+    code = write_code(found, {filename: text}, labels, folder)
+    return Payload(call=call, code=code, modules=found, limit_bytes=limit_bytes)
 
 
-def _folder(scratch: Path | None) -> Path:
+def payload_folder(scratch: Path | None) -> Path:
+    """Return where a payload is written: among this machine's blobs, unless `scratch` is named. Raises `PayloadError`."""
     try:
         return blobs.folder() if scratch is None else scratch
     except OSError as error:
@@ -92,7 +112,8 @@ def _folder(scratch: Path | None) -> Path:
         ) from None
 
 
-def _dumped(what: object, folder: Path, seen: Seen, limit_bytes: int | None) -> LocalBlob:
+def dumped(what: object, folder: Path, seen: Seen, limit_bytes: int | None) -> LocalBlob:
+    """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
         size = parcel.dump(
@@ -111,11 +132,14 @@ def _local(folder: Path, sha256: str, size_bytes: int) -> LocalBlob:
     return LocalBlob(blob=Blob(sha256=sha256, size_bytes=size_bytes), path=folder / sha256)
 
 
-def _code(modules: Iterable[str], texts: Mapping[str, str], labels: Mapping[str, str], folder: Path) -> LocalBlob:
-    files = {f"modules/{name}": data for name, data in local_modules.collect(modules).items()}
+def write_code(
+    modules: Iterable[LocalModule], texts: Mapping[str, str], labels: Mapping[str, str], folder: Path
+) -> LocalBlob:
+    """Write what ranks have to know of the user's code: the texts and labels of cells, and where local modules lie here."""
     known = {name: labels[name] for name in texts if name in labels}
-    files["sources.json"] = json.dumps({"texts": texts, "labels": known}, sort_keys=True).encode()
-    return blobs.keep(blobs.zipped(files), folder)
+    roots = sorted({str(module.root) for module in modules})
+    sources = json.dumps({"texts": texts, "labels": known, "roots": roots}, sort_keys=True).encode()
+    return blobs.keep(blobs.zipped({"sources.json": sources}), folder)
 
 
 def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
@@ -170,15 +194,12 @@ def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -
     large = []
     for size, part in sizes:
         if size > limit_bytes / 50:
-            large.append(f"`{part.path}` ({_size(size)}, used by {_user(part, thunk)})")
+            large.append(f"`{part.path}` ({size_text(size)}, used by {_user(part, thunk)})")
     named = f" The largest: {', '.join(large[:_NAMED_AT_MOST])}." if large else ""
     total = max(size_bytes, sum(size for size, _ in sizes))
-    allowed = 1  # GiB, in round numbers
-    while allowed << 30 < 1.1 * total:
-        allowed *= 2
     return PayloadTooLarge(
-        f"The call takes {_size(total)} to send to every host; at most {_size(limit_bytes)} are allowed.{named}",
-        f"Load it inside the function, from the hosts' own disks; or allow it with --payload-limit {allowed}G.",
+        f"The call takes {size_text(total)} to send to every host; at most {size_text(limit_bytes)} are allowed.{named}",
+        f"Load it inside the function, from the hosts' own disks; or allow it with --payload-limit {allowance_gib(total)}G.",
     )
 
 
@@ -201,10 +222,3 @@ def _measure(value: object) -> int:
         return parcel.measure(value, refuse=refuse)
     except Exception:  # noqa: BLE001 - whatever it raises: it is not what made the call too large
         return sys.getsizeof(value)
-
-
-def _size(size_bytes: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes:.0f} bytes"

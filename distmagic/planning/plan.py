@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import torchrun
-from distmagic.remote.wire.protocol import Facts, JobTerms, JoinTemplate, Route, TemplateRequest
+from distmagic.remote.wire.protocol import Facts, JobTerms, JoinTemplate, Route, TemplateRequest, WorkDir
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import Access, JobSpec, split_endpoint
 
@@ -34,7 +34,8 @@ class NodePlan:
     """What one host starts. The other hosts dial it at `address`.
 
     `env` replaces variables of the host's own environment, `defaults` only fills gaps in it. torchrun announces
-    `local_addr`, which is another address where the user has said so.
+    `local_addr`, which is another address where the user has said so. `cwd` is "" where ranks begin in the run's own
+    working directory.
     """
 
     host: Host
@@ -54,6 +55,7 @@ class Plan:
 
     The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only an elastic job has a `join_template`, in
     which the payload's sizes are still open. `chose_port`: the port is one that was free, not one that the user named.
+    `work` is the working directory on all hosts but the notebook's own machine.
     """
 
     job: str
@@ -64,16 +66,17 @@ class Plan:
     node_lost_after_s: float
     rdzv: torchrun.Rendezvous
     join_template: JoinTemplate | None
+    work: WorkDir
     chose_port: bool
 
 
-def make_plan(
-    spec: JobSpec, reached: Sequence[Reached], *, job: str, lease_s: float, owner: str, local_cwd: str,
+def make_plan(  # noqa: PLR0913  # all that a run is made of
+    spec: JobSpec, reached: Sequence[Reached], *, job: str, lease_s: float, owner: str, local_cwd: str, work: WorkDir,
     awaited: tuple[str, ...] = (),
 ) -> Plan:  # fmt: skip
     """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
 
-    `owner` is the notebook that begins it. `local_cwd` is the working directory of ranks on this machine, unless the job
+    `owner` is the notebook that begins it. `work` is its working directory on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job
     names one. `awaited` are hosts that are to come later.
     """
     rdzv = _rendezvous(spec, reached, job)
@@ -102,6 +105,7 @@ def make_plan(
         node_lost_after_s=spec.node_lost_after_s,
         rdzv=rdzv,
         join_template=later if can_change else None,
+        work=work,
         chose_port=_named_port(spec) is None,
     )
 
@@ -218,8 +222,8 @@ def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
 
 
 def default_cwd(host: Host, local_cwd: str) -> str:
-    """Return the working directory of ranks on a host where the user names none."""
-    return local_cwd if host.is_local else "~"
+    """Return the working directory of ranks on a host where the user names none: "" for the run's own."""
+    return local_cwd if host.is_local else ""
 
 
 def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
@@ -254,7 +258,7 @@ def _threads(nproc: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if nproc > 1 else {}
 
 
-def commands(plan: Plan, pythons: Sequence[str]) -> str:
+def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") -> str:
     """Return, for people, what is run on every host: one torchrun command each, values of `--env` left out."""
     lines = []
     for node, python in zip(plan.nodes, pythons, strict=True):
@@ -268,7 +272,8 @@ def commands(plan: Plan, pythons: Sequence[str]) -> str:
         for name, value in node.defaults:
             words.append(shlex.quote(f"{name}={value}"))
         words.append(shlex.join([python, "-m", "torch.distributed.run", *node.torchrun]))
-        lines.append(f"cd {_quoted(node.cwd)} && {' '.join(words)} <the cell>")
+        cwd = node.cwd or f"~/.distmagic/work/{plan.work.name}"
+        lines.append(f"cd {_quoted(cwd)} && {' '.join(words)} {program}")
     return "\n".join(lines)
 
 

@@ -28,10 +28,16 @@ def start_message(
             nodes=len(plan.nodes),
             lost_after_s=plan.node_lost_after_s,
         )
+    work = plan.work
+    if payload.tree is not None:
+        tree = payload.tree
+        work = replace(
+            work, manifest=tree.listed.blob.sha256, files=tree.files, size_bytes=tree.size_bytes, inside=tree.inside
+        )
     join_template = None
     if is_lead and plan.join_template is not None:
         sizes = tuple(local.blob.size_bytes for local in payload.blobs)
-        join_template = replace(plan.join_template, sizes=sizes)
+        join_template = replace(plan.join_template, sizes=sizes, work=work)
     return protocol.StartNode(
         job=plan.job,
         node_rank=node.node_rank,
@@ -41,7 +47,7 @@ def start_message(
         cwd=node.cwd,
         call=payload.call.blob.sha256,
         code=payload.code.blob.sha256,
-        side_files=tuple(side_file.blob.sha256 for side_file in payload.side_files),
+        side_files=tuple(local.blob.sha256 for local in payload.blobs[2:]),  # files of the tree among them
         endpoint=plan.endpoint,
         hosts=tuple(one.host.name for one in plan.nodes),
         lead=is_lead,
@@ -49,6 +55,7 @@ def start_message(
         membership=membership,
         warm=warm,
         join_template=join_template,
+        work=None if node.host.is_local else work,
     )
 
 
@@ -76,4 +83,5 @@ def join_message(lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *
         membership=replace(membership, address=address),
         warm=None,
         join_template=None,
+        work=None if one.host.is_local else template.work,
     )

@@ -7,6 +7,7 @@ reaches a host or runs the cell; config.py alone reads a file, the hostfile. Rea
     spec.py          `JobSpec` (what to run) and `Access` (how hosts are reached), with all checks of values
     allocation.py    what is asked of a scheduler, and where it is
     flags.py         the line of `%%distributed` becomes a `Request`
+    program.py       a script and its arguments, behind such flags
     config.py        the notebook's settings, and which hosts count
     cell.py          the cell: statements for the notebook, one expression for every rank
     notebook_effects.py  which of those statements act in the notebook alone, though they were meant for the ranks

@@ -11,7 +11,7 @@ import difflib
 import keyword
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -48,7 +48,8 @@ class Request:
 
     `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves.
     `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
-    has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`.
+    has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
+    arguments `args` are the words after `--`.
     """
 
     spec: JobSpec = field(default_factory=JobSpec)
@@ -60,6 +61,8 @@ class Request:
     names_ssh_config: bool = False
     names_nproc: bool = False
     whole: bool = False
+    script: bool = False
+    args: tuple[str, ...] = ()
     dry_run: bool = False
     output: str | None = None
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
@@ -67,7 +70,21 @@ class Request:
 
 def parse_line(line: str, defaults: Defaults) -> Request:
     """Return the request of `line`. Raises `SpecError` that names the flag, with the closest known one."""
-    args = _parse(split(line))
+    return parse_words(split(line), defaults)
+
+
+def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
+    """Return the request of a line that is split into words. Raises `SpecError` as `parse_line`."""
+    own = list(words)
+    script_args: list[str] = []
+    if "--" in own:
+        place = own.index("--")
+        own, script_args = own[:place], own[place + 1 :]
+    args = _parse(own)
+    if script_args and not args.script:
+        raise SpecError(
+            f"-- {' '.join(script_args)}: only a script has arguments.", "Write %%distributed --script -- ARGUMENTS."
+        )
     if args.hosts is not None and args.hostfile is not None:
         raise SpecError("--hosts and --hostfile are both given.", "Keep one of them.")
     return Request(
@@ -80,6 +97,8 @@ def parse_line(line: str, defaults: Defaults) -> Request:
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
         whole=args.whole,
+        script=args.script,
+        args=tuple(script_args),
         dry_run=args.dry_run,
         output=args.output,
         payload_limit_bytes=args.payload_limit or defaults.payload_limit_bytes,
@@ -124,6 +143,12 @@ def flag_names() -> tuple[str, ...]:
     return ("--help", *(f"--{flag.name}" for flag in _FLAGS))
 
 
+def takes_next_word(word: str) -> bool:
+    """Whether the value of a flag is the next word of the line: `--hosts`, not `--hosts=gpu-a` or `--detach`."""
+    name = _hyphened(word)
+    return name == "-o" or any(name == f"--{flag.name}" and flag.metavar for flag in _FLAGS)
+
+
 def parse_duration(text: str, where: str) -> float:
     """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `SpecError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
@@ -158,6 +183,9 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         on_disconnect=_USUAL.on_disconnect if args.on_disconnect is None else args.on_disconnect,
         detach=args.detach,
         hang_timeout_s=args.hang_timeout,
+        sync=args.sync,
+        name=args.name,
+        fresh=args.fresh,
     )
 
 
@@ -373,7 +401,10 @@ _FLAGS = (
     _Flag("master-port", "port on the first host (a free one)", "PORT", _number("--master-port")),
     _Flag("local-addr", "address that a node announces to the others", "ADDRESS"),
     _Flag("env", "variable of every rank, NAME alone: as here; may be repeated", "NAME[=VALUE]"),
-    _Flag("cwd", "working directory on the hosts", "DIR"),
+    _Flag("cwd", "working directory on the hosts, instead of the run's own", "DIR"),
+    _Flag("sync", "folder of this machine that hosts get a copy of, only what has changed", "DIR"),
+    _Flag("name", "name of the run's working directory on the hosts (the notebook's or script's)", "NAME"),
+    _Flag("fresh", "begin in an empty working directory"),
     _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
     _Flag("hang-timeout", "end the run when no rank advances for 5m", "TIME", _time("--hang-timeout")),
     _Flag("lease", f"how long ranks outlive a lost notebook ({LEASE_S:g}s)", "TIME", _time("--lease")),
@@ -389,6 +420,7 @@ _FLAGS = (
         lambda t: parse_size(t, "--payload-limit"),
     ),
     _Flag("whole", "run nothing here: the whole cell is every rank's program"),
+    _Flag("script", "the same, with arguments for sys.argv: --script -- 50 10"),
     _Flag("dry-run", "print what every host would run; the cell is not executed"),
     _Flag("output", "variable that gets the run, also when it fails; _run has the last one", "NAME", variable_name),
 )

@@ -38,7 +38,8 @@ class JobSpec:
     """One job, in torchrun's words. None: not given, so that the plan decides.
 
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
-    log-in directory, or the notebook's own on this machine). `timeout_s` bounds the whole run, `hang_timeout_s` the
+    run's own, or the notebook's on this machine). `sync` is a folder of this machine that is brought there, `name` the
+    name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `timeout_s` bounds the whole run, `hang_timeout_s` the
     time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
     `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
     alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
@@ -59,6 +60,9 @@ class JobSpec:
     on_disconnect: str = "stop"
     detach: bool = False
     hang_timeout_s: float | None = None
+    sync: str | None = None
+    name: str | None = None
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -71,6 +75,12 @@ class JobSpec:
             raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
         _check_hang_timeout(self)
         _check_env(self.env)
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name):
+            raise SpecError(
+                f"--name {self.name!r} is not the name of a directory.", "Use letters, digits, and . _ - between them."
+            )
+        if self.sync == "":
+            raise SpecError("--sync names no folder.", "Write --sync DIR; --sync . is the current directory.")
         if not _SHORTEST_LOSS_S <= self.node_lost_after_s <= _DAY_S:
             raise SpecError(
                 f"--node-lost-after {self.node_lost_after_s:g} is not a time.", "Use 2 seconds to a day; 10 is usual."

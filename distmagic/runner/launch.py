@@ -28,6 +28,7 @@ from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan, at_port
 from distmagic.planning.start_messages import start_message
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import WorkDir
 from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
 from distmagic.runner import interrupts
@@ -62,11 +63,11 @@ class Followed:
     was_interrupted: bool = False
 
 
-def launch(
-    reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str,
+def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
+    reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
     followed: Collection[str] = (),
 ) -> Followed:  # fmt: skip
-    """Run a job to its end; one that is to be detached only until it runs.
+    """Run a job to its end; one that is to be detached only until it runs. `work` is its working directory.
 
     `owner` is who begins it, and `followed` are the jobs that this kernel follows just now, which are no orphans.
     Raises a `HostError` before anything is started; for an interrupt before all nodes have started, `Cancelled`.
@@ -79,7 +80,9 @@ def launch(
             links = _connect(loop, reaching, enough_hosts(spec, reaching), needs_remote=True)
             with _given_back(reaching, links):
                 check_orphans(found_jobs([link.facts.running for link in links]), owner, followed)
-                plan = _plan(loop, reaching, links, spec, job, owner)
+                plan = _plan(loop, reaching, links, spec, job, owner, work)
+            if payload.notice:
+                loop.note(Warned(text=payload.notice))
             start = _Start(loop=loop, reaching=reaching, plan=plan, payload=payload, links=links)
             lead, lost = start.run()
         growth, joiner = None, None
@@ -223,12 +226,14 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
 
 
 def _plan(
-    loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str
+    loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
 ) -> Plan:  # fmt: skip
     """Return the plan, and note its warnings."""
     pool = threads_for(1, "prepare")
     awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
-    prepared = pool.submit(prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, awaited=awaited)
+    prepared = pool.submit(
+        prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, work=work, awaited=awaited
+    )
     pool.shutdown(wait=False)
     plan, warnings = loop.result(prepared)
     nproc = [node.nproc_per_node for node in plan.nodes]
@@ -294,6 +299,7 @@ class _Start:
             lost = lost_at_start(self.plan, [future.exception() for future in started])
             if not lost:
                 raise_first(started)
+            self._tell_of_work_dirs()
         except BaseException as error:
             unsure = roll_back(self.links, started)
             in_parallel(partial(self._give_up, started), range(len(self.links)))
@@ -308,6 +314,11 @@ class _Start:
             lease_keeper.close()
             pool.shutdown(wait=False)
         return requests[0], lost
+
+    def _tell_of_work_dirs(self) -> None:
+        for node_rank, link in enumerate(self.links):
+            if link.work is not None and link.work.notice:
+                self.loop.note(Warned(text=f"{link.host.name}: {link.work.notice}"), node_rank=node_rank)
 
     def _at_free_port(self) -> Plan:
         """Return the plan with a port that is free now: minutes may have gone by since it was made."""

@@ -12,12 +12,19 @@ from distmagic.planning import plan as planning
 from distmagic.planning import preflight
 from distmagic.planning.plan import Plan, Reached
 from distmagic.remote.system import facts
-from distmagic.remote.wire.protocol import Route
+from distmagic.remote.wire.protocol import Route, WorkDir
 from distmagic.request.spec import JobSpec
 
 
 def prepare(
-    links: Sequence[Link], spec: JobSpec, job: str, *, lease_s: float, owner: str, awaited: tuple[str, ...] = ()
+    links: Sequence[Link],
+    spec: JobSpec,
+    job: str,
+    *,
+    lease_s: float,
+    owner: str,
+    work: WorkDir,
+    awaited: tuple[str, ...] = (),
 ) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan for hosts that were reached, and warnings. Raises `PreflightError`, `HostErrors` or `SpecError`."""
     names = tuple(link.host.name for link in links)
@@ -40,7 +47,7 @@ def prepare(
     for link, route in zip(links, _routes(links), strict=True):
         reached.append(Reached(host=link.host, facts=link.facts, route=route))
     plan = planning.make_plan(
-        spec, reached, job=job, lease_s=lease_s, owner=owner, local_cwd=str(Path.cwd()), awaited=awaited
+        spec, reached, job=job, lease_s=lease_s, owner=owner, local_cwd=str(Path.cwd()), work=work, awaited=awaited
     )
     return plan, tuple(warnings)
 

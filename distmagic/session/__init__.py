@@ -7,6 +7,8 @@ about it. In this order:
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
     place.py          where one cell runs; waits for nodes that are still pending
+    work_dir.py       what the working directory of a run is called
+    programs.py       a script, or a module, on hosts
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
     owner.py          under which name hosts know who began a job

@@ -14,7 +14,7 @@ from distmagic.connection.parallel import in_parallel, join_errors, raise_first,
 from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning.jobs import Job, found_jobs
-from distmagic.remote.wire.protocol import ListTemplates, Template, Templates
+from distmagic.remote.wire.protocol import KeptWorkDir, ListTemplates, Template, Templates
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.state.hangs import Explanation
 
@@ -154,6 +154,23 @@ class Housekeeping:
         """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
         with reaching.opened(enough=1) as links:
             return tuple(in_parallel(partial(Link.clear, removes=removes), list(links.values())))
+
+    def work_dirs(self, reaching: Reaching) -> dict[str, tuple[KeptWorkDir, ...]]:
+        """Return the working directories that each host keeps, by the names of those that are up."""
+        with reaching.opened(enough=1) as links:
+            there = list(links.values())
+            return {
+                link.host.name: found for link, found in zip(there, in_parallel(Link.work_dirs, there), strict=True)
+            }
+
+    def remove_work_dirs(self, reaching: Reaching, names: Mapping[str, Sequence[str]]) -> int:
+        """Remove working directories, `names` by host, from the hosts that are up; return the bytes."""
+
+        def from_host(link: Link) -> int:
+            return sum(link.remove_work_dir(name) for name in names.get(link.host.name, ()))
+
+        with reaching.opened(enough=1) as links:
+            return sum(in_parallel(from_host, list(links.values())))
 
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""

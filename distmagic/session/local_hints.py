@@ -37,8 +37,8 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
     if not is_here:
         return ""
     return (
-        f"{found['path']} is on this machine, at {here}, but not where the rank looked on {host}. Copy it there, or read it "
-        "in the notebook and pass what is in it as an argument."
+        f"{found['path']} is on this machine, at {here}, but not where the rank looked on {host}. Bring its folder there "
+        "(%distributed help files), or read it in the notebook and pass what is in it as an argument."
     )
 
 
@@ -59,12 +59,12 @@ def _of_module(failure: Failure, host: str) -> str:
     compiled = origin if _is_compiled(origin) else _compiled_in(places, rest)
     if compiled:
         return (
-            f"{found['name']} is a compiled module of yours, {compiled}, and compiled modules don't travel. Build it on "
-            f"{host}, and name its folder there: --env PYTHONPATH=/path/on/the/host."
+            f"{found['name']} is a compiled module of yours, {compiled}, made for this machine. Build it on {host}, and "
+            "name its folder there: --env PYTHONPATH=/path/on/the/host."
         )
     return (
         f"{top} is a module of yours, {lies_at}. It travels where code imports it by its name: write `import {top}` in the "
-        "cell, or in a module that travels."
+        "cell, or in a module that travels; or bring its folder (%distributed help files)."
     )
 
 

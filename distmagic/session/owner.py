@@ -39,9 +39,17 @@ def _person() -> str:
 
 
 def _notebook() -> str:
-    """Return the notebook that this process is the kernel of, "" if it is no kernel.
+    """Return the notebook that this process is the kernel of, "" if it is no kernel."""
+    connection_file = _connection_file()
+    if not connection_file:
+        return ""
+    return notebook_path() or f"notebook (kernel {connection_file.removeprefix(_KERNEL_FILE)})"
 
-    A kernel's children inherit its variables: what a notebook begins with `!python` is another owner, and so is a
+
+def notebook_path() -> str:
+    """Return the path of the notebook that this process is the kernel of, "" where it is none or nobody has told.
+
+    A kernel's children inherit its variables: what a notebook begins with `!python` is no part of it, and neither is a
     notebook that is executed from within it (papermill, nbclient), whose connection file has another kind of name.
     """
     connection_file = _connection_file()
@@ -50,7 +58,7 @@ def _notebook() -> str:
     path = str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))
     if not path and connection_file.startswith(_KERNEL_FILE):
         path = os.environ.get("JPY_SESSION_NAME", "")
-    return path or f"notebook (kernel {connection_file.removeprefix(_KERNEL_FILE)})"
+    return path
 
 
 def _connection_file() -> str:

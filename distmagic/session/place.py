@@ -1,4 +1,4 @@
-"""Where a cell runs: hosts that are named, or nodes of a scheduler, for which it may have to wait."""
+"""Where a cell or a script runs: hosts that are named, or nodes of a scheduler, for which it may have to wait."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from distmagic.clusters.allocation import Allocation
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.render.screen import Screen
+from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.session.session import Session
@@ -13,7 +14,7 @@ from distmagic.state.fold import begin
 
 
 class Place:
-    """The hosts of one cell. Those that are known are being reached from the beginning; `reach` waits for the others.
+    """The hosts of one run. Those that are known are being reached from the beginning; `reach` waits for the others.
 
     Either `hosts` or `allocation` says where it is.
     """
@@ -53,3 +54,14 @@ class Place:
             self._reaching.cancel()
         elif self._allocation is not None and not self._allocation.hosts:
             self._allocation.end()
+
+
+def place_of(
+    session: Session, request: Request, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker
+) -> Place:
+    """Return the place of a request: `hosts`, unless it asks a scheduler for nodes. Raises what `Session.allocation` raises."""
+    spec = None if request.dry_run else request.spec
+    if request.allocation is None:
+        return Place(session, access, asker, spec, hosts=hosts)
+    allocation = session.allocation(request.allocation, access, asker, request.spec)
+    return Place(session, access, asker, spec, allocation=allocation)

@@ -19,9 +19,10 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import UNKNOWN_HOST, Reaching
-from distmagic.errors import Cancelled, DistmagicError, WorkerFailed
+from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, WorkerFailed
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
+from distmagic.payload.work_files import with_tree
 from distmagic.planning import plan as planning
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
@@ -37,6 +38,7 @@ from distmagic.session.allocations import Allocations, keeper_python
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.local_hints import local_hint
 from distmagic.session.owner import owner
+from distmagic.session.work_dir import work_dir
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
@@ -104,23 +106,44 @@ class Session(Housekeeping):
 
         return Reaching(hosts, access, asker, self._connections, pythons, open_link, spare)
 
-    def dry_run(self, reaching: Reaching, spec: JobSpec) -> str:
+    def dry_run(self, reaching: Reaching, spec: JobSpec, program: str = "<the cell>") -> str:
         """Return the commands that a run would start on every host, having started nothing."""
         with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
-            plan, _ = prepare(there, spec, _new_job(), lease_s=reaching.access.lease_s, owner=owner())
-            return planning.commands(plan, [link.facts.executable for link in there])
+            lease_s = reaching.access.lease_s
+            plan, _ = prepare(there, spec, _new_job(), lease_s=lease_s, owner=owner(), work=work_dir(spec))
+            return planning.commands(plan, [link.facts.executable for link in there], program)
 
     def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
-        Raises a `HostError` before anything is started, or a `RunError` that carries the `Run`; for an interrupt at any
-        time, `Cancelled`.
+        Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for
+        an interrupt at any time, `Cancelled`.
         """
+        try:
+            payload = self._with_files(reaching, spec, payload)
+        except KeyboardInterrupt:
+            reaching.cancel()
+            raise Cancelled("Interrupted before anything was started on a host.") from None
+        except BaseException:
+            reaching.cancel()
+            raise
+        work = work_dir(spec, payload)
         job = _new_job()
         with self._following(job):
-            followed = launch(reaching, spec, payload, screen, job, owner(), self._followed)
+            followed = launch(reaching, spec, payload, screen, job, owner(), work, self._followed)
         return self._finish(followed, reaching, screen)
+
+    def _with_files(self, reaching: Reaching, spec: JobSpec, payload: Payload) -> Payload:
+        """Return the payload with all files that hosts need. Above the limit the user is asked."""
+        if all(host.is_local for host in reaching.hosts):
+            return payload  # they are here
+        try:
+            return with_tree(payload, spec.sync, Path.cwd())
+        except PayloadTooLarge as error:
+            if not reaching.asker.confirm(f"{error.message} Send it all the same?"):
+                raise
+        return with_tree(replace(payload, limit_bytes=sys.maxsize), spec.sync, Path.cwd())
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.

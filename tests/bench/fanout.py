@@ -21,7 +21,7 @@ from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
 from distmagic.planning.start_messages import start_message
-from distmagic.remote.wire.protocol import Final, Route, StopNode
+from distmagic.remote.wire.protocol import Final, Route, StopNode, WorkDir
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.delivery import Delivery
@@ -133,7 +133,7 @@ def _start(crowd: Crowd, count: int) -> Took:
             plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
-        made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/")
+        made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/", work=WorkDir(name="bench"))
         Delivery(links, crowd.addresses[:count], payload.blobs, _ignore, _ignore).run()
         secret = secrets.token_hex(32)
         requests = [

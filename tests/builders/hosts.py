@@ -123,6 +123,8 @@ class FakeHost:
                 protocol=p.PROTOCOL, job=request.job, node_rank=request.node_rank, hostname=self.host.name, pid=9
             )
             self.results[f"rank{request.node_rank}.result"] = RESULT
+            if request.work is not None:
+                process.put(p.WorkDirReady(path=f"/home/me/.distmagic/work/{request.work.name}"))
             process.followed_after = 0
             self.agent_sends(hello, *self.begins(request))
         elif isinstance(request, p.FollowJob):
@@ -153,6 +155,8 @@ class FakeHost:
             p.PruneBlobs: [p.Removed(size_bytes=20)],
             p.ListTemplates: [p.Templates()],
             p.EndTemplates: [p.Templates()],
+            p.ListWorkDirs: [p.WorkDirs()],
+            p.RemoveWorkDir: [p.Removed(size_bytes=30)],
         }
 
 

@@ -18,6 +18,7 @@ from distmagic.runner.launch import Followed, launch
 from distmagic.state.model import RunState
 from tests.builders.hosts import RESULT, FakeHost, reach, runs_to_its_end
 from tests.builders.messages import START
+from tests.builders.plans import WORK
 from tests.builders.runs import FakeScreen
 from tests.lab import wait_until
 
@@ -38,7 +39,7 @@ def launched(
 ) -> Followed:  # fmt: skip
     """Launch job "j" of the notebook "nb" on hosts, and follow it."""
     reaching = reaching or reach(*hosts)
-    return launch(reaching, spec or JobSpec(), payload_in(tmp_path), screen or FakeScreen(), "j", "nb")
+    return launch(reaching, spec or JobSpec(), payload_in(tmp_path), screen or FakeScreen(), "j", "nb", WORK)
 
 
 def listing(job: str, node_rank: int, hosts: Sequence[FakeHost], **more: object) -> p.JobListing:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distmagic.planning.plan import Reached
-from distmagic.remote.wire.protocol import Facts, Route
+from distmagic.remote.wire.protocol import Facts, Route, WorkDir
 from distmagic.request.hosts import Host
 
+WORK = WorkDir(name="train", origin="here:/nb/train.ipynb")
 FACTS = Facts(
     executable="/usr/bin/python3", torch="2.13.0", gpus=0,
     cpus=16, address="10.0.0.1", interface="eth0", free_port=40001, free_bytes=1 << 40,

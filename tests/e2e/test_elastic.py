@@ -308,7 +308,7 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
         detach=True, access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
     )  # fmt: skip
     assert isinstance(left, Detached)
-    wait_until((lab.hosts[2].home / "snapshot.pt").exists, "the first snapshot", 60)
+    wait_until(lambda: list(lab.hosts[2].home.glob(".distmagic/work/*/snapshot.pt")), "the first snapshot", 60)
     lab.hosts[2].kill()
     script = FOLLOWER.format(config=str(lab.ssh_config))
     other = subprocess.Popen(

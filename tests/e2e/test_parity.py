@@ -193,7 +193,7 @@ def told(lab: Lab, end: Run | RunError) -> list[object]:
     worker = run.state.workers[0]
     ended = worker.ended
     assert ended is not None
-    left = lab.hosts[0].home / f"left-by-{run.job}"
+    [left] = lab.hosts[0].home.glob(f".distmagic/work/*/left-by-{run.job}")
     texts = [re.sub(r"\d{4}-\d{6}-[0-9a-f]{8}|pid:? \d+", "...", word) for word in words]
     return [
         *texts,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -325,6 +327,24 @@ def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> No
         say_until(process, "over")
         process.send_signal(signal.SIGINT)
     wait_until(lambda: not slurm.jobs(), "the allocation to end", 3)
+
+
+def test_a_script_in_a_terminal_gets_nodes_and_gives_them_back(slurm: SlurmLab, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("some data")
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nprint('seen', os.environ['RANK'], sys.argv, os.getcwd(), open('data.txt').read())\n"
+    )
+    flags = ["--on", "slurm:dm1", "--nodes", "2", "--slurm", "cpus-per-task=4", "--name", "script"]
+    flags += ["--cold", "--ssh-config", str(slurm.lab.ssh_config)]
+    done = subprocess.run(
+        [sys.executable, "-m", "distmagic.cli", "run", *flags, "train.py", "50"], capture_output=True, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, timeout=150, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    for rank, name in enumerate(slurm.names):
+        line = rf"\[rank {rank} {name}\] seen {rank} \['train.py', '50'\] \S+/\.distmagic/work/script some data\n"
+        assert re.search(line, done.stdout), done.stdout
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 10)
 
 
 def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:

@@ -45,18 +45,20 @@ PACKAGES = (
     "session",
     "playground",
     "api",
+    "cli",
     "notebook",
     "distmagic",
 )
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic notebook.magic notebook.local_run notebook.backend notebook.settings connection.prompts "
+    "IPython": "distmagic notebook.magic notebook.local_run notebook.run_names notebook.backend notebook.settings connection.prompts "
     "runner.outcome screens.notebook",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",
     "cryptography": "runner.certificate transports.ssh.client playground.server",
     "ipywidgets": "screens.board",
+    "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
     "torch": "remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config",

@@ -24,7 +24,7 @@ from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
 from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.elastic_members import ElasticMembers
-from distmagic.remote.records import listing, places
+from distmagic.remote.records import listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.system.customization import customizing_file
@@ -54,7 +54,8 @@ class Agent:
         self.journal = Journal(self.folder)
         self.selector = selectors.DefaultSelector()
         self.rank_table = RankTable(self.folder, self.journal, self.selector, clock)
-        self.stack_dumper = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal)
+        modules = f"{start.work.path}/" if start.work is not None else ""
+        self.stack_dumper = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal, modules)
         self.termination = Termination()
         self.readers: list[Reader] = []
         self.engine_pid = 0
@@ -196,6 +197,8 @@ class Agent:
             files.append(places.blob(name))
         files += [self.run_dir, self.run_dir / places.READERS, self.run_dir / "ranks", self.run_dir / places.PID]
         places.touch(files)
+        if self.start.work is not None:
+            work_dirs.touch(Path(self.start.work.path), self.start.job, self.start.node_rank)
 
     def _stop_if_due(self, now: float) -> None:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
@@ -366,6 +369,8 @@ class Agent:
     def _finish(self, now: float) -> None:
         """Journal `Final`. Every process of the job has ended, except survivors, which are named."""
         self.rank_table.finish(now)
+        if self.start.work is not None:  # before the notebook learns of the end, and begins the next run
+            work_dirs.leave(Path(self.start.work.path), self.start.job, self.start.node_rank)
         self.journal.add(protocol.Final(reason=self.reason, survivors=self.termination.survivors))
         self.final_at = now
         # From now on a contact finds no socket here and reads the journal itself.

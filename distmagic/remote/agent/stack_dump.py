@@ -39,14 +39,16 @@ class _Signalled:
 class StackDumper:
     """Handles one request at a time: `request` queues it, `step` continues with it.
 
-    `code` is the payload with the user's sources, `bundle` the file that distmagic itself runs from.
+    `code` is the payload with the user's sources, `bundle` the file that distmagic itself runs from. `modules` is where
+    the user's own modules are, "" on the notebook's own machine.
     """
 
-    def __init__(self, run_dir: Path, code: Path, bundle: str, journal: Journal) -> None:
+    def __init__(self, run_dir: Path, code: Path, bundle: str, journal: Journal, modules: str = "") -> None:
         self._run_dir = run_dir
         self._code = code
         self._bundle = bundle
         self._journal = journal
+        self._modules = modules
         self._sources: Sources | None = None
         self._queue: list[str] = []
         self._waiting: list[_Signalled] = []
@@ -118,7 +120,7 @@ class StackDumper:
 
     def _answer(self, one: _Signalled) -> None:
         if self._sources is None:
-            self._sources = _sources(self._code, self._bundle)
+            self._sources = _sources(self._code, self._bundle, self._modules)
         threads = stacks.threads_of(one.text, self._sources)
         self._journal_rank(one.rank, threads, "" if threads else "its answer can't be read")
 
@@ -156,7 +158,7 @@ def _state(rank: RankProcess) -> tuple[str, str]:
     return now.state, f" ({function})"
 
 
-def _sources(code: Path, bundle: str) -> Sources:
+def _sources(code: Path, bundle: str, modules: str) -> Sources:
     """Return the file names and texts of the user's code, from the payload; none of them if it can't be read any more."""
     try:
         with zipfile.ZipFile(code) as archive:
@@ -166,6 +168,6 @@ def _sources(code: Path, bundle: str) -> Sources:
     return Sources(
         labels=found["labels"],
         texts=found["texts"],
-        modules=f"{code}/modules/",
+        modules=modules,
         own=f"{bundle}/",
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from distmagic.remote.contact import blob_receiver, template_client
-from distmagic.remote.records import expiry, journal, listing, logs, places
+from distmagic.remote.records import expiry, journal, listing, logs, places, work_dirs
 from distmagic.remote.system import facts, logout, processes, socket_peer
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
@@ -28,6 +28,7 @@ from distmagic.remote.wire.lines import Lines
 _CHUNK = 1 << 20
 _AGENT_LOG = "agent.log"
 _GONE_S = 10.0  # its socket is closed already
+_MOST_WORK_DIRS = 1000
 _TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
 
 
@@ -57,6 +58,8 @@ class Contact:
             protocol.ListJobs: self._send_jobs,
             protocol.RemoveJob: self._remove_job,
             protocol.SweepJob: self._sweep_job,
+            protocol.ListWorkDirs: self._send_work_dirs,
+            protocol.RemoveWorkDir: self._remove_work_dir,
             protocol.TemplateRequest: self._ensure_template,
             protocol.RenewLease: self._renew_templates,
             protocol.ListTemplates: self._send_templates,
@@ -155,13 +158,27 @@ class Contact:
     # ---- jobs
 
     def _start_node(self, request: protocol.StartNode) -> None:
-        """Start an agent, and carry bytes until it is gone."""
+        """Make the job's working directory ready, start an agent, and carry bytes until it is gone."""
         self._receiver.awaited = ()  # from now on the agent keeps them
-        folder = places.job_dir(request.job, request.node_rank)
         cwd = os.path.expanduser(request.cwd)
-        if not os.path.isdir(cwd):
+        if cwd and not os.path.isdir(cwd):
             raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
         places.log_limit_bytes(request.env)
+        if request.work is None:
+            self._start_agent(replace(request, cwd=cwd))
+            return
+        ready = work_dirs.prepare(request.work, request.job, request.node_rank)
+        work = replace(request.work, path=str(ready.path))
+        try:
+            self.say(protocol.WorkDirReady(path=work.path, notice=ready.notice))
+            self._start_agent(replace(request, cwd=cwd or os.path.join(work.path, work.inside), work=work))
+        finally:
+            if not listing.is_running(request.job, request.node_rank):  # it has not come to an agent
+                work_dirs.leave(ready.path, request.job, request.node_rank)
+
+    def _start_agent(self, request: protocol.StartNode) -> None:
+        """Start an agent, and carry bytes until it is gone."""
+        folder = places.job_dir(request.job, request.node_rank)
         try:
             prefix = logout.survivor_prefix(must=request.terms.survives_logout)
         except PermissionError as error:
@@ -178,7 +195,7 @@ class Contact:
             listener.listen(places.BACKLOG)
             # Before there is an agent: its first connection is this one, however many others come while it starts.
             conn = _connect(run_dir / places.READERS)
-            wait = self._spawn(replace(request, cwd=cwd), listener, folder, prefix)
+            wait = self._spawn(request, listener, folder, prefix)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
@@ -311,6 +328,16 @@ class Contact:
         if request.removes:
             expiry.remove(path for path, _ in found)
         self.say(protocol.Removed(size_bytes=sum(size for _, size in found)))
+
+    # ---- working directories
+
+    def _send_work_dirs(self, _: protocol.ListWorkDirs) -> None:
+        """Send what working directories are here."""
+        self.say(protocol.WorkDirs(dirs=work_dirs.kept()[:_MOST_WORK_DIRS]))
+
+    def _remove_work_dir(self, request: protocol.RemoveWorkDir) -> None:
+        """Remove a working directory that no job uses."""
+        self.say(protocol.Removed(size_bytes=work_dirs.remove(request.name)))
 
     # ---- templates
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.engine import forking, rank_fork_server
+from distmagic.remote.rank import import_paths
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
@@ -50,6 +51,7 @@ def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, r
             "folder": str(folder),
             "call": str(places.blob(start.call)),
             "code": str(places.blob(start.code)),
+            "paths": import_paths.of_work_dir(start.work),
             "endpoint": "" if start.lead else start.endpoint,
         }
     )

@@ -23,12 +23,12 @@ import struct
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from distmagic.remote.engine import forking, process_title
+from distmagic.remote.rank import import_paths
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
@@ -218,11 +218,6 @@ def _needs_exec(env: dict[str, str]) -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001
         return True
-    code = json.loads(env["DISTMAGIC_WORKER"])["code"]
-    own = set()
-    with zipfile.ZipFile(code) as archive:
-        for name in archive.namelist():  # modules/NAME.py, modules/PACKAGE/...
-            folder, *path = name.split("/")
-            if folder == "modules" and path:
-                own.add(path[0].removesuffix(".py"))
-    return not own.isdisjoint(forking.preloaded())
+    loaded = forking.preloaded()
+    folders = import_paths.of_rank(json.loads(env["DISTMAGIC_WORKER"]))
+    return any(not loaded.isdisjoint(import_paths.top_level_names(folder)) for folder in folders)

@@ -5,6 +5,8 @@ Never here: no decision about other ranks, no waiting for the agent except at th
 the user's code. Read in this order:
 
     worker.py      `main`: connects to the agent, calls the function, reports the end
+    script.py      a script or a module as the rank's program, in place of a function
+    import_paths.py  where the user's own modules are
     report.py      `distmagic.report` and `distmagic.track`, and how progress is sent
     sources.py     the text of cells, for tracebacks and `inspect.getsource`
     bars.py        bars of tqdm become bars of the rank

@@ -21,7 +21,7 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.rank import bars, process_groups, report, rich_bars, sources, stacks
+from distmagic.remote.rank import bars, import_paths, process_groups, report, rich_bars, script, sources, stacks
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
@@ -40,7 +40,8 @@ class Rank:
 
     `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
     agent's. `round` is the rendezvous round in which the rank was started. `pid` is compared in forked children, which
-    are not this rank.
+    are not this rank. The user's own modules are imported from `paths`; `work_dir` is the working directory of the run,
+    "" on the notebook's own machine.
     """
 
     rank: int
@@ -53,6 +54,8 @@ class Rank:
     socket: str
     pid: int
     round: int = 0
+    paths: tuple[str, ...] = ()
+    work_dir: str = ""
 
     @property
     def result(self) -> Path:
@@ -68,7 +71,8 @@ def main(_: list[str]) -> None:
     conn = _say_hello(rank)
     report.begin(lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart)
     bundle = sys.path.pop(0)
-    sys.path[:0] = [bundle, f"{rank.code}/modules"]
+    ours = [bundle, *rank.paths]
+    sys.path[:0] = ours
     sys.argv[:] = ["distmagic"]
     labels = sources.load(rank.code)
     try:
@@ -78,7 +82,11 @@ def main(_: list[str]) -> None:
         user_main = _fresh_main(rank)
         with gc_paused():
             thunk = call.load(rank.call, user_main)
-        ended = _keep(rank, call.perform(thunk, user_main))
+        if isinstance(thunk, call.Script):
+            script.run(thunk, user_main, ours, rank.work_dir)
+            ended = _keep(rank, None)
+        else:
+            ended = _keep(rank, call.perform(thunk, user_main))
     except SystemExit as stop:
         _stop_handlers()
         ended = _exited(rank, stop)
@@ -95,6 +103,7 @@ def _read_rank() -> Rank:
         world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         round=int(from_agent.get("round", 0)), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
         code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
+        paths=tuple(import_paths.of_rank(from_agent)), work_dir=(from_agent["paths"] or [""])[-1],
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What is kept on a host: directories, journals, logs, the list of jobs.
+"""What is kept on a host: directories, journals, logs, the list of jobs, working directories.
 
 Only files are written and read here, and processes are only looked at: nothing is started, ended or sent. A disk that is
 full ends no job: its writers note the error and go on.
@@ -9,5 +9,8 @@ Read in this order:
     logs          a file that grows within a limit: its beginning and its newest part are kept
     journal       every event of one node, numbered, on disk before it is sent
     listing       the jobs of which this host has something
+    manifest      the list of the files that a run brings
+    work_sync     how files come into a working directory
+    work_dirs     the working directories of runs, and which jobs use them
     expiry        what is removed, and when
 """

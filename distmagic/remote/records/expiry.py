@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.records import listing, places
+from distmagic.remote.records import listing, places, work_dirs
 
 KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs of one owner, and again of all blobs
@@ -44,11 +44,12 @@ def expire(now: float | None = None) -> None:
     A job that still runs is kept, and what it came from: its agent touches them while it lives. The size is that of the
     jobs of one owner: what one notebook or script keeps never pushes out what another one does. The owner's newest job
     does not count, nor does one with results that nobody has fetched, unless the disk is full. On a disk that is slow not
-    all is looked at each time.
+    all is looked at each time. A working directory is kept as long as a job uses it, and `KEPT_DAYS` longer.
     """
     now = time.time() if now is None else now
     _expire_jobs(now)
     _expire_blobs(now)
+    work_dirs.expire(now, KEPT_DAYS * 86400)
 
 
 def _expire_jobs(now: float) -> None:

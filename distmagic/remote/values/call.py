@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,32 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The text of a cell that runs as a whole; `filename` is its name in the notebook, for tracebacks."""
+    """The text of a cell that runs as a whole; `filename` is its name in the notebook, for tracebacks.
+
+    `argv` is its `sys.argv` where it runs as a script.
+    """
 
     source: str
     filename: str
+    argv: tuple[str, ...] = ()
 
 
-def load(path: str | os.PathLike[str], main: ModuleType) -> Call | Whole:
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, or a module that is run as `python -m` runs it, with its arguments.
+
+    `path` is the script's below the working directory, or the module's name. `shown` is the script as the user named
+    it, which its `sys.argv` begins with; "" for its whole path. `origin` is where it lies on the notebook's machine.
+    """
+
+    path: str
+    args: tuple[str, ...]
+    is_module: bool = False
+    shown: str = ""
+    origin: str = ""
+
+
+def load(path: str | os.PathLike[str], main: ModuleType) -> Call | Whole | Script:
     """Return what the payload at `path` asks for. What it captured become attributes of `main`.
 
     `main` must be in `sys.modules` as `__main__` already. Its `__file__` afterwards is `main`'s own again, whatever
@@ -48,7 +68,7 @@ def load(path: str | os.PathLike[str], main: ModuleType) -> Call | Whole:
     what = parcel.load(path, main.__dict__)
     if file is not None:
         main.__file__ = file
-    if not isinstance(what, (Call, Whole)):
+    if not isinstance(what, (Call, Whole, Script)):
         raise parcel.ParcelError(f"{path} is no payload but a {type(what).__name__}.")
     return what
 
@@ -60,6 +80,8 @@ def perform(what: Call | Whole, main: ModuleType) -> object:
     """
     if isinstance(what, Call):
         return _finished(what.thunk())
+    if what.argv:
+        sys.argv[:] = what.argv
     main.__dict__.pop(_RESULT, None)
     _run(_returning(ast.parse(what.source, what.filename)), what.filename, main.__dict__)
     return _finished(main.__dict__.pop(_RESULT, None))

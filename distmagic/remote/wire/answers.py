@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import JobListing, Template
+from distmagic.remote.wire.parts import JobListing, KeptWorkDir, Template
 from distmagic.remote.wire.requests import StartNode
 
 
@@ -114,6 +114,23 @@ class Removed:
     """So many bytes were removed: of a job, or of blobs. For `PruneBlobs` without `removes`: would be."""
 
     size_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkDirReady:
+    """The working directory of the node that is being started; `notice` is what a user should know of it."""
+
+    path: str
+    notice: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkDirs:
+    """The working directories that this host keeps, at most a thousand."""
+
+    dirs: tuple[KeptWorkDir, ...] = ()
 
 
 @message

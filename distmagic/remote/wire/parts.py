@@ -95,16 +95,38 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkDir:
+    """The working directory of a run on a host, which is kept for the next run of this name.
+
+    `origin` is the notebook or script that uses it: another one of the same name gets another directory. `manifest` is
+    the blob that lists the files to be brought, "" for none: `files` of them, `size_bytes` long. Ranks begin in the
+    folder `inside` of it, "" being the directory itself. `is_fresh`: it is emptied before. `path` is where it is, ""
+    before the host has made it.
+    """
+
+    name: str
+    origin: str = ""
+    manifest: str = ""
+    files: int = 0
+    size_bytes: int = 0
+    inside: str = ""
+    is_fresh: bool = False
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JoinTemplate:
     """What the lead of an elastic job keeps for nodes that come later, beside its own orders.
 
     `sizes` are the bytes of the payload's blobs in the order call, code, side files. `nproc_per_node` is a number as
-    text, gpu, cpu, auto, or "" where the user named none. `cwd` is "" where the user named none.
+    text, gpu, cpu, auto, or "" where the user named none. `cwd` is "" where the user named none. `work` is for those
+    that are not the notebook's own machine.
     """
 
     sizes: tuple[int, ...]
     nproc_per_node: str = ""
     cwd: str = ""
+    work: WorkDir | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +187,17 @@ class JobListing:
     reason: str = ""
     size_bytes: int = 0
     age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWorkDir:
+    """A working directory that a host keeps. `age_s`: how long it has not been used. `is_used`: by a job that runs."""
+
+    name: str
+    origin: str
+    size_bytes: int
+    age_s: float
+    is_used: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

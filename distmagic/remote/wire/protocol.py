@@ -25,6 +25,8 @@ from distmagic.remote.wire.answers import (
     Route,
     Serving,
     Templates,
+    WorkDirReady,
+    WorkDirs,
 )
 from distmagic.remote.wire.codec import MAX_LINE_BYTES, BadLine, Message, decode, encode, name_of
 from distmagic.remote.wire.events import (
@@ -54,11 +56,13 @@ from distmagic.remote.wire.parts import (
     JobListing,
     JobTerms,
     JoinTemplate,
+    KeptWorkDir,
     Membership,
     MetricRow,
     Secret,
     Template,
     Thread,
+    WorkDir,
 )
 from distmagic.remote.wire.requests import (
     AddNode,
@@ -76,10 +80,12 @@ from distmagic.remote.wire.requests import (
     GetStart,
     ListJobs,
     ListTemplates,
+    ListWorkDirs,
     OfferBlobs,
     PruneBlobs,
     ReceiveBlobs,
     RemoveJob,
+    RemoveWorkDir,
     RenewLease,
     ServeBlobs,
     StartNode,

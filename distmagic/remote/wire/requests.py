@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import Blob, JobTerms, JoinTemplate, Membership, Secret
+from distmagic.remote.wire.parts import Blob, JobTerms, JoinTemplate, Membership, Secret, WorkDir
 
 
 @message
@@ -90,7 +90,8 @@ class TemplateRequest:
 class StartNode:
     """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's blobs.
 
-    `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
+    With `work` the host first makes that directory ready and answers `WorkDirReady`; ranks begin there where `cwd` is
+    "". Without it they run on the notebook's own machine, where the files are. `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
     "address port" of the rendezvous, "" where there is only one node; `membership` is None then. Without `warm` all
     is started by exec. Only the lead of an elastic job has a `join_template`.
     """
@@ -111,6 +112,7 @@ class StartNode:
     warm: TemplateRequest | None = None
     side_files: tuple[str, ...] = ()
     join_template: JoinTemplate | None = None
+    work: WorkDir | None = None
 
 
 @message
@@ -224,6 +226,20 @@ class PruneBlobs:
     """Count the bytes of blobs that nobody uses, and remove these if `removes`. `Removed` follows."""
 
     removes: bool = False
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListWorkDirs:
+    """Ask for the working directories that this host keeps; `WorkDirs` follows."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveWorkDir:
+    """Remove a working directory that no job uses; `Removed` or `Refused` follows."""
+
+    name: str
 
 
 @message

@@ -46,7 +46,7 @@ MAY_BREAK = {
     "write_error",
     "error",
 }  # fields that may have line breaks and tabs; and so may the lead's orders
-ORDERS = (p.StartNode, p.Membership, p.TemplateRequest, p.JoinTemplate)
+ORDERS = (p.StartNode, p.Membership, p.TemplateRequest, p.JoinTemplate, p.WorkDir)
 MOST_CHARS = {"text": 1 << 18, "message": 40_000, "meaning": 40_000, "traceback": 150_000}
 
 

@@ -10,6 +10,7 @@ from distmagic.clusters.job_states import JobState
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
+from distmagic.remote.wire.protocol import KeptWorkDir
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.session.housekeeping import Stopped
@@ -56,6 +57,7 @@ class FakeSession:
     states: tuple[JobState, ...] = ()
     allocated: tuple[Host, ...] = ()
     found: tuple[Job, ...] = ()
+    dirs: tuple[KeptWorkDir, ...] = ()
     stopped: Stopped | None = None
     reachings: list[FakeReaching] = field(default_factory=list)
 
@@ -86,7 +88,7 @@ class FakeSession:
             raise self.failure
         return payload() if callable(payload) else payload
 
-    def dry_run(self, reaching, spec):
+    def dry_run(self, reaching, spec, program="<the cell>"):
         self.log.append("dry_run")
         return f"would run {spec.nproc_per_node}"
 
@@ -111,6 +113,13 @@ class FakeSession:
     def cached(self, reaching, *, removes=False):
         self.log.append("clear" if removes else "measure")
         return (5 * 10**5,)
+
+    def work_dirs(self, reaching):
+        return {"gpu-a": self.dirs}
+
+    def remove_work_dirs(self, reaching, names):
+        self.log.append(" ".join(["rmdir", *names["gpu-a"]]))
+        return 10**6 * len(names["gpu-a"])
 
     def down(self) -> tuple[str, ...]:
         self.log.append("down")

@@ -9,9 +9,10 @@ import pytest
 from distmagic.errors import Cancelled, SpecError, Unreachable
 from distmagic.notebook.job_commands import table
 from distmagic.planning.jobs import Job
-from distmagic.remote.wire.protocol import JobTerms
+from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir
 from distmagic.session.housekeeping import Stopped
 from distmagic.session.owner import owner
+from distmagic.session.work_dir import own_origin
 from tests.unit.notebook.fakes import Lab
 
 ESCAPE = "\x1b]52;c;AAAA\x07"  # has a terminal write to the clipboard
@@ -160,3 +161,21 @@ def test_what_hosts_told_is_no_escape_sequence_in_a_terminal(jobs, capsys):
     assert "busy was stopped on gpu-a, gpu-b\ngpu-c has come to busy as node 2;" in shown
     assert "\x1b" not in shown
     assert "AAAA" not in shown
+
+
+def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(jobs, capsys):
+    def kept(name: str, origin: str, *, is_used: bool = False) -> KeptWorkDir:
+        return KeptWorkDir(name=name, origin=origin, size_bytes=12_345_678, age_s=600.0, is_used=is_used)
+
+    own = own_origin()
+    jobs.session.dirs = (kept("me", own), kept("busy", own, is_used=True), kept("x", "there:/x"))
+    jobs.value("%distributed clean")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("working directory")]
+    assert lines == [
+        "working directory that no job uses: ~/.distmagic/work/me on gpu-a (12.3 MB, last used 10 min ago)",
+        "working directory that no job uses: ~/.distmagic/work/x on gpu-a (12.3 MB, last used 10 min ago)",
+    ]
+    jobs.value("%distributed clean all")
+    assert "removed with all files in it: ~/.distmagic/work/me on gpu-a (12.3 MB, " in capsys.readouterr().out
+    jobs.value("%distributed clean all --everybody")
+    assert [line for line in jobs.session.log if line.startswith("rmdir")] == ["rmdir me", "rmdir me x"]

@@ -242,7 +242,10 @@ def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(lab, cap
     assert error.message == (
         "line 4: argparse read the command line of the notebook's own kernel: this statement ran in the notebook."
     )
-    assert "--whole" in error.hint
+    assert error.hint.endswith(
+        "or write %%distributed --whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that "
+        "with these arguments."
+    )
     assert lab.session.reachings[0].cancelled
 
 
@@ -460,11 +463,11 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",

@@ -21,6 +21,8 @@ import pytest
 from distmagic.errors import PayloadError
 from distmagic.payload import bundle, local_modules, pack
 from distmagic.payload.refused import MadeAlone, refuse
+from distmagic.payload.work_files import with_tree
+from distmagic.remote.records import manifest
 
 torch = pytest.importorskip("torch")
 LIMIT = 256 << 20
@@ -54,15 +56,21 @@ def refused(thunk, limit_bytes: int = LIMIT) -> PayloadError:
 
 
 def names_in(payload: pack.Payload) -> list[str]:
-    with zipfile.ZipFile(payload.code.path) as archive:
-        return [name.removeprefix("modules/") for name in archive.namelist() if name.endswith(".py")]
+    """Return the Python files that hosts get in their working directory."""
+    tree = with_tree(payload, None, Path.cwd()).tree
+    if tree is None:
+        return []
+    files = manifest.decode(tree.listed.path.read_bytes()).files
+    return [file.path for file in files if file.path.endswith(".py")]
 
 
 _RANK = """
 import sys, types
 bundle, payload_call, payload_code, folder = sys.argv[1:]
 if __name__ == "__main__":
-    sys.path[:0] = [bundle, payload_code + "/modules"]
+    sys.path[:0] = [bundle]
+    from distmagic.remote.rank import import_paths
+    sys.path[1:1] = import_paths.of_code(payload_code)
     sys.path.append(bundle + "/fallback")
     from pathlib import Path
     from distmagic.remote.values import call
@@ -154,7 +162,9 @@ def test_a_whole_cell_brings_its_text_and_modules(beside, tmp_path):
     assert names_in(payload) == ["mine.py"]
     assert "mine" not in sys.modules
     with zipfile.ZipFile(payload.code.path) as archive:
-        assert json.loads(archive.read("sources.json")) == {"labels": {CELL: "Cell In[3]"}, "texts": {CELL: text}}
+        assert json.loads(archive.read("sources.json")) == {
+            "labels": {CELL: "Cell In[3]"}, "texts": {CELL: text}, "roots": [str(tmp_path / "project")],
+        }  # fmt: skip
     assert on_a_rank(payload, tmp_path) == "42"
 
 
@@ -249,7 +259,7 @@ def test_a_package_travels_as_a_whole_with_relative_imports(beside, tmp_path):
     (tmp_path / "project/pkg/.hidden").mkdir()
     (tmp_path / "project/pkg/.hidden/x.py").write_text("")
     payload = packed(cell("from pkg.a import VALUE\nimport pkg.a\ndef train():\n    return pkg.a.VALUE\ntrain()"))
-    assert names_in(payload) == ["pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/sub/c.py"]
+    assert names_in(payload) == ["pkg/.hidden/x.py", "pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/sub/c.py"]
     assert on_a_rank(payload, tmp_path) == "42"
 
 

@@ -13,11 +13,11 @@ from distmagic.remote.contact import template_client
 from distmagic.remote.wire.protocol import TemplateRequest
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
-from tests.builders.plans import FACTS, A, B, reached
+from tests.builders.plans import FACTS, WORK, A, B, reached
 
 
 def plan_of(*hosts: Reached, **spec) -> Plan:
-    return make_plan(JobSpec(**spec), hosts or (A, B), job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb")
+    return make_plan(JobSpec(**spec), hosts or (A, B), job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK)
 
 
 def test_two_nodes_meet_statically():
@@ -180,7 +180,7 @@ def test_variables_go_to_all():
 
 def test_the_working_directory():
     here = Reached(host=LOCALHOST, facts=FACTS, route=A.route)
-    assert [node.cwd for node in plan_of(here, B).nodes] == ["/nb", "~"]
+    assert [node.cwd for node in plan_of(here, B).nodes] == ["/nb", ""]
     assert [node.cwd for node in plan_of(here, B, cwd="/data").nodes] == ["/data", "/data"]
 
 

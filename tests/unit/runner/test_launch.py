@@ -25,7 +25,7 @@ from distmagic.state.model import RunState
 from tests.builders.events import at, begun
 from tests.builders.hosts import HANG_UP, RESULT, FakeConnection, FakeHost, down, fails, reach, runs_on, runs_to_its_end
 from tests.builders.jobs import assert_left, has_ranks, launched, listing, payload_in, two
-from tests.builders.plans import A, B, reached
+from tests.builders.plans import WORK, A, B, reached
 from tests.builders.runs import FakeScreen
 from tests.lab import wait_until
 
@@ -53,6 +53,7 @@ def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_
         lease_s=60.0,
         owner="nb",
         local_cwd="/nb",
+        work=WORK,
     )
     assert lost_at_start(plan, errors) == lost
 
@@ -179,7 +180,7 @@ def test_a_job_that_this_very_kernel_follows_is_in_nobody_s_way(tmp_path):
     a, b = two()
     terms = p.JobTerms(lease_s=60.0, owner="nb")
     b.facts = replace(b.facts, running=(listing("j-0", 0, [b], terms=terms),))
-    followed = launch.launch(reach(a, b), JobSpec(), payload_in(tmp_path), FakeScreen(), "j", "nb", {"j-0"})
+    followed = launch.launch(reach(a, b), JobSpec(), payload_in(tmp_path), FakeScreen(), "j", "nb", WORK, {"j-0"})
     assert followed.state.phase == "done"
 
 

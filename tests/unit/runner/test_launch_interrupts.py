@@ -79,7 +79,7 @@ def test_an_interrupt_while_hosts_are_sent_what_they_need(tmp_path):
 def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path):
     a, b = two(runs_on)
     hello = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=1, hostname="b", pid=9)
-    b.answers[p.StartNode] = pressing(p.encode(hello, 1))
+    b.answers[p.StartNode] = pressing(p.WorkDirReady(path="/home/me/.distmagic/work/train"), p.encode(hello, 1))
     b.answers[p.StopNode] = lambda _: [p.encode(p.Final(reason="stopped"), 2)]
     text = cancelled(tmp_path, a, b)
     assert text == "Interrupted while the hosts were starting; what had started was stopped."

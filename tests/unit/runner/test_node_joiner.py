@@ -19,7 +19,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.request.spec import JobSpec
 from distmagic.runner.node_joiner import NodeJoiner
-from tests.builders.plans import A, B, reached
+from tests.builders.plans import WORK, A, B, reached
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
 SECRET = "00ff"  # of no gang
@@ -40,7 +40,9 @@ def payload(tmp_path) -> Payload:
 def begun(payload: Payload, *hosts: Reached, awaited: tuple[str, ...] = (), **spec) -> list[p.StartNode]:
     """Return what all nodes of an elastic job are told that begins on these hosts."""
     spec = {"nnodes": (1, 4), "max_restarts": 3, **spec}
-    plan = make_plan(JobSpec(**spec), hosts, job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", awaited=awaited)
+    plan = make_plan(
+        JobSpec(**spec), hosts, job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK, awaited=awaited
+    )
     return [start_message(plan, node, payload, SECRET, None) for node in plan.nodes]
 
 
@@ -62,7 +64,7 @@ def test_a_host_that_comes_later_is_told_what_it_would_have_been_told_at_the_beg
 def test_only_the_lead_of_a_job_that_may_grow_has_a_template_for_them(payload):
     lead, other = begun(payload, A, B, cwd="~/x", nproc_per_node=2, awaited=("gpu-c",))
     sizes = tuple(len(data) for data in DATA.values())
-    assert lead.join_template == p.JoinTemplate(sizes=sizes, nproc_per_node="2", cwd="~/x")
+    assert lead.join_template == p.JoinTemplate(sizes=sizes, nproc_per_node="2", cwd="~/x", work=WORK)
     assert (lead.terms, lead.terms.awaited) == (other.terms, ("gpu-c",))
     assert other.join_template is None
     assert (lead.terms.min_nodes, lead.terms.max_nodes) == (1, 4)

@@ -19,7 +19,7 @@ from distmagic.session.housekeeping import Stopped
 from distmagic.session.session import Session
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on
 from tests.builders.jobs import assert_left, begun, listing, payload_in, press, two
-from tests.builders.plans import A, B
+from tests.builders.plans import WORK, A, B
 from tests.lab import wait_until
 
 
@@ -68,7 +68,7 @@ class ElasticJob:
     def __init__(self, tmp_path: Path) -> None:
         self.lead = FakeHost("gpu-a", runs_on)
         spec = JobSpec(nnodes=(1, 4), max_restarts=1)
-        plan = make_plan(spec, (A, B), job="j", lease_s=60.0, owner="nb", local_cwd="/nb")
+        plan = make_plan(spec, (A, B), job="j", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK)
         self.start = start_message(plan, plan.nodes[0], payload_in(tmp_path), "00ff", None)
         self.hosts = list(self.start.hosts)
         self.found: Job = begun(self.lead, terms=plan.terms)
@@ -327,4 +327,16 @@ def test_what_hosts_keep_loaded_is_told_for_each_host_and_none_for_one_that_is_d
     a.answers[p.ListTemplates] = lambda _: [p.Templates(templates=(template,))]
     assert session.templates(reaching) == ((template,), None)
     assert a.requests == [p.ListTemplates(owner=session.kernel)]
+    assert_left(a)
+
+
+def test_working_directories_are_told_and_removed_where_hosts_are_up(session):
+    reaching, a = reaching_with_one_down()
+    kept = p.KeptWorkDir(name="train", origin="nb", size_bytes=7, age_s=1.0, is_used=False)
+    a.answers[p.ListWorkDirs] = lambda _: [p.WorkDirs(dirs=(kept,))]
+    assert session.work_dirs(reaching) == {a.host.name: (kept,)}
+    assert_left(a)
+    reaching, a = reaching_with_one_down()
+    assert session.remove_work_dirs(reaching, {a.host.name: ["train", "x"], "gpu-z": ["y"]}) == 60
+    assert a.requests == [p.RemoveWorkDir(name="train"), p.RemoveWorkDir(name="x")]
     assert_left(a)

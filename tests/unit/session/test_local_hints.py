@@ -29,8 +29,8 @@ def test_a_file_that_lies_here_is_named(written, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / written).write_text("1")
     assert hint("FileNotFoundError", missing(written), tmp_path) == (
-        f"{written} is on this machine, at {(tmp_path / written).resolve()}, but not where the rank looked on gpu-b. Copy it "
-        "there, or read it in the notebook and pass what is in it as an argument."
+        f"{written} is on this machine, at {(tmp_path / written).resolve()}, but not where the rank looked on gpu-b. Bring its "
+        "folder there (%distributed help files), or read it in the notebook and pass what is in it as an argument."
     )
 
 
@@ -80,7 +80,7 @@ def test_a_module_beside_the_notebook_is_to_be_imported_by_its_name(beside):
     for top, path in (("dm_test_helper", "dm_test_helper.py"), ("dm_test_package", "dm_test_package")):
         assert hint("ModuleNotFoundError", f"No module named '{top}'", beside) == (
             f"{top} is a module of yours, {beside / path}. It travels where code imports it by its name: write "
-            f"`import {top}` in the cell, or in a module that travels."
+            f"`import {top}` in the cell, or in a module that travels; or bring its folder (%distributed help files)."
         )
 
 
@@ -93,6 +93,6 @@ def test_a_compiled_module_is_to_be_built_there(beside):
     for name, path in (("dm_test_fast", f"dm_test_fast{SUFFIX}"), ("dm_test_pack.fast", f"dm_test_pack/fast{SUFFIX}")):
         message = f"The value needs the module '{name}', which this Python lacks.\nInstall it."
         assert hint("ParcelError", message, beside) == (
-            f"{name} is a compiled module of yours, {beside / path}, and compiled modules don't travel. Build it on gpu-b, "
-            "and name its folder there: --env PYTHONPATH=/path/on/the/host."
+            f"{name} is a compiled module of yours, {beside / path}, made for this machine. Build it on gpu-b, and name "
+            "its folder there: --env PYTHONPATH=/path/on/the/host."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -60,11 +61,9 @@ start()
 
 def run_engine(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run a program as an engine that was forked from a template, to its end."""
-    with zipfile.ZipFile(tmp_path / "code", "w") as archive:
-        archive.writestr("modules/mine.py", "")
-    env = {
-        **os.environ, processes.MARK: process_title.JOB_PLACEHOLDER, "DISTMAGIC_WORKER": json.dumps({"code": str(tmp_path / "code")}),
-    }  # fmt: skip
+    (tmp_path / "mine.py").touch()
+    from_agent = json.dumps({"paths": [str(tmp_path)]})
+    env = {**os.environ, processes.MARK: process_title.JOB_PLACEHOLDER, "DISTMAGIC_WORKER": from_agent}
     program = program.replace("def start():\n", f'def start():\n    os.environ["{processes.MARK}"] = "job-7"\n')
     argv = [sys.executable, "-u", "-c", program, process_title.ROLE_PLACEHOLDER]
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50, check=False)
@@ -138,15 +137,21 @@ def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"}))
 
     def needs_exec(*names: str) -> bool:
-        path = tmp_path / "code"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name in names:
-                archive.writestr(name, "")
-        return rank_fork_server._needs_exec({"DISTMAGIC_WORKER": json.dumps({"code": str(path)})})
+        folder = tmp_path / secrets.token_hex(4)
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        in_work_dir = {"paths": ["/nowhere", str(folder)]}
+        with zipfile.ZipFile(tmp_path / "code", "w") as archive:
+            archive.writestr("sources.json", json.dumps({"roots": [str(folder)]}))
+        at_home = {"paths": [], "code": str(tmp_path / "code")}
+        found = {rank_fork_server._needs_exec({"DISTMAGIC_WORKER": json.dumps(one)}) for one in (in_work_dir, at_home)}
+        (answer,) = found
+        return answer
 
-    assert not needs_exec("sources.json", "modules/mine.py", "modules/lab/filelock.py")
-    assert needs_exec("modules/filelock.py")
-    assert needs_exec("modules/torch/__init__.py")
+    assert not needs_exec("data.json", "mine.py", "lab/filelock.py", "torch/events.log")
+    assert needs_exec("filelock.py")
+    assert needs_exec("torch/__init__.py")
 
 
 def test_there_must_be_room_for_what_is_shown() -> None:

@@ -24,6 +24,11 @@ LISTED = p.JobListing(
     protocol=2, job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), began_s=1.5, terms=TERMS, is_running=True,
     is_detached=True, reason="done", size_bytes=7, age_s=90.0,
 )  # fmt: skip
+WORK = p.WorkDir(
+    name="train", origin="here:/nb/train.ipynb", manifest=SHA, files=3, size_bytes=7, inside="nb", is_fresh=True,
+    path="/home/me/.distmagic/work/train",
+)  # fmt: skip
+KEPT = p.KeptWorkDir(name="train", origin="here:/nb/train.ipynb", size_bytes=7, age_s=90.0, is_used=True)
 WARM = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
@@ -130,9 +135,14 @@ MESSAGES = (
             ),
             warm=WARM,
             side_files=(SHA,),
-            join_template=p.JoinTemplate(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run"),
+            join_template=p.JoinTemplate(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", work=WORK),
+            work=WORK,
         ),
     ),
+    (0, p.WorkDirReady(path="/home/me/.distmagic/work/train", notice="job j-0 still runs")),
+    (0, p.ListWorkDirs()),
+    (0, p.WorkDirs(dirs=(KEPT,))),
+    (0, p.RemoveWorkDir(name="train")),
     (0, p.FollowJob(job="j-1", node_rank=1, after=7, live=True)),
     (0, p.RenewLease()),
     (0, p.DumpStacks(request_id="a1")),

@@ -1,0 +1,87 @@
+"""`distmagic run train.py 50 --lr 0.1` in a terminal: a script on every rank, with the flags of the notebook's cells."""
+
+# ruff: noqa: T201  # what a command prints is its output
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from distmagic.errors import Cancelled, DistmagicError, SpecError
+from distmagic.request import flags
+from distmagic.request.config import Distmagic, choose_hosts
+from distmagic.request.program import USAGE, split_program
+from distmagic.request.spec import check_system
+
+if TYPE_CHECKING:
+    from distmagic.runner.outcome import Detached, Run
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun have them
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: distmagic {USAGE}\n\nRun a script on every rank of several hosts. Flags: distmagic run --help")
+        return 0 if words else MISUSED
+    try:
+        return _command(words[0], words[1:])
+    except SpecError as error:
+        print(error, file=sys.stderr)
+        return MISUSED
+    except DistmagicError as error:
+        print(_without_run(error), file=sys.stderr)
+        return INTERRUPTED if isinstance(error, Cancelled) else FAILED
+    except KeyboardInterrupt:  # before anything was begun
+        return INTERRUPTED
+
+
+def _without_run(error: DistmagicError) -> str:
+    """Return the text of an error for somebody who has no variable `run`."""
+    job = getattr(getattr(error, "run", None), "job", "")
+    return re.sub(r"run\.logs\(([^)]*)\)", rf"%distributed logs {job} \1, in a notebook", str(error))
+
+
+def _command(name: str, words: Sequence[str]) -> int:
+    if name != "run":
+        raise SpecError(f"distmagic {name} is not known.", f"Write distmagic {USAGE}.")
+    if words and words[0] in ("-h", "--help"):
+        print(f"usage: distmagic {USAGE}\n\n{flags.help_text()}")
+        return 0
+    own, program = split_program(words)
+    check_system()
+    config = Distmagic()
+    request = flags.parse_words(own, config.defaults(os.environ))
+    hosts = () if request.allocation else choose_hosts(request, None, config, os.environ).hosts
+
+    # Only now: a wrong word is told at once, without the time that these take.
+    from distmagic.api import session
+    from distmagic.connection.prompts import asker_of
+    from distmagic.screens.choose import screen_for
+    from distmagic.session import programs
+
+    programs.check_request(request)
+    with closing(asker_of()) as asker:
+        if request.dry_run:
+            print(programs.dry_run(session(), request, program, hosts, request.access, asker))
+            return 0
+        left = programs.run_program(session(), request, program, hosts, request.access, asker, screen_for())
+    _tell(left)
+    return 0
+
+
+def _tell(left: Run | Detached) -> None:
+    """Say where a job is found that goes on alone; a run that is over has been shown."""
+    from distmagic.runner.outcome import Detached
+
+    if isinstance(left, Detached):
+        print(left.job)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""`%distributed run SCRIPT`: a script, or a module, on every rank; its flags, and its run, are those of a cell."""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import os
+
+from distmagic import sanitize
+from distmagic.errors import RunError
+from distmagic.notebook import run_names
+from distmagic.notebook.host_commands import CommandLine
+from distmagic.request import flags
+from distmagic.request.program import USAGE, split_program
+
+
+def run(line: CommandLine) -> object:
+    """Run a program and return the run, if it gets no name. Raises what a cell raises."""
+    if line.words and line.words[0] in ("-h", "--help"):
+        print(f"%distributed {USAGE}\n\n{flags.help_text()}")
+        return None
+    names: list[str] = []
+    try:
+        return _run_program(line, names)
+    except BaseException as error:
+        run_names.say_not_started(line.notebook.shell, names, error)
+        raise
+
+
+def _run_program(line: CommandLine, names: list[str]) -> object:
+    """Do what `run` promises; `names` is given the name of the run as soon as it is known."""
+    from distmagic.session import programs
+
+    words, program = split_program(line.words)
+    notebook = line.notebook
+    request = flags.parse_words(words, notebook.config.defaults(os.environ))
+    names += [request.output] if request.output else []
+    programs.check_request(request)
+    hosts, access = notebook.way(request, os.environ)
+    session = notebook.session()
+    if request.dry_run:
+        print(sanitize.lines(programs.dry_run(session, request, program, hosts, access, line.asker)))
+        return None
+    screen = notebook.backend.screen_for(notebook.shell)
+    try:
+        found = programs.run_program(session, request, program, hosts, access, line.asker, screen)
+    except RunError as error:
+        run_names.bind_failed(notebook.shell, names, error)
+        raise
+    run_names.bind(notebook.shell, names, found)
+    return None if names else found  # as for a cell: Out would keep a run whose name is gone

@@ -1,0 +1,45 @@
+"""The variables that a run goes into: those that its line or its cell names, else `_run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distmagic.errors import RunError
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+LAST_RUN = "_run"  # the last run, if it got no other name
+
+
+def bind(shell: InteractiveShell, names: Sequence[str], run: object) -> None:
+    """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`."""
+    shell.user_ns.pop(LAST_RUN, None)
+    shell.user_ns_hidden.pop(LAST_RUN, None)
+    if names:
+        shell.push(dict.fromkeys(names, run))
+    else:
+        shell.push({LAST_RUN: run}, interactive=False)
+
+
+def bind_failed(shell: InteractiveShell, names: Sequence[str], error: RunError) -> None:
+    """Give the run that failed its names, and have the error's hint say one of them."""
+    if error.run is None:
+        return
+    bind(shell, names, error.run)
+    variable = names[-1] if names else LAST_RUN
+    error.hint = error.hint.replace("run.logs(", f"{variable}.logs(")
+
+
+def say_not_started(shell: InteractiveShell, names: Sequence[str], error: BaseException) -> None:
+    """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
+    from distmagic.runner.outcome import Detached, NotStarted, Run
+
+    if isinstance(error, RunError) and error.run is not None:
+        return
+    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    for name in (LAST_RUN, *names):
+        older = shell.user_ns.get(name)
+        if older is None or isinstance(older, Run | Detached | NotStarted):
+            shell.push({name: NotStarted(name, why, older)}, interactive=name != LAST_RUN)

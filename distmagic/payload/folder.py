@@ -1,0 +1,143 @@
+"""What of a folder travels: its files, those that ignore files name left out, and no link that leads out of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distmagic.errors import PayloadError, PayloadTooLarge
+from distmagic.payload.ignored import rules_above
+from distmagic.payload.sizes import allowance_gib, size_text
+
+MAX_FILES = 100_000
+_NAMED_AT_MOST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A file of this machine."""
+
+    path: Path
+    size_bytes: int
+    is_executable: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Contents:
+    """Files, links (each with its target) and empty folders, by their path below a working directory.
+
+    `left_out` are links that lead out of their folder.
+    """
+
+    files: dict[str, FoundFile] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, other: Contents, at: str = "") -> None:
+        """Add what another folder has, at a place below the working directory. What is there already is replaced."""
+        prefix = f"{at}/" if at else ""
+        self.files |= {prefix + path: file for path, file in other.files.items()}
+        self.links |= {prefix + path: target for path, target in other.links.items()}
+        self.folders += [prefix + path for path in other.folders]
+        self.left_out += [prefix + path for path in other.left_out]
+
+    @property
+    def size_bytes(self) -> int:
+        """What all files have together."""
+        return sum(file.size_bytes for file in self.files.values())
+
+
+def contents_of(folder: Path) -> Contents:
+    """Return what of a folder travels. Raises `PayloadError` where it can't be read or has too many files."""
+    try:
+        return _look(Path(os.path.realpath(folder)))
+    except OSError as error:
+        raise PayloadError(
+            f"{error.filename or folder} can't be read: {error.strerror or error}.",
+            "Make it readable, or name it in .distmagicignore so that it stays here.",
+        ) from None
+
+
+def _look(root: Path) -> Contents:
+    found = Contents()
+    waiting = [("", rules_above(root))]
+    while waiting:
+        inner, rules = waiting.pop()
+        here = root / inner
+        rules = rules.below(here)
+        with os.scandir(here) as entries:
+            there = sorted(entries, key=lambda entry: entry.name)
+        if inner and any(entry.name == "pyvenv.cfg" for entry in there):
+            continue  # a virtual environment, whose paths are of this machine
+        if inner and not there:
+            found.folders.append(inner)
+        for entry in there:
+            path = f"{inner}/{entry.name}" if inner else entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if rules.ignore(f"{root}/{path}", is_folder=is_folder):
+                continue
+            if entry.is_symlink():
+                _add_link(found, root, path)
+            elif is_folder:
+                waiting.append((path, rules))
+            elif entry.is_file(follow_symlinks=False):  # else a socket, a pipe, a device
+                found.files[path] = file_of(Path(entry.path))
+        if len(found.files) > MAX_FILES:
+            raise PayloadError(
+                f"{root} has more than {MAX_FILES:,} files to send.",
+                "Name another folder with --sync DIR, or list what hosts don't need in a .distmagicignore there.",
+            )
+    return found
+
+
+def file_of(path: Path) -> FoundFile:
+    """Return what travels of one file. Raises OSError."""
+    status = path.stat()
+    return FoundFile(path=path, size_bytes=status.st_size, is_executable=bool(status.st_mode & stat.S_IXUSR))
+
+
+def _add_link(found: Contents, root: Path, path: str) -> None:
+    """Keep a link that stays in the folder, as a relative one; note one that leads out."""
+    here = root / path
+    target = os.path.realpath(here)  # of links in a circle: one of them
+    if not Path(target).is_relative_to(root):
+        found.left_out.append(path)
+        return
+    written = os.readlink(here)
+    if Path(written).is_absolute():
+        written = os.path.relpath(target, here.parent)
+    elif _climbs_out(written, path.count("/")):
+        found.left_out.append(path)  # it comes back by the folder's own name, which is another one on a host
+        return
+    found.links[path] = written
+
+
+def _climbs_out(target: str, depth: int) -> bool:
+    """Whether a relative link, `depth` folders below the top, goes above the top on its way."""
+    for part in target.split("/"):
+        if part == "..":
+            depth -= 1
+            if depth < 0:
+                return True
+        elif part not in ("", "."):
+            depth += 1
+    return False
+
+
+def check_size(contents: Contents, limit_bytes: int, what: str) -> None:
+    """Raise `PayloadTooLarge` if the files are larger than `limit_bytes`; `what` names them in words."""
+    size = contents.size_bytes
+    if size <= limit_bytes:
+        return
+    largest = sorted(contents.files.items(), key=lambda item: item[1].size_bytes, reverse=True)[:_NAMED_AT_MOST]
+    named = ", ".join(f"{path} ({size_text(file.size_bytes)})" for path, file in largest)
+    count = len(contents.files)
+    raise PayloadTooLarge(
+        f"{what} would be sent to every host: {size_text(size)} in {count:,} file{'s' if count > 1 else ''}, and at "
+        f"most {size_text(limit_bytes)} are allowed. The largest: {named}.",
+        "List what hosts don't need in .distmagicignore (written as .gitignore), name another folder with --sync DIR, "
+        f"or allow it with --payload-limit {allowance_gib(size)}G.",
+    )

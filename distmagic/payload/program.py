@@ -1,0 +1,71 @@
+"""A script, or a module, as what every rank runs; its folder travels with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distmagic.errors import SpecError
+from distmagic.payload.pack import Payload, dumped, payload_folder, write_code
+from distmagic.payload.work_files import place_of
+from distmagic.remote.values.call import Script
+from distmagic.remote.values.pickling import Seen
+from distmagic.request.program import Program
+
+
+def pack_program(
+    program: Program, *, sync: str | None, current: Path, limit_bytes: int, scratch: Path | None = None
+) -> Payload:
+    """Pack a program. `sync` is the folder that travels where the user has named one, `current` the current directory.
+
+    Raises `SpecError` for a script that isn't there.
+    """
+    scratch = payload_folder(scratch)
+    current = current.resolve()
+    if program.is_module:
+        call = Script(program.target, program.args, is_module=True)
+        name, script = program.target, None
+        folder = current if _is_below(program.target, current) else None
+    else:
+        script = _file_of(program.target, current)
+        name, folder = script.stem, script.parent
+        call = _script(program, script, Path(sync).expanduser() if sync else folder, current)
+    return Payload(
+        call=dumped(call, scratch, Seen(), None),
+        code=write_code((), {}, {}, scratch),
+        folder=folder,
+        script=script,
+        name=name,
+        limit_bytes=limit_bytes,
+    )
+
+
+def _file_of(target: str, current: Path) -> Path:
+    """Return where a script lies, its folder without links. Raises `SpecError`."""
+    path = current / Path(target).expanduser()
+    if not path.exists():
+        raise SpecError(f"There is no script {target} in {current}.", "Name one that is there, or a module with -m.")
+    if not path.is_file():
+        raise SpecError(f"{target} is not a script.", "Name a Python file, or a module with -m.")
+    return path.parent.resolve() / path.name
+
+
+def _is_below(module: str, folder: Path) -> bool:
+    """Whether a module is imported from this folder; else it is one that hosts have installed."""
+    top = folder / module.partition(".")[0]
+    return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
+
+
+def _script(program: Program, script: Path, folder: Path, current: Path) -> Script:
+    """Return the script as a rank finds it: below its working directory, or at its own place on this machine."""
+    folder = folder.resolve()
+    if not script.is_relative_to(folder):
+        raise SpecError(
+            f"The script {program.target} does not lie in {folder}.", "Name a folder that has it: --sync DIR."
+        )
+    at, _ = place_of(folder, current)
+    has_same_place = folder.is_relative_to(current) or current.is_relative_to(folder)
+    is_as_named = has_same_place and not Path(program.target).expanduser().is_absolute()
+    inner = script.relative_to(folder).as_posix()
+    return Script(
+        f"{at}/{inner}" if at else inner, program.args, shown=program.target if is_as_named else "", origin=str(script)
+    )

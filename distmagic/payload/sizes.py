@@ -1,0 +1,19 @@
+"""Sizes in words, for messages."""
+
+from __future__ import annotations
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size with its unit: 1.5 MB."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes:.0f} bytes"
+
+
+def allowance_gib(size_bytes: int) -> int:
+    """Return a round number of GiB that leaves room for so much: what to write after --payload-limit."""
+    allowed = 1
+    while allowed << 30 < 1.1 * size_bytes:
+        allowed *= 2
+    return allowed

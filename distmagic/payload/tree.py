@@ -1,0 +1,133 @@
+"""The files of a run become blobs: packs of small files, large files as they lie, and the list of them all.
+
+Small files are packed in the order of their paths. Whether a pack ends after a file depends on that file's path alone, so
+that one changed file changes one pack, and a new file one or two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distmagic.errors import PayloadError
+from distmagic.payload import blobs
+from distmagic.payload.blobs import LocalBlob
+from distmagic.payload.folder import Contents, FoundFile
+from distmagic.remote.records import manifest
+from distmagic.remote.records.manifest import LARGE_BYTES, ListedFile, Manifest
+from distmagic.remote.wire.protocol import Blob
+
+_FULL_BYTES = 4 << 20  # of a pack
+_ONE_IN = 64  # files that end a pack
+_MOST_PACKS = 8_000  # their names have to fit into one message
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The files that a run brings into its working directory, as blobs; `inside` is where in it ranks begin."""
+
+    listed: LocalBlob
+    packs: tuple[LocalBlob, ...]
+    files: int
+    size_bytes: int
+    inside: str = ""
+
+    @property
+    def blobs(self) -> tuple[LocalBlob, ...]:
+        """All that is sent."""
+        return self.listed, *self.packs
+
+
+def packed(contents: Contents, owned: Sequence[str], folder: Path, inside: str = "") -> Tree:
+    """Write packs and list to `folder`. `owned` as in `Manifest`. Raises `PayloadError` for a file that can't be read."""
+    packing = _Packing(folder)
+    try:
+        for path in sorted(contents.files):
+            packing.add(path, contents.files[path])
+        packing.end_pack()
+    except OSError as error:
+        raise PayloadError(f"{error.filename or folder} can't be read or written: {error.strerror or error}.") from None
+    if len(packing.names) > _MOST_PACKS:
+        raise PayloadError(
+            f"{len(packing.names):,} large files would be sent to every host; at most {_MOST_PACKS:,} can be.",
+            "List what hosts don't need in .distmagicignore, or put many files into an archive.",
+        )
+    found = Manifest(
+        packs=tuple(packing.names),
+        files=tuple(packing.files),
+        links=tuple(sorted(contents.links.items())),
+        folders=tuple(sorted(contents.folders)),
+        owned=tuple(owned),
+    )
+    return Tree(
+        listed=blobs.keep(manifest.encode(found), folder),
+        packs=tuple(packing.blobs.values()),
+        files=len(found.files),
+        size_bytes=contents.size_bytes,
+        inside=inside,
+    )
+
+
+@dataclass(slots=True)
+class _Packing:
+    """Packs that are being made in `folder`: their SHA-256s in the order of the list, and each blob once."""
+
+    folder: Path
+    names: list[str] = field(default_factory=list)
+    blobs: dict[str, LocalBlob] = field(default_factory=dict)
+    files: list[ListedFile] = field(default_factory=list)
+    _open: list[tuple[str, FoundFile, bytes]] = field(default_factory=list)
+    _open_bytes: int = 0
+
+    def add(self, path: str, file: FoundFile) -> None:
+        if file.size_bytes >= LARGE_BYTES:
+            self._add_large(path, file)
+            return
+        data = file.path.read_bytes()
+        self._open.append((path, file, data))
+        self._open_bytes += len(data)
+        name = path.encode("utf-8", "surrogateescape")
+        ends_here = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _ONE_IN == 0
+        if ends_here or self._open_bytes >= _FULL_BYTES:
+            self.end_pack()
+
+    def end_pack(self) -> None:
+        """Write the pack that is open, if it has any file."""
+        if not self._open:
+            return
+        data = b"".join(part for _, _, part in self._open)
+        number = self._number_of(blobs.keep(data, self.folder))
+        offset = 0
+        for path, file, part in self._open:
+            self._list(path, number, offset, len(part), file)
+            offset += len(part)
+        self._open, self._open_bytes = [], 0
+
+    def _add_large(self, path: str, file: FoundFile) -> None:
+        digest = hashlib.sha256()
+        size = 0
+        for data in _pieces(file.path):
+            digest.update(data)
+            size += len(data)
+        blob = Blob(sha256=digest.hexdigest(), size_bytes=size)
+        number = self._number_of(LocalBlob(blob=blob, path=file.path, is_users=True))
+        self._list(path, number, 0, size, file)
+
+    def _number_of(self, pack: LocalBlob) -> int:
+        """Note a pack, and return its number."""
+        self.blobs.setdefault(pack.blob.sha256, pack)
+        self.names.append(pack.blob.sha256)
+        return len(self.names) - 1
+
+    def _list(self, path: str, pack: int, offset: int, size: int, file: FoundFile) -> None:
+        listed = ListedFile(path=path, pack=pack, offset=offset, size_bytes=size, is_executable=file.is_executable)
+        self.files.append(listed)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK):
+            yield data

@@ -1,0 +1,109 @@
+"""What a run brings into its working directory on the hosts: a folder of this machine, and the local modules of its call.
+
+Where a folder's files go follows from where it lies, as seen from the current directory: hosts begin in the place that
+stands for the current directory, so that relative paths mean there what they mean here.
+
+    the folder is               its files go to          ranks begin in
+    the current directory       the working directory    the same
+    below it: src/data          src/data                 the working directory
+    above it: we are in nb/     the working directory    nb
+    elsewhere                   the working directory    the same
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.errors import PayloadError, SpecError
+from distmagic.payload import blobs
+from distmagic.payload.folder import Contents, check_size, contents_of, file_of
+from distmagic.payload.local_modules import LocalModule, python_files
+from distmagic.payload.pack import Payload
+from distmagic.payload.tree import packed
+
+
+def place_of(folder: Path, current: Path) -> tuple[str, str]:
+    """Return (where the files of a folder go, where ranks begin), both below the working directory, "" for itself."""
+    if folder.is_relative_to(current):
+        return _inner(folder, current), ""
+    if current.is_relative_to(folder):
+        return "", _inner(current, folder)
+    return "", ""
+
+
+def _inner(path: Path, above: Path) -> str:
+    inner = path.relative_to(above).as_posix()
+    return "" if inner == "." else inner
+
+
+def with_tree(payload: Payload, sync: str | None, current: Path, scratch: Path | None = None) -> Payload:
+    """Return a payload with all files that hosts need.
+
+    `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none, and
+    `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
+    """
+    contents = Contents()
+    owned = []
+    inside = ""
+    folder = _named_folder(sync) if sync is not None else payload.folder
+    if folder is not None:
+        current = current.resolve()
+        folder = folder.resolve()
+        at, inside = place_of(folder, current)
+        contents.add(contents_of(folder), at)
+        owned.append(at)
+        _check_script(payload.script, contents, folder)
+    notice = _left_out(contents)
+    owned += [_add_module(contents, module) for module in payload.modules]
+    if not owned:
+        return payload
+    what = f"The folder {folder}" if folder is not None else _in_words(payload.modules)
+    check_size(contents, payload.limit_bytes, what)
+    tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
+    return replace(payload, tree=tree, notice=notice)
+
+
+def _named_folder(sync: str) -> Path:
+    folder = Path(sync).expanduser()
+    if not folder.is_dir():
+        raise SpecError(f"--sync {sync}: there is no such folder here.", "Name a folder of this machine.")
+    return folder
+
+
+def _check_script(script: Path | None, contents: Contents, folder: Path) -> None:
+    if script is None or any(file.path == script for file in contents.files.values()):
+        return
+    if not script.is_relative_to(folder):
+        raise SpecError(f"The script {script} does not lie in {folder}.", "Name a folder that has it: --sync DIR.")
+    raise PayloadError(
+        f"The script {script} is not among the files that hosts are sent: an ignore file names it, or it is a link "
+        "that leads out of its folder.",
+        "Write !" + script.name + " in a .distmagicignore beside it, or run the file that the link leads to.",
+    )
+
+
+def _add_module(contents: Contents, module: LocalModule) -> str:
+    """Add the files of a local module, where an import finds them; return their place."""
+    if module.file is not None:
+        path = f"{module.name}.py"
+        contents.files[path] = file_of(module.file)
+        return path
+    for place in module.places:
+        contents.add(contents_of(place), module.name)
+        for file in python_files(place):  # also those that git ignores, such as a generated _version.py
+            contents.files[f"{module.name}/{file.relative_to(place).as_posix()}"] = file_of(file)
+    return module.name
+
+
+def _in_words(modules: tuple[LocalModule, ...]) -> str:
+    names = ", ".join(module.name for module in modules)
+    return f"The local package{'s' if len(modules) > 1 else ''} {names}"
+
+
+def _left_out(contents: Contents) -> str:
+    if not contents.left_out:
+        return ""
+    shown = ", ".join(contents.left_out[:3]) + (", ..." if len(contents.left_out) > 3 else "")
+    count = len(contents.left_out)
+    return f"not sent: {shown} ({'links that lead' if count > 1 else 'a link that leads'} out of the folder)"

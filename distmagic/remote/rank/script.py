@@ -1,0 +1,52 @@
+"""Runs a script, or a module as `python -m` does, as a rank's `__main__`: it sees what torchrun would let it see."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from distmagic.remote.values.call import Script
+
+
+def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> None:
+    """Run it in `main`, which is `sys.modules["__main__"]`. Raises whatever it raises, and SystemExit.
+
+    `ours` are the first entries of `sys.path`, which are distmagic's own: the first of them goes to the end, for
+    `import distmagic`. `folder` is the working directory that the script's files were brought to, "" where the script
+    lies at its own place.
+    """
+    bundle = ours[0]
+    sys.path[: len(ours)] = []
+    path = os.path.join(folder, script.path) if folder else script.origin
+    if script.is_module:
+        sys.path[:] = [os.getcwd(), *sys.path, bundle]
+        sys.argv[:] = ["-m", *script.args]
+        sys.orig_argv[:] = [sys.executable, "-u", "-m", script.path, *script.args]
+        _empty(main)
+        runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
+        return
+    is_there = script.shown and os.path.exists(script.shown)  # not from another directory: --cwd
+    shown = script.shown if is_there else path
+    sys.path[:] = [os.path.dirname(os.path.realpath(path)), *sys.path, bundle]
+    sys.argv[:] = [shown, *script.args]
+    sys.orig_argv[:] = [sys.executable, "-u", shown, *script.args]
+    _empty(main)
+    main.__file__ = os.path.join(os.getcwd(), shown)
+    main.__dict__["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+    with open(path, "rb") as file:
+        text = file.read()
+    exec(compile(text, main.__file__, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's program
+
+
+def _empty(main: ModuleType) -> None:
+    """Leave in `__main__` what Python itself puts there, and nothing of the payload."""
+    for name in [name for name in vars(main) if name not in ("__name__", "__builtins__")]:
+        del vars(main)[name]
+    vars(main).update(__doc__=None, __package__=None, __spec__=None, __loader__=None)
+    if sys.version_info < (3, 14):
+        vars(main)["__annotations__"] = {}

@@ -1,0 +1,94 @@
+"""The list of the files that a run brings to its hosts: one blob, compressed JSON, written and read here.
+
+The bytes travel in packs, each of them a blob: its files' bytes, one after the other, in the order of the list. A large
+file is a pack of its own, so that it can be sent as it lies. Names are kept as JSON does, those that are no UTF-8 with
+lone surrogates.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+
+LARGE_BYTES = 1 << 20  # a file of this size, or a larger one, is a pack of its own
+_MOST_BYTES = 256 << 20  # of a list: that is a million files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedFile:
+    """One file: `path` with slashes below the working directory, and where its bytes are: `pack` counts from 0."""
+
+    path: str
+    pack: int
+    offset: int
+    size_bytes: int
+    is_executable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All files of a run. `packs` are SHA-256s.
+
+    `links` are (path, target), `folders` those without a file. `owned` are the paths below which everything that was
+    brought before, and is not listed any more, goes; "" is the whole working directory.
+    """
+
+    packs: tuple[str, ...] = ()
+    files: tuple[ListedFile, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
+    owned: tuple[str, ...] = ()
+
+    def owns(self, path: str) -> bool:
+        """Whether a path lies at or below one of `owned`."""
+        return any(not place or path == place or path.startswith(f"{place}/") for place in self.owned)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the blob of a manifest: the same bytes for the same files."""
+    rows = [[file.path, file.pack, file.size_bytes, int(file.is_executable)] for file in manifest.files]
+    found = {
+        "packs": manifest.packs,
+        "files": rows,
+        "links": manifest.links,
+        "folders": manifest.folders,
+        "owned": manifest.owned,
+    }
+    return zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 6)
+
+
+def decode(data: bytes) -> Manifest:
+    """Return the manifest of a blob. Raises ValueError for what is none, and for a path that leads out of its folder."""
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(data, _MOST_BYTES)
+        found = json.loads(text)
+        files = []
+        ends = [0] * len(found["packs"])
+        for path, pack, size, is_executable in found["files"]:
+            files.append(
+                ListedFile(
+                    path=_checked(path),
+                    pack=pack,
+                    offset=ends[pack],
+                    size_bytes=size,
+                    is_executable=bool(is_executable),
+                )
+            )
+            ends[pack] += size
+        return Manifest(
+            packs=tuple(found["packs"]),
+            files=tuple(files),
+            links=tuple((_checked(path), target) for path, target in found["links"]),
+            folders=tuple(_checked(path) for path in found["folders"]),
+            owned=tuple(found["owned"]),
+        )
+    except (zlib.error, LookupError, TypeError) as error:
+        raise ValueError(f"the list of files can't be read: {error!r}") from None
+
+
+def _checked(path: str) -> str:
+    if "\0" in path or {"", ".", ".."} & set(path.split("/")):
+        raise ValueError(f"{path[:200]!r} is no path below a folder")
+    return path

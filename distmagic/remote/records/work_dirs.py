@@ -1,0 +1,238 @@
+"""The working directories of runs, which are kept from one run of a name to the next.
+
+    ~/.distmagic/work/NAME/           what ranks find when they begin: files that were brought, and those they wrote
+    ~/.distmagic/work/.NAME/          what is known of it
+        origin                        the notebook or script that uses it
+        files.json                    what was brought last, by path, and how each file looked when it was written
+        users/JOB.NODE.HOST           a job that uses it, and since when; its agent touches this file, and removes it
+        lock
+
+Homes are often shared between hosts, and a host may run several nodes: all of them may come here at once. So a directory
+is looked at and changed under its lock; every file gets its name when it is whole; and the second node of a job finds
+that all is there. A directory never changes under a job that runs: another job with other files gets the next one,
+NAME-2, NAME-3 and so on. So does a run of another notebook or script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from distmagic.remote.records import listing, places
+from distmagic.remote.records.work_sync import FileSync, last_brought
+from distmagic.remote.wire.protocol import KeptWorkDir, WorkDir
+
+_SETTLING_S = 20.0  # from the mark of a job to the socket of its agent
+_TOUCHED_S = 120.0  # agents touch their mark four times in that time
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A working directory that is ready. `notice` says what a user should know of it, "" for nothing."""
+
+    path: Path
+    notice: str = ""
+
+
+def root() -> Path:
+    """Return the directory of all working directories, whether or not it is there."""
+    return places.home() / "work"
+
+
+def prepare(work: WorkDir, job: str, node_rank: int) -> Prepared:
+    """Make the working directory of a job's node ready, and note that the job uses it. Raises OSError and ValueError."""
+    places.make_private(root())
+    notice = ""
+    with _locked(root() / f".{work.name}"):
+        place = _place_of(job)
+        if place is None:
+            place, notice = _free_place(work, job)
+            if not place.users(job):  # else all is there, and nothing may change under the job that runs
+                place.bring(work)
+                (place.about / "origin").write_text(work.origin or place.origin)
+        place.mark(job, node_rank).write_text(str(time.time()))
+    if work.inside:
+        (place.path / work.inside).mkdir(parents=True, exist_ok=True)
+    return Prepared(path=place.path, notice=notice)
+
+
+def touch(path: Path, job: str, node_rank: int) -> None:
+    """Note that a job still uses its working directory."""
+    place = _Place(path=path)
+    places.touch([place.about, place.mark(job, node_rank)])
+
+
+def leave(path: Path, job: str, node_rank: int) -> None:
+    """Note that a node of a job no longer uses its working directory. Errors of the disk are ignored."""
+    with contextlib.suppress(OSError):
+        _Place(path=path).mark(job, node_rank).unlink()
+
+
+def kept() -> tuple[KeptWorkDir, ...]:
+    """Return the working directories of this home, in the order of their names. What can't be read is left out."""
+    found = []
+    for path in sorted(root().glob("[!.]*")):
+        place = _Place(path=path)
+        with contextlib.suppress(OSError):
+            one = KeptWorkDir(
+                name=path.name,
+                origin=place.origin,
+                size_bytes=_size_below(path),
+                age_s=max(0.0, time.time() - place.used_s()),
+                is_used=bool(place.users()),
+            )
+            found.append(one)
+    return tuple(found)
+
+
+def expire(now: float, kept_s: float) -> None:
+    """Remove working directories that no job has used for so long."""
+    for path in root().glob("[!.]*"):
+        place = _Place(path=path)
+        with contextlib.suppress(OSError):
+            if now - place.used_s() > kept_s:
+                remove(path.name)
+    for about in root().glob(".*"):
+        with contextlib.suppress(OSError):
+            if not about.with_name(about.name[1:]).exists() and now - about.stat().st_mtime > kept_s:
+                shutil.rmtree(about)
+
+
+def remove(name: str) -> int:
+    """Remove a working directory that no job uses; return its bytes. Raises OSError if one does."""
+    place = _Place(path=root() / _checked(name))
+    if not place.path.exists():
+        return 0  # another host of the same home has removed it
+    with _locked(place.about):
+        if users := place.users():
+            raise OSError(f"job {users[0]} uses the working directory {name}")
+        size = _size_below(place.path)
+        shutil.rmtree(place.path)
+    shutil.rmtree(place.about, ignore_errors=True)
+    return size
+
+
+def _checked(name: str) -> str:
+    if "/" in name or "\0" in name or name.startswith(".") or not name:
+        raise ValueError(f"{name[:80]!r} is no working directory")
+    return name
+
+
+def _size_below(folder: Path) -> int:
+    size = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(inner, name)).st_size
+    return size
+
+
+@contextmanager
+def _locked(about: Path) -> Iterator[None]:
+    """Hold the lock of a name. Where the file system has none, files that appear whole have to do."""
+    about.mkdir(mode=0o700, exist_ok=True)
+    with open(about / "lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """One working directory, and what is known of it."""
+
+    path: Path
+
+    @property
+    def about(self) -> Path:
+        return self.path.with_name(f".{self.path.name}")
+
+    @property
+    def origin(self) -> str:
+        try:
+            return (self.about / "origin").read_text()
+        except OSError:
+            return ""
+
+    def mark(self, job: str, node_rank: int) -> Path:
+        """Return the file that says that a node of a job uses this; its folder is there."""
+        folder = self.about / "users"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / f"{job}.{node_rank}.{places.host_id()}"
+
+    def bring(self, work: WorkDir) -> None:
+        """Make the directory, and bring the files of a run into it. Raises OSError and ValueError."""
+        self.about.mkdir(mode=0o700, exist_ok=True)
+        sync = FileSync(self.path, self.about)
+        if work.is_fresh:
+            sync.empty()
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        places.touch([self.about])
+        if work.manifest:
+            sync.bring(work.manifest)
+
+    def used_s(self) -> float:
+        """Return when it was used last. Raises OSError."""
+        there = self.about if self.about.is_dir() else self.path
+        return there.stat().st_mtime
+
+    def users(self, but: str = "") -> list[str]:
+        """Return the jobs that use it, without one."""
+        found = []
+        for mark in (self.about / "users").glob("*"):
+            job, node, host = [*mark.name.split(".", 2), "", ""][:3]
+            if job != but and _is_alive(mark, job, node, host):
+                found.append(job)
+        return sorted(set(found))
+
+
+def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
+    """Whether the node of a job that has made this mark is still there."""
+    try:
+        if host == places.host_id():
+            age_s = time.time() - float(mark.read_text())
+            is_alive = age_s < _SETTLING_S or listing.is_running(job, int(node))
+        else:
+            is_alive = time.time() - mark.stat().st_mtime < _TOUCHED_S
+    except (OSError, ValueError):
+        return False  # gone just now, or no mark
+    if not is_alive:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+    return is_alive
+
+
+def _place_of(job: str) -> _Place | None:
+    """Return the working directory that another node of the same job has made ready."""
+    for mark in root().glob(f".*/users/{job}.*"):
+        return _Place(path=root() / mark.parent.parent.name[1:])
+    return None
+
+
+def _free_place(work: WorkDir, job: str) -> tuple[_Place, str]:
+    """Return the first working directory of this name that is free for the run, and what a user should know of it."""
+    notice = ""
+    number = 1
+    while True:
+        name = work.name if number == 1 else f"{work.name}-{number}"
+        place = _Place(path=root() / name)
+        number += 1
+        if work.origin and place.origin not in ("", work.origin):
+            continue
+        users = place.users(job)
+        if users and (work.is_fresh or (work.manifest and work.manifest != last_brought(place.about).manifest)):
+            notice = notice or f"job {users[0]} still runs in {place.path} with other files"
+            continue
+        return place, f"{notice}; this run's files are in {place.path}" if notice else ""

@@ -1,0 +1,45 @@
+"""A script with its arguments, as `%distributed run` and `distmagic run` take it: `--hosts gpu-a train.py 50 --lr 0.1`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distmagic.errors import SpecError
+from distmagic.request import flags
+
+USAGE = "run [FLAGS] SCRIPT [ARGUMENTS], or run [FLAGS] -m MODULE [ARGUMENTS]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs: a script's path on this machine, or a module's name, and its arguments."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
+    """Return the flags in front of a program, and the program. What follows its name is all its own.
+
+    Raises `SpecError` where no program is named.
+    """
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        if words[place] == "-m":
+            return tuple(words[:place]), _module(words[place + 1 :])
+        if words[place] == "--":
+            place += 1
+            break
+        place += 2 if flags.takes_next_word(words[place]) else 1
+    if place >= len(words):
+        raise SpecError("No script is named.", f"Write {USAGE}.")
+    before = [word for word in words[:place] if word != "--"]
+    return tuple(before), Program(target=words[place], args=tuple(words[place + 1 :]))
+
+
+def _module(words: Sequence[str]) -> Program:
+    if not words or not all(part.isidentifier() for part in words[0].split(".")):
+        raise SpecError(f"-m {' '.join(words[:1])}: this is not a module's name.", "Write -m package.module.")
+    return Program(target=words[0], args=tuple(words[1:]), is_module=True)

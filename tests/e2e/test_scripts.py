@@ -1,0 +1,341 @@
+"""Scripts run unchanged: what they see is what torchrun lets them see, and what they leave is found by the next run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distmagic.api import session
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import PayloadTooLarge, WorkerFailed
+from distmagic.request import flags
+from distmagic.request.hosts import parse_hosts
+from distmagic.request.program import split_program
+from distmagic.runner.outcome import Run
+from distmagic.session.programs import run_program
+from distmagic.state.model import RunState
+from tests import REPOSITORY
+from tests.e2e import runner
+from tests.lab import Lab, wait_until
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
+
+TRAIN = '''\
+"""A program as people have them."""
+import argparse
+import importlib
+import importlib.resources
+import json
+import os
+import subprocess
+import sys
+from multiprocessing import get_context
+
+import helpers
+import package.deep
+
+parser = argparse.ArgumentParser()
+parser.add_argument("epochs", type=int)
+parser.add_argument("--lr", type=float, default=0.1)
+
+
+def square(x):
+    return x * x
+
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    with get_context("spawn").Pool(1) as pool:
+        squares = pool.map(square, [2, 3])
+    child = [sys.executable, "-c", "import helpers; print(helpers.__file__)"]
+    seen = {
+        "args": vars(args),
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv[1:],
+        "path": sys.path,
+        "file": __file__,
+        "name": [__name__, __package__, __spec__.name if __spec__ else None, type(__loader__).__name__],
+        "main": sorted(vars(sys.modules["__main__"])),
+        "cwd": os.getcwd(),
+        "data": open("data/x.txt").read(),
+        "beside": open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "conf.yaml")).read(),
+        "resource": importlib.resources.files("package").joinpath("table.csv").read_text(),
+        "sibling": importlib.import_module("second").NAME,
+        "deep": package.deep.NAME,
+        "child": subprocess.run(child, capture_output=True, text=True).stdout.strip(),
+        "squares": squares,
+        "rank": [os.environ["RANK"], os.environ["WORLD_SIZE"]],
+    }
+    print(json.dumps(seen))
+'''
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program, its modules and its data; it is the current directory."""
+    folder = tmp_path / "project"
+    files = {
+        "train.py": TRAIN,
+        "helpers.py": "NAME = 'helpers'\n",
+        "second.py": "NAME = 'second'\n",
+        "conf.yaml": "lr: 1\n",
+        "data/x.txt": "some data",
+        "package/__init__.py": "",
+        # A child that is spawned by the `__main__` of a package does not find what that defines, wherever it runs.
+        "package/__main__.py": TRAIN.replace("pool.map(square, [2, 3])", "pool.map(abs, [2, 3])"),
+        "package/train.py": TRAIN,
+        "package/deep.py": "NAME = 'deep'\n",
+        "package/table.csv": "1,2\n",
+        "package/conf.yaml": "lr: 2\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def ended(lab: Lab) -> Iterator[Lab]:
+    """The lab, on which nothing is left after the test."""
+    yield lab
+    session().close()
+    lab.assert_clean()
+
+
+class SentBytes(runner.Watch):
+    """A screen that keeps how many bytes each node lacked."""
+
+    def show(self, state: RunState) -> None:
+        super().show(state)
+        self.total_bytes = [max(node.total_bytes, 0) for node in state.nodes]
+
+
+def run(lab: Lab, line: str, *, hosts: str = "dm1:1", screen: runner.Watch | None = None, **way: Any) -> Run:
+    """Run `%distributed run LINE` on hosts of the lab."""
+    words, program = split_program(flags.split(line))
+    request = flags.parse_words(words, flags.Defaults(access=runner.access(lab, **way)))
+    asker, screen = NotebookAsker(can_ask=False), screen or runner.Watch()
+    found = run_program(session(), request, program, parse_hosts(hosts), request.access, asker, screen)
+    assert isinstance(found, Run)
+    return found
+
+
+def seen(run: Run, rank: int = 0) -> dict[str, Any]:
+    """Return what the program says that it saw."""
+    return json.loads(run.logs(rank, "stdout").splitlines()[-1])
+
+
+def by_torchrun(lab: Lab, project: Path, words: list[str]) -> dict[str, Any]:
+    """Return what the program sees under torchrun itself, in a copy of its folder on a host."""
+    host = lab.hosts[0]
+    shutil.copytree(project, host.home / "project", dirs_exist_ok=True)
+    shell = "cd /home/node/project && exec python3 -m torch.distributed.run --nproc-per-node 1 " + " ".join(words)
+    done = host.exec(["sh", "-c", shell])
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def placed(what: Any, folder: str) -> Any:
+    """Return what was seen with the program's folder named alike wherever it was, and without our bundle."""
+    text = json.loads(json.dumps(what).replace(folder, "PROJECT"))
+    text["path"] = [path for path in text["path"] if "/.distmagic/blobs/" not in path]
+    return text
+
+
+@pytest.mark.parametrize("way", [{"cold": True}, {"warm_idle_s": 900.0}], ids=["cold", "warm"])
+@pytest.mark.parametrize(
+    "line",
+    ["train.py 50 --lr 0.5", "-m package 50 --lr 0.5", "-m package.train 7", "./train.py 50"],
+)
+def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line, way):
+    theirs = by_torchrun(ended, project, line.split())
+    name = line.split()[1] if line.startswith("-m") else "train"
+    run(ended, line, **way)
+    ours = seen(run(ended, line, **way))  # the second one is forked from a template where there is one
+    assert placed(ours, f"/home/node/.distmagic/work/{name}") == placed(theirs, "/home/node/project")
+
+
+def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(ended, project):
+    (project / "src").mkdir()
+    (project / "src" / "look.py").write_text("import os, sys\nprint(sys.argv[0], os.getcwd(), sys.path[0], __file__)\n")
+    theirs = by_torchrun_text(ended, project, "src/look.py")
+    ours = run(ended, "src/look.py").logs(0, "stdout")
+    work = "/home/node/.distmagic/work/look"
+    assert ours.replace(work, "PROJECT") == theirs.replace("/home/node/project", "PROJECT")
+    assert not (ended.hosts[0].home / ".distmagic/work/look/train.py").exists(), "only the script's own folder travels"
+
+
+def by_torchrun_text(lab: Lab, project: Path, words: str) -> str:
+    host = lab.hosts[0]
+    shutil.copytree(project, host.home / "project", dirs_exist_ok=True)
+    shell = f"cd /home/node/project && exec python3 -m torch.distributed.run --nproc-per-node 1 {words}"
+    return host.exec(["sh", "-c", shell]).stdout
+
+
+def test_the_folder_above_is_brought_where_it_is_named(ended, project, monkeypatch):
+    (project / "nb").mkdir()
+    (project / "nb" / "look.py").write_text("import os\nprint(os.getcwd(), open('../data/x.txt').read())\n")
+    monkeypatch.chdir(project / "nb")
+    text = run(ended, "--sync .. look.py").logs(0, "stdout")
+    assert text == "/home/node/.distmagic/work/look/nb some data\n"
+
+
+def test_every_rank_of_two_hosts_with_one_home_finds_the_files(make_lab, project):
+    lab = make_lab(2, shared_home=True)
+    found = run(lab, "train.py 50", hosts="dm1:2,dm2:2")
+    for rank in range(4):
+        one = seen(found, rank)
+        assert (one["data"], one["rank"]) == ("some data", [str(rank), "4"])
+        assert one["cwd"] == "/home/node/.distmagic/work/train"
+    session().close()
+    lab.assert_clean()
+
+
+def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes_there(ended, project):
+    (project / "resume.py").write_text(
+        "import os\n"
+        "n = int(open('snapshot.txt').read()) if os.path.exists('snapshot.txt') else 0\n"
+        "open('snapshot.txt', 'w').write(str(n + 1))\n"
+        "print(n, os.path.exists('data/x.txt'))\n"
+    )
+    assert run(ended, "resume.py").logs(0, "stdout") == "0 True\n"
+    (project / "data" / "x.txt").unlink()
+    assert run(ended, "resume.py").logs(0, "stdout") == "1 False\n"
+    assert run(ended, "--name other resume.py").logs(0, "stdout") == "0 False\n"
+    assert run(ended, "--fresh resume.py").logs(0, "stdout") == "0 False\n"
+    assert (ended.hosts[0].home / ".distmagic/work/resume/snapshot.txt").read_text() == "1"
+
+
+def test_a_changed_module_is_the_new_one_at_once(ended, project):
+    (project / "which.py").write_text("import helpers\nprint(helpers.NAME)\n")
+    for name in ("one", "two", "six"):  # equally long, and within one second where hosts are warm
+        (project / "helpers.py").write_text(f"NAME = '{name}'\n")
+        assert run(ended, "which.py", warm_idle_s=900.0).logs(0, "stdout") == f"{name}\n"
+
+
+def test_the_traceback_of_a_script_names_its_own_line(ended, project):
+    (project / "bad.py").write_text("import sys\n\nraise ValueError(sys.argv[1])\n")
+    with pytest.raises(WorkerFailed) as failed:
+        run(ended, "bad.py enough")
+    assert failed.value.remote_traceback == (
+        "Traceback (most recent call last):\n"
+        '  File "/home/node/.distmagic/work/bad/bad.py", line 3, in <module>\n'
+        "    raise ValueError(sys.argv[1])\n"
+        "ValueError: enough"
+    )
+
+
+def test_a_folder_that_is_too_large_is_not_sent(ended, project):
+    with (project / "data" / "all.bin").open("wb") as file:
+        file.truncate(2 << 30)  # a hole: it takes no room
+    with pytest.raises(PayloadTooLarge) as refused:
+        run(ended, "train.py 50")
+    assert refused.value.message == (
+        f"The folder {project} would be sent to every host: 2.1 GB in 12 files, and at most 268.4 MB are allowed. "
+        "The largest: data/all.bin (2.1 GB), train.py (1.5 kB), package/train.py (1.5 kB)."
+    )
+    assert refused.value.hint == (
+        "List what hosts don't need in .distmagicignore (written as .gitignore), name another folder with --sync DIR, "
+        "or allow it with --payload-limit 4G."
+    )
+    assert not (ended.hosts[0].home / ".distmagic" / "work").exists()
+    (project / ".distmagicignore").write_text("*.bin\n")
+    assert seen(run(ended, "train.py 50"))["data"] == "some data"
+
+
+def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(ended, project):
+    (project / "wait.py").write_text(
+        "import time, os, distmagic\n"
+        "distmagic.report(step=1)\n"
+        "while not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
+        "print(open('data/x.txt').read(), os.getcwd())\n"
+    )
+    words, program = split_program(flags.split("--detach wait.py"))
+    request = flags.parse_words(words, flags.Defaults(access=runner.access(ended)))
+    hosts = parse_hosts("dm1:1")
+    asker = NotebookAsker(can_ask=False)
+    left = run_program(session(), request, program, hosts, request.access, asker, runner.Watch())
+    (project / "data" / "x.txt").write_text("other data")
+    (project / "wait.py").write_text("import os\nprint(open('data/x.txt').read(), os.getcwd())\n")
+    second = run(ended, "wait.py")
+    assert second.logs(0, "stdout") == "other data /home/node/.distmagic/work/wait-2\n"
+    assert any(
+        f"job {left.job} still runs in /home/node/.distmagic/work/wait with other files; "
+        "this run's files are in /home/node/.distmagic/work/wait-2" in notice
+        for notice in second.state.notices
+    )
+    ended.hosts[0].exec(["touch", "/tmp/go"]).check_returncode()
+    assert left.attach().logs(0, "stdout") == "some data /home/node/.distmagic/work/wait\n"
+    ended.hosts[0].exec(["rm", "/tmp/go"]).check_returncode()
+    assert run(ended, "wait.py").logs(0, "stdout") == "other data /home/node/.distmagic/work/wait\n"
+
+
+def test_twenty_thousand_files_and_the_change_of_one(ended, project):
+    for number in range(20_000):
+        folder = project / "data" / f"part{number % 100}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"file{number}.txt").write_bytes(random.randbytes(random.randint(100, 4000)))
+    (project / "count.py").write_text(
+        "import os\nprint(sum(len(names) for _, _, names in os.walk('data')), open('data/part7/file7.txt', 'rb').read(7))\n"
+    )
+    took, sent = [], []
+    for change in (b"", b"", b"changed"):
+        if change:
+            (project / "data" / "part7" / "file7.txt").write_bytes(change)
+        screen = SentBytes()
+        began_s = time.monotonic()
+        found = run(ended, "count.py", screen=screen)
+        took.append(time.monotonic() - began_s)
+        sent.append(screen.total_bytes)
+        assert found.logs(0, "stdout").startswith("20001 ")
+    assert "b'changed'" in found.logs(0, "stdout")
+    print("seconds", took, "bytes", sent)
+    assert min(sent[0]) > 20_000_000
+    assert max(sent[1]) == 0
+    assert 0 < max(sent[2]) < 1_000_000, "the list, and one pack"
+    assert max(took) < 100
+
+
+# ---- in a terminal
+
+
+def in_terminal(lab: Lab, project: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DISTMAGIC_HOSTS": "dm1:1"}
+    argv = [sys.executable, "-m", "distmagic.cli", *words]
+    return subprocess.Popen(
+        argv, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
+    config = ["--ssh-config", str(ended.ssh_config), "--cold"]
+    good = in_terminal(ended, project, "run", *config, "train.py", "50")
+    out, err = good.communicate(timeout=100)
+    assert (good.returncode, err) == (0, "")
+    assert "done 100%" in out
+    assert '[rank 0 dm1] {"args": {"epochs": 50, "lr": 0.1}' in out
+
+    bad = in_terminal(ended, project, "run", *config, "train.py", "many")
+    out, err = bad.communicate(timeout=100)
+    assert bad.returncode == 1
+    assert "exit code 2" in err or "exited with code 2" in err, err
+
+    (project / "endless.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    endless = in_terminal(ended, project, "run", *config, "endless.py")
+    assert endless.stdout is not None
+    wait_until(lambda: "begun" in endless.stdout.readline(), "the program to begin", timeout_s=60)
+    endless.send_signal(signal.SIGINT)
+    _, err = endless.communicate(timeout=60)
+    assert (endless.returncode, "Traceback" in err) == (130, False), err

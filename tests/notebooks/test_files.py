@@ -1,0 +1,116 @@
+"""What a notebook's ranks find on the hosts: packages with their data, folders, scripts, and what runs before left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.notebooks.kernel import LiveNotebook, live_notebook
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(150)]
+
+WORK = "/home/node/.distmagic/work/nb"
+FILES = {
+    "train.py": "import sys, helper\nprint(sys.argv, helper.NAME, open('data/x.txt').read())\n",
+    "helper.py": "NAME = 'helper'\n",
+    "data/x.txt": "some data",
+    "pkg/__init__.py": "",
+    "pkg/model.py": "import importlib\nimport importlib.resources\n\n\ndef load():\n"
+    "    table = importlib.resources.files('pkg').joinpath('table.csv').read_text()\n"
+    "    return table, importlib.import_module('pkg.late').NAME\n",
+    "pkg/late.py": "NAME = 'late'\n",
+    "pkg/table.csv": "1,2",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("project") / "nb"
+    for name, text in FILES.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def notebook(session_lab: Lab, folder: Path) -> Iterator[LiveNotebook]:
+    """A notebook beside these files, whose hosts come from its environment."""
+    session_lab.mend()
+    with live_notebook(folder, {"DISTMAGIC_HOSTS": "dm1:1"}) as made:
+        made.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"')
+        yield made
+    session_lab.assert_clean()
+
+
+def test_a_package_beside_the_notebook_comes_as_files_with_its_data(notebook: LiveNotebook):
+    text = notebook.run("""\
+%%distributed
+import os, subprocess, sys
+import pkg.model
+
+def look():
+    child = [sys.executable, "-c", "import pkg.model; print(pkg.model.load())"]
+    print(pkg.model.load(), os.getcwd(), os.path.dirname(pkg.model.__file__))
+    print("child", subprocess.run(child, capture_output=True, text=True).stdout.strip())
+    print(sorted(os.listdir()))
+
+look()
+""")
+    assert f"[rank 0 dm1] ('1,2', 'late') {WORK} {WORK}/pkg\n" in text
+    assert "[rank 0 dm1] child ('1,2', 'late')\n" in text
+    assert "[rank 0 dm1] ['pkg']" in text, "what the cell does not import stays here"
+
+
+def test_a_folder_is_brought_and_kept_for_the_cells_after_it(notebook: LiveNotebook, folder: Path):
+    look = "\ndef look():\n    return open('data/x.txt').read()\nlook()\n"
+    assert "done 100%" in notebook.run(f"%%distributed --sync . -o run{look}")
+    assert notebook.run("run.results[0]") == "'some data'"
+    (folder / "data" / "x.txt").write_text("new data")
+    notebook.run(f"%%distributed -o run{look}")
+    assert notebook.run("run.results[0]") == "'some data'"
+    notebook.run(f"%%distributed -o run --sync data{look}")
+    assert notebook.run("run.results[0]") == "'new data'"
+    assert "SpecError: --sync nowhere: there is no such folder here." in notebook.fail(
+        f"%%distributed --sync nowhere{look}"
+    )
+    assert "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.txt'" in notebook.fail(
+        f"%%distributed --fresh{look}"
+    )
+
+
+def test_a_script_is_run_by_a_line(notebook: LiveNotebook, folder: Path):
+    (folder / "data" / "x.txt").write_text("some data")
+    text = notebook.run("%distributed run --nproc-per-node 2 -o run train.py 50 -b 32")
+    for rank in range(2):
+        assert f"[rank {rank} dm1] ['train.py', '50', '-b', '32'] helper some data" in text
+    assert notebook.run("run.state.phase") == "'done'"
+    assert notebook.run("'_run' in globals()") == "False"
+    assert "cd ~/.distmagic/work/" in notebook.run("%distributed run --dry-run train.py 5")
+    assert "SpecError: There is no script nothing.py in " in notebook.fail("%distributed run nothing.py")
+
+
+def test_a_cell_is_run_as_a_script_with_arguments(notebook: LiveNotebook):
+    text = notebook.run("""\
+%%distributed --script -- 50 --lr 0.5
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("epochs", type=int)
+parser.add_argument("--lr", type=float)
+if __name__ == "__main__":
+    print(vars(parser.parse_args()))
+""")
+    assert "[rank 0 dm1] {'epochs': 50, 'lr': 0.5}" in text
+
+
+def test_what_is_kept_is_told_and_removed(notebook: LiveNotebook, session_lab: Lab):
+    notebook.run("%%distributed\nopen('left', 'w').write('x' * 2_000_000)\n")
+    shown = notebook.run("%distributed clean")
+    assert "working directory that no job uses: ~/.distmagic/work/nb on dm1 (2.0 MB, last used 0 min ago)\n" in shown
+    assert "removed with all files in it: ~/.distmagic/work/nb on dm1 (2.0 MB, " in notebook.run(
+        "%distributed clean all"
+    )
+    assert "nb" not in session_lab.hosts[0].listdir("/home/node/.distmagic/work")

@@ -1,0 +1,142 @@
+"""What of a folder travels: ignore files, links, hostile names, sizes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import PayloadError, PayloadTooLarge
+from distmagic.payload import folder as folders
+from distmagic.payload.folder import check_size, contents_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder, in no git repository."""
+    made = tmp_path / "project"
+    made.mkdir()
+    return made
+
+
+def write(folder: Path, **texts: str) -> None:
+    """Write files; `__` in a name stands for a slash, `_dot_` for a dot."""
+    for name, text in texts.items():
+        file = folder / name.replace("__", "/").replace("_dot_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(contents_of(folder).files)
+
+
+def test_all_files_travel_hidden_ones_too(folder):
+    write(folder, train_dot_py="1", data__x_dot_txt="22", _dot_env="3")
+    (folder / "run.sh").write_text("")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "checkpoints").mkdir()
+    found = contents_of(folder)
+    assert sorted(found.files) == [".env", "data/x.txt", "run.sh", "train.py"]
+    assert found.size_bytes == 4
+    assert [path for path, file in found.files.items() if file.is_executable] == ["run.sh"]
+    assert found.folders == ["checkpoints"]
+
+
+def test_what_is_of_no_use_on_a_host_never_travels(folder):
+    write(
+        folder, _dot_git__config="", a____pycache____a_dot_pyc="", venv__pyvenv_dot_cfg="", venv__bin__python="", b=""
+    )
+    (folder / "a" / "__pycache__").mkdir(parents=True)
+    (folder / "a" / "__pycache__" / "a.pyc").write_text("")
+    assert [path for path in files_of(folder) if "pyc" not in path] == ["b"]
+    assert not any("__pycache__" in path for path in files_of(folder))
+
+
+def test_the_ignore_files_count_as_in_git(folder):
+    write(folder, a_dot_log="", b_dot_txt="", data__c_dot_log="", data__keep_dot_log="", out__d="", deep__out__e="")
+    (folder / ".gitignore").write_text("*.log\n/out/\n")
+    (folder / "data" / ".gitignore").write_text("!keep.log\n")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    listed = subprocess.run(
+        ["git", "-C", str(folder), "ls-files", "--others", "--exclude-standard"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert files_of(folder) == sorted(listed.stdout.split())
+    assert "data/keep.log" in files_of(folder)
+
+
+def test_distmagicignore_comes_after_gitignore_and_brings_back_what_git_ignores(folder):
+    write(folder, data__x_dot_bin="", secret="", train="")
+    (folder / ".gitignore").write_text("data/\n")
+    (folder / ".distmagicignore").write_text("!data/\nsecret\n")
+    assert files_of(folder) == [".distmagicignore", ".gitignore", "data/x.bin", "train"]
+
+
+def test_a_folder_inside_a_repository_follows_the_ignore_files_above_it(folder):
+    write(folder, _dot_git__HEAD="", src__a_dot_log="", src__b="", build__c="")
+    (folder / ".gitignore").write_text("*.log\nbuild/\n")
+    assert files_of(folder / "src") == ["b"]
+    assert files_of(folder / "build") == ["c"], "who names a folder means it"
+
+
+def test_links_stay_inside_or_stay_here(folder, tmp_path):
+    outside = tmp_path / "outside"
+    write(outside, x="secret")
+    write(folder, data__x="")
+    links = {
+        "to_folder": "data", "to_file": "data/x", "data/up": "../data/x", "broken": "nowhere", "self": "self",
+        "out": "../outside", "abs_out": str(outside / "x"), "abs_in": str(folder / "data"), "by_out": "out/x",
+        "loop_a": "loop_b", "loop_b": "loop_a", "data/around": "..", "climb": "data/../../project/data",
+    }  # fmt: skip
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    found = contents_of(folder)
+    assert list(found.files) == ["data/x"], "no link is followed"
+    assert sorted(found.left_out) == ["abs_out", "by_out", "climb", "out"]
+    assert found.links == {
+        "to_folder": "data", "to_file": "data/x", "data/up": "../data/x", "broken": "nowhere", "self": "self",
+        "abs_in": "data", "loop_a": "loop_b", "loop_b": "loop_a", "data/around": "..",
+    }  # fmt: skip
+
+
+def test_sockets_and_pipes_stay_here(folder):
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "socket"))
+        assert files_of(folder) == []
+
+
+def test_names_that_no_text_can_hold_travel(folder):
+    names = [b"new\nline", b"caf\xe9", b"-rf", b"a b'\"$(x)", b"\xff\xfe", b"x" * 255]
+    for name in names:
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_text("")
+    assert sorted(os.fsencode(path) for path in contents_of(folder).files) == sorted(names)
+
+
+def test_a_folder_with_too_many_files_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(folders, "MAX_FILES", 2)
+    write(folder, a="", b="", c="")
+    with pytest.raises(PayloadError) as refused:
+        contents_of(folder)
+    assert str(refused.value) == (
+        f"{folder} has more than 2 files to send.\n"
+        "Name another folder with --sync DIR, or list what hosts don't need in a .distmagicignore there."
+    )
+
+
+def test_a_folder_above_the_limit_names_its_largest_files(folder):
+    write(folder, a="x" * 5000, b="x" * 3_000_000, c="", d="x" * 10)
+    found = contents_of(folder)
+    check_size(found, found.size_bytes, "The folder f")
+    with pytest.raises(PayloadTooLarge) as refused:
+        check_size(found, found.size_bytes - 1, "The folder f")
+    assert str(refused.value) == (
+        "The folder f would be sent to every host: 3.0 MB in 4 files, and at most 3.0 MB are allowed. "
+        "The largest: b (3.0 MB), a (5.0 kB), d (10 bytes).\n"
+        "List what hosts don't need in .distmagicignore (written as .gitignore), name another folder with --sync DIR, "
+        "or allow it with --payload-limit 1G."
+    )

@@ -1,0 +1,317 @@
+"""Working directories: how files come into them, who uses them, and what goes again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distmagic.payload.folder import contents_of
+from distmagic.payload.tree import packed
+from distmagic.remote.records import expiry, listing, places, work_dirs
+from distmagic.remote.wire.protocol import WorkDir
+
+NAME = "train"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, whose blobs are also where trees are written."""
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    places.make_private(tmp_path / "home" / "blobs")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    return made
+
+
+def write(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        file = folder / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def work_of(project: Path, home: Path, *, owned: tuple[str, ...] = ("",), **more) -> WorkDir:
+    """Return the working directory of a run that brings a folder; its blobs are delivered."""
+    tree = packed(contents_of(project), owned, home / "blobs")
+    for local in tree.packs:
+        if local.is_users:
+            (home / "blobs" / local.blob.sha256).write_bytes(local.path.read_bytes())
+    more = {"name": NAME, "origin": "nb", **more}
+    return WorkDir(manifest=tree.listed.blob.sha256, files=tree.files, **more)
+
+
+def prepared(work: WorkDir, job: str = "j", node_rank: int = 0, *, is_over: bool = True) -> Path:
+    """Make a directory ready for a job, which is over at once unless it is not."""
+    found = work_dirs.prepare(work, job, node_rank)
+    if is_over:
+        work_dirs.leave(found.path, job, node_rank)
+    return found.path
+
+
+def there(path: Path) -> dict[str, str]:
+    return {
+        one.relative_to(path).as_posix(): one.read_text() for one in sorted(path.rglob("*")) if one.is_file()
+    }  # fmt: skip
+
+
+def test_files_come_into_the_directory_and_only_what_changed_is_written_again(project, home):
+    write(project, a="1", d__b="2", d__c="3")
+    (project / "run.sh").write_text("")
+    (project / "run.sh").chmod(0o755)
+    (project / "empty").mkdir()
+    (project / "link").symlink_to("d/b")
+    path = prepared(work_of(project, home))
+    assert path == home / "work" / NAME
+    assert there(path) == {"a": "1", "d/b": "2", "d/c": "3", "link": "2", "run.sh": ""}
+    assert os.readlink(path / "link") == "d/b"
+    assert (path / "empty").is_dir()
+    assert os.access(path / "run.sh", os.X_OK)
+    assert not os.access(path / "a", os.X_OK)
+    before = {name: (path / name).stat().st_ino for name in ("a", "d/b", "d/c")}
+    write(project, d__b="new")
+    prepared(work_of(project, home), "k")
+    assert there(path)["d/b"] == "new"
+    after = {name: (path / name).stat().st_ino for name in before}
+    assert [name for name in before if before[name] != after[name]] == ["d/b"], "though all three share a pack"
+
+
+def test_what_is_gone_here_goes_there_and_what_ranks_wrote_stays(project, home):
+    write(project, a="1", old__b="2", kept__c="3")
+    path = prepared(work_of(project, home))
+    write(path, snapshot="5", kept__log="6")
+    (project / "a").unlink()
+    shutil.rmtree(project / "old")
+    (project / "kept" / "c").unlink()
+    write(project, new="7")
+    prepared(work_of(project, home), "k")
+    assert there(path) == {"new": "7", "snapshot": "5", "kept/log": "6"}
+    assert not (path / "old").exists()
+
+
+def test_a_run_removes_only_what_it_owns(project, home, tmp_path):
+    write(project, a="1", pkg__b="2")
+    path = prepared(work_of(project, home))
+    prepared(WorkDir(name=NAME, origin="nb"), "k")
+    assert there(path) == {"a": "1", "pkg/b": "2"}, "a cell without files changes nothing"
+    (project / "a").unlink()
+    write(project, pkg__c="3")
+    (project / "pkg" / "b").unlink()
+    prepared(work_of(project, home, owned=("pkg",)), "l")
+    assert there(path) == {"a": "1", "pkg/c": "3"}
+
+
+def test_a_file_that_a_rank_has_changed_or_removed_comes_again(project, home):
+    write(project, a="1", b="2", c="3")
+    path = prepared(work_of(project, home))
+    write(path, a="changed")
+    (path / "b").unlink()
+    prepared(work_of(project, home), "k")
+    assert there(path) == {"a": "1", "b": "2", "c": "3"}
+
+
+def test_byte_code_of_a_module_that_changed_is_removed(project, home):
+    write(project, mod="", pkg__mod="")
+    for name in ("mod", "pkg/mod"):
+        (project / name).rename(project / f"{name}.py")
+    path = prepared(work_of(project, home))
+    compiled = path / "pkg" / "__pycache__"
+    write(compiled, **{"mod.cpython-311.pyc": "", "other.cpython-311.pyc": ""})
+    (project / "pkg" / "mod.py").write_text("new")
+    prepared(work_of(project, home), "k")
+    assert [one.name for one in compiled.iterdir()] == ["other.cpython-311.pyc"]
+
+
+def test_a_large_file_comes_as_it_is(project, home):
+    write(project, large="x" * (1 << 20) + "end")
+    path = prepared(work_of(project, home))
+    assert (path / "large").read_text().endswith("xend")
+
+
+def test_hostile_names_come_as_they_are(project, home):
+    names = [b"new\nline", b"caf\xe9", b"-rf", b"a b'\"$(x)", b"x" * 255]
+    for name in names:
+        Path(os.fsdecode(os.fsencode(project) + b"/" + name)).write_text("")
+    path = prepared(work_of(project, home))
+    assert sorted(os.listdir(os.fsencode(path))) == sorted(names)
+
+
+def test_a_link_that_a_rank_has_made_is_not_followed(project, home, tmp_path):
+    write(project, data__x="1")
+    path = prepared(work_of(project, home))
+    outside = tmp_path / "outside"
+    write(outside, x="mine", y="mine")
+    (path / "data" / "x").unlink()
+    (path / "data").rmdir()
+    (path / "data").symlink_to(outside)
+    with pytest.raises(OSError, match=f"{path}/data is in the way of a folder of that name; take it away there"):
+        prepared(work_of(project, home), "k")
+    shutil.rmtree(project / "data")
+    write(project, other="2")
+    prepared(work_of(project, home), "l")
+    assert there(outside) == {"x": "mine", "y": "mine"}
+
+
+def test_a_folder_in_the_way_of_a_file_is_named(project, home):
+    path = prepared(work_of(project, home))
+    write(path, out__result="1")
+    write(project, out="file")
+    with pytest.raises(OSError, match=f"{path}/out is in the way of a file of that name.*--fresh"):
+        prepared(work_of(project, home), "k")
+    prepared(work_of(project, home, is_fresh=True), "l")
+    assert there(path) == {"out": "file"}
+
+
+def test_fresh_begins_with_an_empty_directory_once_for_all_nodes_of_a_job(project, home):
+    write(project, a="1")
+    path = prepared(work_of(project, home))
+    write(path, snapshot="5")
+    fresh = work_of(project, home, is_fresh=True)
+    prepared(fresh, "k", 0, is_over=False)
+    assert there(path) == {"a": "1"}
+    write(path, snapshot="6")
+    assert prepared(fresh, "k", 1) == path
+    assert there(path) == {"a": "1", "snapshot": "6"}, "the second node of the job finds it ready"
+
+
+def test_another_notebook_of_the_same_name_gets_another_directory(project, home):
+    write(project, a="1")
+    assert prepared(work_of(project, home, origin="here:/a.ipynb")).name == "train"
+    assert prepared(work_of(project, home, origin="here:/b.ipynb"), "k").name == "train-2"
+    assert prepared(work_of(project, home, origin="here:/a.ipynb"), "l").name == "train"
+    assert prepared(work_of(project, home, origin=""), "m").name == "train", "a name that the user has given"
+
+
+def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch):
+    monkeypatch.setattr(listing, "is_running", lambda job, node_rank: job == "one")
+    write(project, a="1")
+    first = work_of(project, home)
+    path = prepared(first, "one", is_over=False)
+    assert prepared(first, "same files") == path
+    write(path, a="changed by the job")
+    assert prepared(first, "same again") == path
+    assert prepared(WorkDir(name=NAME, origin="nb"), "no files") == path
+    assert there(path) == {"a": "changed by the job"}
+    write(project, a="2")
+    for work in (work_of(project, home), replace(first, is_fresh=True)):
+        found = work_dirs.prepare(work, "two", 0)
+        assert found.path.name == "train-2"
+        assert found.notice == (f"job one still runs in {path} with other files; this run's files are in {found.path}")
+        work_dirs.leave(found.path, "two", 0)
+    work_dirs.leave(path, "one", 0)
+    assert prepared(work_of(project, home), "three") == path
+    assert there(path) == {"a": "2"}
+
+
+def test_a_job_that_died_holds_nothing(project, home, monkeypatch):
+    write(project, a="1")
+    path = prepared(work_of(project, home), "dead", is_over=False)
+    (mark,) = (path.with_name(".train") / "users").iterdir()
+    write(project, a="2")
+    changed = work_of(project, home)
+    assert prepared(changed, "k").name == "train-2", "it may be about to start"
+    mark.write_text(str(time.time() - 21))
+    assert prepared(changed, "l") == path
+    mark.with_name("far.0.another-host").touch()
+    os.utime(mark.with_name("far.0.another-host"), (time.time() - 90,) * 2)
+    write(project, a="3")
+    assert prepared(work_of(project, home), "m").name == "train-2", "on another host nobody can look"
+    os.utime(mark.with_name("far.0.another-host"), (time.time() - 130,) * 2)
+    assert prepared(work_of(project, home), "n") == path
+
+
+def test_an_agent_holds_its_directory(project, home):
+    path = prepared(work_of(project, home), is_over=False)
+    (mark,) = (path.with_name(".train") / "users").iterdir()
+    for one in (mark, path.with_name(".train")):
+        os.utime(one, (1, 1))
+    work_dirs.touch(path, "j", 0)
+    assert all(time.time() - one.stat().st_mtime < 60 for one in (mark, path.with_name(".train")))
+
+
+def test_nodes_of_one_home_that_come_at_once(project, home):
+    for number in range(300):
+        write(project, **{f"d{number % 7}__f{number}": f"{number}"})
+    work = work_of(project, home, is_fresh=True)
+    found: list[Path] = []
+
+    def node(node_rank: int) -> None:
+        found.append(work_dirs.prepare(work, "j", node_rank).path)
+
+    threads = [threading.Thread(target=node, args=(rank,)) for rank in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [home / "work" / NAME] * 6
+    assert len(there(found[0])) == 300
+    assert not (home / "work" / ".train" / "incoming").exists()
+
+
+def test_ranks_may_begin_in_a_folder_of_it(project, home):
+    write(project, data__x="1")
+    path = prepared(work_of(project, home, inside="nb/deep"))
+    assert (path / "nb" / "deep").is_dir()
+
+
+def test_what_was_torn_by_a_killed_process_is_mended(project, home):
+    write(project, a="1")
+    path = prepared(work_of(project, home))
+    about = path.with_name(".train")
+    write(about, incoming__half="")
+    (about / "files.json").write_text('{"manifest": "x", "fil')
+    prepared(work_of(project, home), "k")
+    assert there(path) == {"a": "1"}
+    assert not (about / "incoming").exists()
+
+
+# ---- what is kept
+
+
+def test_kept_directories_are_listed_and_removed_unless_a_job_uses_them(project, home):
+    write(project, a="12345")
+    path = prepared(work_of(project, home), is_over=False)
+    prepared(work_of(project, home, name="other"), "k")
+    kept = {one.name: one for one in work_dirs.kept()}
+    assert {name: (one.size_bytes, one.is_used, one.origin) for name, one in kept.items()} == {
+        "other": (5, False, "nb"),
+        "train": (5, True, "nb"),
+    }
+    with pytest.raises(OSError, match="job j uses the working directory train"):
+        work_dirs.remove(NAME)
+    assert work_dirs.remove("other") == 5
+    assert work_dirs.remove("other") == 0
+    assert os.listdir(home / "work") in ([NAME, ".train"], [".train", NAME])
+    work_dirs.leave(path, "j", 0)
+    work_dirs.remove(NAME)
+    assert os.listdir(home / "work") == []
+
+
+@pytest.mark.parametrize("name", ["", "../x", ".train", "a/b"])
+def test_only_working_directories_are_removed(name):
+    with pytest.raises(ValueError, match="is no working directory"):
+        work_dirs.remove(name)
+
+
+def test_a_directory_that_nobody_has_used_for_a_week_goes(project, home):
+    path = prepared(work_of(project, home))
+    used = prepared(work_of(project, home, name="used"), "u", is_over=False)
+    now = time.time()
+    for one in (path, used):
+        os.utime(one.with_name(f".{one.name}"), (now - expiry.KEPT_DAYS * 86400 - 1,) * 2)
+    expiry.expire(now - 2)
+    assert path.exists(), "not yet"
+    expiry.expire(now)
+    assert not path.exists()
+    assert not path.with_name(".train").exists()
+    assert used.exists(), "a job uses it"

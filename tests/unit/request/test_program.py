@@ -1,0 +1,50 @@
+"""A script and its arguments behind the flags of a cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.errors import SpecError
+from distmagic.request import flags
+from distmagic.request.program import Program, split_program
+
+
+@pytest.mark.parametrize(
+    ("line", "own", "program"),
+    [
+        ("train.py", "", Program(target="train.py")),
+        ("train.py 50 --lr 0.1 --hosts x", "", Program(target="train.py", args=("50", "--lr", "0.1", "--hosts", "x"))),
+        ("--hosts a:2 --detach train.py -x", "--hosts a:2 --detach", Program(target="train.py", args=("-x",))),
+        ("--hosts=a:2 -o run t.py", "--hosts=a:2 -o run", Program(target="t.py")),
+        ("--nproc_per_node 2 t.py", "--nproc_per_node 2", Program(target="t.py")),
+        ("--cold -m pkg.train 1", "--cold", Program(target="pkg.train", args=("1",), is_module=True)),
+        ("--cold -- --odd.py -- 1", "--cold", Program(target="--odd.py", args=("--", "1"))),
+        ("train.py -- -m x", "", Program(target="train.py", args=("--", "-m", "x"))),
+    ],
+)
+def test_what_follows_the_name_of_a_program_is_its_own(line, own, program):
+    assert split_program(line.split()) == (tuple(own.split()), program)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "No script is named."),
+        ("--hosts a:2", "No script is named."),
+        ("--hosts", "No script is named."),
+        ("-m", "-m : this is not a module's name."),
+        ("-m pkg/train.py", "-m pkg/train.py: this is not a module's name."),
+    ],
+)
+def test_a_program_must_be_named(line, message):
+    with pytest.raises(SpecError) as refused:
+        split_program(line.split())
+    assert refused.value.message == message
+
+
+def test_a_cell_that_is_a_script_has_arguments():
+    request = flags.parse_line("--script --cold -- 50 --lr 0.1", flags.Defaults())
+    assert (request.script, request.args, request.access.cold) == (True, ("50", "--lr", "0.1"), True)
+    with pytest.raises(SpecError) as refused:
+        flags.parse_line("--cold -- 50", flags.Defaults())
+    assert str(refused.value) == "-- 50: only a script has arguments.\nWrite %%distributed --script -- ARGUMENTS."

@@ -1,0 +1,74 @@
+"""What the working directory of a run is called."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+
+from distmagic.payload import blobs
+from distmagic.payload.pack import Payload
+from distmagic.remote.wire.protocol import WorkDir
+from distmagic.request.spec import JobSpec
+from distmagic.session.work_dir import own_origin, work_dir
+
+HERE = socket.gethostname()
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch):
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+
+
+def test_the_user_may_name_it_and_every_run_of_that_name_shares_it():
+    assert work_dir(JobSpec(name="bert", fresh=True)) == WorkDir(name="bert", is_fresh=True)
+
+
+def test_it_is_called_after_the_notebook(kernel):
+    kernel("/tmp/kernel-77.json", "/nb/My first try (2).ipynb")
+    assert work_dir(JobSpec()) == WorkDir(name="My_first_try_2_", origin=f"{HERE}:/nb/My first try (2).ipynb")
+    assert own_origin() == f"{HERE}:/nb/My first try (2).ipynb"
+
+
+def test_a_notebook_of_vs_code_is_known_too(kernel):
+    kernel("/tmp/kernel-v3abc.json", vscode="/nb/try.ipynb")
+    assert work_dir(JobSpec()) == WorkDir(name="try", origin=f"{HERE}:/nb/try.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("connection_file", "path"),
+    [("/tmp/tmpq8x2.json", "/nb/outer.ipynb"), ("/tmp/kernel-77.json", "/nb/console-1-5f0c2a")],
+    ids=["executed within another notebook", "console"],
+)
+def test_what_is_no_notebook_of_its_own_is_called_after_the_current_directory(
+    kernel, monkeypatch, tmp_path, connection_file, path
+):
+    monkeypatch.chdir(tmp_path)
+    kernel(connection_file, path)
+    assert own_origin() == f"{HERE}:{tmp_path}"
+
+
+def test_it_is_called_after_the_script(tmp_path):
+    payload = Payload(call=blobs.keep(b"", tmp_path), code=blobs.keep(b"", tmp_path), name="train")
+    script = replace(payload, script=tmp_path / "train.py")
+    assert work_dir(JobSpec(), script) == WorkDir(name="train", origin=f"{HERE}:{tmp_path}/train.py")
+
+
+def test_it_is_called_after_the_program_that_calls_us(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/my/tools/sweep.py", raising=False)
+    assert work_dir(JobSpec()).name == "sweep"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/lib/pytest/__main__.py")
+    assert work_dir(JobSpec()).name == "pytest"
+
+
+def test_without_a_name_it_is_called_after_the_current_directory(monkeypatch, tmp_path):
+    (tmp_path / "...").mkdir()
+    (tmp_path / "proj").mkdir()
+    monkeypatch.chdir(tmp_path / "proj")
+    assert work_dir(JobSpec()) == WorkDir(name="proj", origin=f"{HERE}:{tmp_path}/proj")
+    monkeypatch.chdir(tmp_path / "...")
+    assert work_dir(JobSpec()).name == "run"

@@ -1,0 +1,106 @@
+"""`distmagic run` in a terminal: its words and its exit codes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from distmagic import cli
+from distmagic.errors import Cancelled, PreflightError, WorkerFailed
+from distmagic.request.program import Program
+from distmagic.runner.outcome import Detached
+from distmagic.session import programs
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """What was run in place of a job, and what comes of it."""
+
+    class Ran:
+        outcome: object = None
+        calls: list = []  # noqa: RUF012
+
+    def run_program(session, request, program, hosts, access, asker, screen):
+        Ran.calls.append((request, program, hosts, access))
+        if isinstance(Ran.outcome, BaseException):
+            raise Ran.outcome
+        return Ran.outcome
+
+    Ran.calls = []
+    monkeypatch.setattr(programs, "run_program", run_program)
+    monkeypatch.setattr(programs, "dry_run", lambda *given: f"would run {given[2].target}")
+    monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
+    return Ran
+
+
+def test_flags_stand_before_the_script(ran, monkeypatch, capsys):
+    assert cli.main(["run", "--hosts", "gpu-a:4", "--cold", "train.py", "50", "--lr", "0.1"]) == 0
+    ((_, program, hosts, access),) = ran.calls
+    assert program == Program(target="train.py", args=("50", "--lr", "0.1"))
+    assert [(host.name, host.slots) for host in hosts] == [("gpu-a", 4)]
+    assert access.cold
+    monkeypatch.setenv("DISTMAGIC_HOSTS", "gpu-b")
+    assert cli.main(["run", "--sync", ".", "-m", "pkg"]) == 0
+    assert ran.calls[1][2][0].name == "gpu-b"
+    assert ran.calls[1][0].spec.sync == "."
+    assert cli.main(["run", "--dry-run", "train.py"]) == 0
+    assert capsys.readouterr().out == "would run train.py\n"
+
+
+def test_nodes_may_come_from_slurm(ran, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_HOSTS", "gpu-b")
+    assert cli.main(["run", "--on", "slurm:login1", "--nodes", "2", "--exclusive", "train.py", "50"]) == 0
+    ((request, program, hosts, _),) = ran.calls
+    assert program == Program(target="train.py", args=("50",))
+    assert (request.allocation.login, request.allocation.nodes, hosts) == ("login1", 2, ())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "said"),
+    [
+        (WorkerFailed("rank 1 raised ValueError.", "Look."), 1, "rank 1 raised ValueError.\nLook.\n"),
+        (PreflightError("gpu-a", "no torch.", "Install it."), 1, "gpu-a: no torch.\nInstall it.\n"),
+        (Cancelled("Interrupted."), 130, "Interrupted.\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(ran, capsys, outcome, code, said):
+    ran.outcome = outcome
+    assert cli.main(["run", "train.py"]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys):
+    ran.outcome = WorkerFailed("rank 1 raised ValueError.", "Its whole output: run.logs(1), on gpu-a.")
+    ran.outcome.run = SimpleNamespace(job="1122-7")
+    cli.main(["run", "train.py"])
+    said = capsys.readouterr().err
+    assert said.endswith("Its whole output: %distributed logs 1122-7 1, in a notebook, on gpu-a.\n")
+
+
+def test_a_job_that_goes_on_alone_is_named(ran, capsys):
+    ran.outcome = Detached("1122-7", ("gpu-a",), attach=lambda: None, stop=lambda: None)
+    assert cli.main(["run", "--detach", "train.py"]) == 0
+    assert capsys.readouterr().out == "1122-7\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runn", "x"], "distmagic runn is not known.\n"),
+        (["run"], "No script is named.\n"),
+        (["run", "--hots", "a", "x.py"], "--hots is not a flag of %%distributed.\nDid you mean --hosts?"),
+        (["run", "--whole", "x.py"], "--whole is for a cell; a script always runs as a whole.\nLeave it out.\n"),
+        (["run", "--name", "a/b", "x.py"], "--name 'a/b' is not the name of a directory.\n"),
+    ],
+)
+def test_a_mistake_in_the_words_is_told(ran, capsys, words, said):
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+    assert ran.calls == []
+
+
+def test_help_is_printed(ran, capsys):
+    assert (cli.main([]), cli.main(["--help"]), cli.main(["run", "--help"])) == (2, 0, 0)
+    assert "distmagic run [FLAGS] SCRIPT [ARGUMENTS]" in capsys.readouterr().out

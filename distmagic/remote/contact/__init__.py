@@ -5,7 +5,8 @@ runs a rank. The template is a process of its own, from which agents are forked.
 
 Read in this order:
     boot              the first program on a host: unpacks the bundle
-    contact           one request after the other; carries bytes between notebook and agent
+    contact           one request after the other
+    relay             bytes between notebook and agent, while a job is followed
     blob_receiver     files that come in, from the notebook or from another host
     blob_server       files that are handed on to the next host, over TLS
     template_client   finds, starts and ends templates

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import selectors
 import shutil
 import socket
 import subprocess
@@ -19,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from distmagic.remote.contact import blob_receiver, template_client
-from distmagic.remote.records import expiry, journal, listing, logs, places, work_dirs
-from distmagic.remote.system import facts, logout, processes, socket_peer
+from distmagic.remote.contact import blob_receiver, relay, template_client
+from distmagic.remote.records import expiry, listing, logs, places, work_dirs
+from distmagic.remote.system import facts, logout, processes
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 
@@ -61,7 +60,7 @@ class Contact:
             protocol.ListWorkDirs: self._send_work_dirs,
             protocol.RemoveWorkDir: self._remove_work_dir,
             protocol.TemplateRequest: self._ensure_template,
-            protocol.RenewLease: self._renew_templates,
+            protocol.RenewLease: self.renew_templates,
             protocol.ListTemplates: self._send_templates,
             protocol.EndTemplates: self._end_templates,
         }
@@ -93,12 +92,17 @@ class Contact:
 
     def say(self, message: protocol.Message) -> None:
         """Tell the notebook something."""
-        self._write(protocol.encode(message))
+        self.write(protocol.encode(message))
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Send bytes to the notebook."""
         view = memoryview(data)
         while view:
             view = view[os.write(self._out, view) :]
+
+    def take_rest(self) -> bytes:
+        """Return what the notebook has sent after the last request."""
+        return self._lines.take(_CHUNK)
 
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
@@ -194,14 +198,14 @@ class Contact:
             (run_dir / places.READERS).chmod(0o600)
             listener.listen(places.BACKLOG)
             # Before there is an agent: its first connection is this one, however many others come while it starts.
-            conn = _connect(run_dir / places.READERS)
+            conn = relay.connect(run_dir / places.READERS)
             wait = self._spawn(request, listener, folder, prefix)
         except BaseException:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
         follow = protocol.FollowJob(job=request.job, node_rank=request.node_rank)
-        has_spoken = self._relay(conn, follow)
+        has_spoken = relay.relay(self, conn, follow)
         wait()
         if not has_spoken and not processes.marked(request.job):
             shutil.rmtree(run_dir, ignore_errors=True)  # an agent that has not begun removes nothing itself
@@ -225,56 +229,16 @@ class Contact:
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
-            has_spoken = self._relay(_connect(run_dir / places.READERS), request)
+            has_spoken = relay.relay(self, relay.connect(run_dir / places.READERS), request)
         except BlockingIOError:
             text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
             raise TimeoutError(text) from None
         except (FileNotFoundError, ConnectionError):
             has_spoken = False
         if not has_spoken:
-            self._replay(request)  # the agent has ended meanwhile; its journal says how
+            relay.replay(self, request)  # the agent has ended meanwhile; its journal says how
         folder = places.job_dir(request.job, request.node_rank)
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
-
-    def _replay(self, request: protocol.FollowJob) -> None:
-        for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
-            self._write(line)
-
-    def _relay(self, conn: socket.socket, attach: protocol.FollowJob) -> bool:
-        """Carry bytes both ways until the agent closes; return whether it sent anything.
-
-        An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
-        they are in the journal. If the agent still runs, this process exits, and the notebook connects again.
-        """
-        has_spoken = False
-        last = None if attach.live else attach.after  # the number of the last event that was sent on
-        torn = b""  # the beginning of a line: only whole lines are sent on
-        with conn, selectors.DefaultSelector() as selector:
-            with contextlib.suppress(ConnectionError):  # an agent that has ended already is noticed below
-                conn.sendall(protocol.encode(attach) + self._lines.take(_CHUNK))
-            selector.register(0, selectors.EVENT_READ, "notebook")
-            selector.register(conn, selectors.EVENT_READ, "agent")
-            while True:
-                sides = [key.data for key, _ in selector.select()]
-                if "agent" in sides:
-                    data = _receive(conn)
-                    if not data and listing.is_running(attach.job, attach.node_rank):
-                        sys.exit(0)
-                    if not data:
-                        if has_spoken and last is not None:
-                            self._replay(replace(attach, after=last))
-                        return has_spoken
-                    has_spoken = True
-                    whole, newline, torn = (torn + data).rpartition(b"\n")
-                    self._write(whole + newline)
-                    last = _last_number(whole) or last
-                if "notebook" in sides:
-                    data = os.read(0, 65536)
-                    if not data:
-                        sys.exit(0)  # the channel is gone; the agent waits for its lease
-                    with contextlib.suppress(ConnectionError):  # it ends; what it has said is still to be read
-                        conn.sendall(data)
-                    self._renew_templates()
 
     def _send_file(self, request: protocol.GetFile) -> None:
         """Send a file of a job."""
@@ -302,7 +266,7 @@ class Contact:
             if not data:
                 return
             at += len(data)
-            self._write(data)
+            self.write(data)
 
     def _send_blob(self, request: protocol.GetBlob) -> None:
         """Send a blob, for a host that comes to a job later."""
@@ -347,7 +311,7 @@ class Contact:
         with contextlib.suppress(OSError, ValueError):
             template_client.ensure(request, self._umask, logout.survivor_prefix(must=False))
 
-    def _renew_templates(self, _: protocol.RenewLease | None = None) -> None:
+    def renew_templates(self, _: protocol.RenewLease | None = None) -> None:
         """Renew the lease of the templates of this conversation's notebook."""
         if self._owner:
             template_client.renew(self._owner)
@@ -386,20 +350,6 @@ class Contact:
         self.say(protocol.Final(reason="swept", survivors=tuple(names)))
 
 
-def _connect(path: Path) -> socket.socket:
-    """Return a connection to an agent. Raises OSError, `BlockingIOError` where too many others wait for one already."""
-    conn = socket.socket(socket.AF_UNIX)
-    try:
-        conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
-        conn.connect(str(path))
-        conn.setblocking(True)
-        socket_peer.check(conn)
-    except BaseException:
-        conn.close()
-        raise
-    return conn
-
-
 def _sweep_dead() -> None:
     """End what is left of agents that were killed together with their notebook: no other contact came to do it."""
     for job, folders in places.dead_runs().items():
@@ -421,24 +371,6 @@ def _last_line(path: Path) -> str:
     lines = [line.strip() for line in text.split("\n")]
     lines = [line for line in lines if line]
     return lines[-1][:500] if lines else ""
-
-
-def _last_number(lines: bytes) -> int:
-    """Return the number of the last event in these lines, 0 for none."""
-    for line in reversed(lines.split(b"\n")):
-        if not line:
-            continue
-        number, message = protocol.decode(line)
-        if number:
-            return message.through if isinstance(message, protocol.Skipped) else number
-    return 0
-
-
-def _receive(conn: socket.socket) -> bytes:
-    try:
-        return conn.recv(1 << 18)
-    except ConnectionResetError:
-        return b""
 
 
 def _exec(

@@ -25,7 +25,7 @@ _ENDS = (b'{"t":"final"', b'{"t":"engine_ended"')
 _DETACHED = "detached"
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 _FIRST_PROTOCOL = 1  # its job files had no number in them
-_UNKNOWN_LEASE_S = 60.0  # of a job of another protocol
+_UNKNOWN_LEASE_S = 60.0  # of a job of another protocol, say
 _ONE_PROCESS = re.compile(r" \((process|kernel) [^()]*\)$")  # at the end of an owner's name, see session/owner.py
 
 
@@ -85,6 +85,14 @@ def check_protocol(job: str, node_rank: int) -> None:
         return  # no job of this name is known here: the caller finds that out
     if number != protocol.PROTOCOL:
         raise ValueError(protocol.another_version(job, number))
+
+
+def lease_s(job: str, node_rank: int) -> float:
+    """Return the lease of a job in seconds, 60 where it can't be read."""
+    try:
+        return _read(places.job_dir(job, node_rank)).terms.lease_s
+    except (OSError, ValueError):
+        return _UNKNOWN_LEASE_S
 
 
 def mark_detached(folder: Path) -> None:

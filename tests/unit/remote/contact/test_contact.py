@@ -11,6 +11,7 @@ import pwd
 import secrets
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -258,6 +259,47 @@ def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(link: Link, a
     assert str(caught.value) == (
         f"localhost: the agent of job {agent.job} takes no connection: its process is stopped, or waits for a disk."
     )
+
+
+@pytest.fixture
+def process(agent: PlayedAgent) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of the agent, which says nothing."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as played:
+        processes.note(played.pid, agent.run_dir / places.PID)
+        yield played
+        played.kill()
+
+
+def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
+    link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes]
+) -> None:
+    terms = replace(START.terms, lease_s=0.5)
+    listing.remember(places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0, terms=terms))
+    process.send_signal(signal.SIGSTOP)
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
+    with pytest.raises(PreflightError) as caught:
+        next(link.events())
+    assert str(caught.value) == (
+        f"localhost: the agent of job {agent.job} (pid {process.pid}) has been stopped by a signal for 0.5 s."
+    )
+    assert [one.job for one in link.jobs(agent.job)] == [agent.job], "the conversation goes on"
+
+
+def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
+    link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes]
+) -> None:
+    terms = replace(START.terms, lease_s=30.0)
+    listing.remember(places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0, terms=terms))
+    process.send_signal(signal.SIGSTOP)
+    link.attach(p.FollowJob(job=agent.job, node_rank=0))
+    conn, _ = agent.listener.accept()
+    with conn:
+        assert select.select([conn], [], [], 20.0)[0]
+        conn.recv(65536)
+        assert not select.select([conn], [], [], 2.5)[0], "three looks at its process end nothing"
+        process.send_signal(signal.SIGCONT)
+        conn.sendall(p.encode(HELLO, 1))
+        assert next(link.events()) == (1, HELLO)
 
 
 def test_a_template_that_has_no_time_is_there() -> None:

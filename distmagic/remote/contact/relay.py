@@ -1,0 +1,143 @@
+"""Carries bytes between the notebook and one agent, and notices an agent whose process is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from distmagic.remote.records import journal, listing, places
+from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.wire import protocol
+
+_LOOK_S = 1.0  # between two looks at an agent's process
+_STOPPED = ("T", "t")  # by a signal, or by a debugger: see proc_pid_stat(5)
+
+
+class Notebook(Protocol):
+    """The other side: the conversation of a contact."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the notebook."""
+
+    def take_rest(self) -> bytes:
+        """Return what the notebook has sent after the last request."""
+
+    def renew_templates(self) -> None:
+        """Renew the lease of the templates of this conversation's notebook."""
+
+
+def connect(path: Path) -> socket.socket:
+    """Return a connection to an agent. Raises OSError, `BlockingIOError` where too many others wait for one already."""
+    conn = socket.socket(socket.AF_UNIX)
+    try:
+        conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
+        conn.connect(str(path))
+        conn.setblocking(True)
+        socket_peer.check(conn)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -> bool:
+    """Carry bytes both ways until the agent closes; return whether it sent anything.
+
+    An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
+    they are in the journal. If the agent still runs, this process exits, and the notebook connects again. Raises
+    TimeoutError when the agent's process has been stopped for the length of its lease.
+    """
+    has_spoken = False
+    last = None if attach.live else attach.after  # the number of the last event that was sent on
+    torn = b""  # the beginning of a line: only whole lines are sent on
+    watch = _StoppedAgent(attach)
+    with conn, selectors.DefaultSelector() as selector:
+        with contextlib.suppress(ConnectionError):  # an agent that has ended already is noticed below
+            conn.sendall(protocol.encode(attach) + notebook.take_rest())
+        selector.register(0, selectors.EVENT_READ, "notebook")
+        selector.register(conn, selectors.EVENT_READ, "agent")
+        while True:
+            sides = [key.data for key, _ in selector.select(_LOOK_S)]
+            if "agent" in sides:
+                data = _receive(conn)
+                if not data and listing.is_running(attach.job, attach.node_rank):
+                    sys.exit(0)
+                if not data:
+                    if has_spoken and last is not None:
+                        replay(notebook, replace(attach, after=last))
+                    return has_spoken
+                has_spoken = True
+                whole, newline, torn = (torn + data).rpartition(b"\n")
+                notebook.write(whole + newline)
+                last = _last_number(whole) or last
+            else:
+                watch.look(time.monotonic())
+            if "notebook" in sides:
+                data = os.read(0, 65536)
+                if not data:
+                    sys.exit(0)  # the channel is gone; the agent waits for its lease
+                with contextlib.suppress(ConnectionError):  # it ends; what it has said is still to be read
+                    conn.sendall(data)
+                notebook.renew_templates()
+
+
+def replay(notebook: Notebook, request: protocol.FollowJob) -> None:
+    """Send the events of a job from its journal."""
+    for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
+        notebook.write(line)
+
+
+class _StoppedAgent:
+    """How long the process of a silent agent has been stopped.
+
+    One that goes on within its lease has lost nothing. After that it would end its ranks as soon as it goes on: nobody
+    has to wait for it any longer.
+    """
+
+    def __init__(self, attach: protocol.FollowJob) -> None:
+        self._job = attach.job
+        self._pid_file = places.run_dir(attach.job, attach.node_rank) / places.PID
+        self._lease_s = listing.lease_s(attach.job, attach.node_rank)
+        self._next_look_s = 0.0
+        self._stopped_at_s: float | None = None
+
+    def look(self, now_s: float) -> None:
+        """Look at its process, at most every `_LOOK_S`. Raises TimeoutError where it has been stopped for too long."""
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _LOOK_S
+        agent = processes.noted(self._pid_file)
+        if agent is None or agent.state not in _STOPPED:
+            self._stopped_at_s = None
+        elif self._stopped_at_s is None:
+            self._stopped_at_s = now_s
+        elif now_s - self._stopped_at_s > self._lease_s:
+            text = (
+                f"the agent of job {self._job} (pid {agent.pid}) has been stopped by a signal for {self._lease_s:g} s"
+            )
+            raise TimeoutError(text)
+
+
+def _receive(conn: socket.socket) -> bytes:
+    try:
+        return conn.recv(1 << 18)
+    except ConnectionResetError:
+        return b""
+
+
+def _last_number(lines: bytes) -> int:
+    """Return the number of the last event in these lines, 0 for none."""
+    for line in reversed(lines.split(b"\n")):
+        if not line:
+            continue
+        number, message = protocol.decode(line)
+        if number:
+            return message.through if isinstance(message, protocol.Skipped) else number
+    return 0

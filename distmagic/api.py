@@ -15,7 +15,13 @@ from distmagic.payload.pack import pack_call
 from distmagic.render.screen import Screen
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts
-from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, check_system, from_options, unknown_option
+from distmagic.request.spec import (
+    PAYLOAD_LIMIT_BYTES,
+    Access,
+    check_system,
+    from_options,
+    unknown_option,
+)
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.place import Place
@@ -107,7 +113,11 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     """
     check_system()
     for option in unknown:
-        known = [one for one in inspect.signature(run).parameters if one not in ("fn", "args", "unknown")]
+        known = [
+            one
+            for one in inspect.signature(run).parameters
+            if one not in ("fn", "args", "unknown")
+        ]
         raise unknown_option(option, known)
     if isinstance(nnodes, int):
         nnodes = (nnodes, nnodes)
@@ -146,8 +156,14 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
     with closing(asker_of()) as asker:
-        allocated = None if allocation is None else session().allocation(allocation, access, asker, spec)
-        place = Place(session(), access, asker, spec, hosts=tuple(hosts), allocation=allocated)
+        allocated = (
+            None
+            if allocation is None
+            else session().allocation(allocation, access, asker, spec)
+        )
+        place = Place(
+            session(), access, asker, spec, hosts=tuple(hosts), allocation=allocated
+        )
         try:
             call = partial(fn, *args, **(kwargs or {}))
             payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})

@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(f"usage: distmagic {USAGE}\n\nRun a script on every rank of several hosts. Flags: distmagic run --help")
+        print(
+            f"usage: distmagic {USAGE}\n\nRun a script on every rank of several hosts. Flags: distmagic run --help"
+        )
         return 0 if words else MISUSED
     try:
         return _command(words[0], words[1:])
@@ -44,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _without_run(error: DistmagicError) -> str:
     """Return the text of an error for somebody who has no variable `run`."""
     job = getattr(getattr(error, "run", None), "job", "")
-    return re.sub(r"run\.logs\(([^)]*)\)", rf"%distributed logs {job} \1, in a notebook", str(error))
+    return re.sub(
+        r"run\.logs\(([^)]*)\)",
+        rf"%distributed logs {job} \1, in a notebook",
+        str(error),
+    )
 
 
 def _command(name: str, words: Sequence[str]) -> int:
@@ -57,7 +63,11 @@ def _command(name: str, words: Sequence[str]) -> int:
     check_system()
     config = Distmagic()
     request = flags.parse_words(own, config.defaults(os.environ))
-    hosts = () if request.allocation else choose_hosts(request, None, config, os.environ).hosts
+    hosts = (
+        ()
+        if request.allocation
+        else choose_hosts(request, None, config, os.environ).hosts
+    )
 
     # Only now: a wrong word is told at once, without the time that these take.
     from distmagic.api import session
@@ -68,9 +78,15 @@ def _command(name: str, words: Sequence[str]) -> int:
     programs.check_request(request)
     with closing(asker_of()) as asker:
         if request.dry_run:
-            print(programs.dry_run(session(), request, program, hosts, request.access, asker))
+            print(
+                programs.dry_run(
+                    session(), request, program, hosts, request.access, asker
+                )
+            )
             return 0
-        left = programs.run_program(session(), request, program, hosts, request.access, asker, screen_for())
+        left = programs.run_program(
+            session(), request, program, hosts, request.access, asker, screen_for()
+        )
     _tell(left)
     return 0
 

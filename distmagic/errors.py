@@ -114,7 +114,9 @@ class RunError(DistmagicError):
         self.stacks = sanitize.lines(stacks)
 
     def __str__(self) -> str:
-        return "\n".join(part for part in (self.stacks, self.message, self.hint) if part)
+        return "\n".join(
+            part for part in (self.stacks, self.message, self.hint) if part
+        )
 
     def _render_traceback_(self) -> list[str]:
         return [*self.stacks.splitlines(), *super()._render_traceback_()]
@@ -126,7 +128,9 @@ class WorkerFailed(RunError):
     `remote_traceback` is the text of its traceback on the host ("" where there was none).
     """
 
-    def __init__(self, message: str, hint: str = "", remote_traceback: str = "") -> None:
+    def __init__(
+        self, message: str, hint: str = "", remote_traceback: str = ""
+    ) -> None:
         super().__init__(message, hint)
         self.remote_traceback = sanitize.lines(remote_traceback)
 
@@ -149,7 +153,9 @@ def _own_line(traceback: str) -> list[str]:
     for index in range(len(lines) - 2, -1, -1):
         line = lines[index]
         is_frame = line.startswith(('  File "', "  Cell In["))
-        is_library = "site-packages" in line or "dist-packages" in line or "/lib/python3" in line
+        is_library = (
+            "site-packages" in line or "dist-packages" in line or "/lib/python3" in line
+        )
         if is_frame and not is_library and lines[index + 1].startswith("    "):
             return [line, f"--> {lines[index + 1].strip()}"]
     return []

@@ -11,8 +11,12 @@ ESCAPE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _KEPT = re.compile(r"[\n\r]|\x1b\[[0-9;]*m|(?P<other>" + ESCAPE.pattern + ")")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]")
-_HIDDEN = re.compile(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")  # these turn the direction of what follows
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]"
+)
+_HIDDEN = re.compile(
+    r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
+)  # these turn the direction of what follows
 _HALF = re.compile(r"[\ud800-\udfff]")
 
 
@@ -32,7 +36,10 @@ def log(text: str) -> str:
         return text
     found, at = [], 0
     for match in _KEPT.finditer(text):
-        found += [printable(text[at : match.start()]), "" if match["other"] else match[0]]
+        found += [
+            printable(text[at : match.start()]),
+            "" if match["other"] else match[0],
+        ]
         at = match.end()
     return "".join((*found, printable(text[at:])))
 

@@ -13,7 +13,11 @@ from pathlib import Path
 
 def main(path: Path) -> int:
     """Print the summary of this notebook and return the exit code."""
-    outputs = [output for cell in json.loads(path.read_text())["cells"] for output in cell.get("outputs", [])]
+    outputs = [
+        output
+        for cell in json.loads(path.read_text())["cells"]
+        for output in cell.get("outputs", [])
+    ]
     table, accuracy = last_table(outputs), accuracy_line(outputs)
     print(table or "The notebook holds no final table of distmagic.")
     print(accuracy or "The notebook prints no line that starts with 'test accuracy'.")
@@ -23,16 +27,27 @@ def main(path: Path) -> int:
 
 def last_table(outputs: list[dict]) -> str:
     """Return the text of the last table over ranks, "" without one. It is stored as text and as HTML side by side."""
-    shown = [output["data"] for output in outputs if {"text/plain", "text/html"} <= set(output.get("data", {}))]
+    shown = [
+        output["data"]
+        for output in outputs
+        if {"text/plain", "text/html"} <= set(output.get("data", {}))
+    ]
     texts = ["".join(data["text/plain"]) for data in shown]
     return next((text for text in reversed(texts) if "rank" in text), "")
 
 
 def accuracy_line(outputs: list[dict]) -> str:
     """Return the last printed line that starts with "test accuracy", "" without one."""
-    printed = ("".join(output.get("text", "")) for output in outputs if output["output_type"] == "stream")
+    printed = (
+        "".join(output.get("text", ""))
+        for output in outputs
+        if output["output_type"] == "stream"
+    )
     lines = [line for text in printed for line in text.splitlines()]
-    return next((line for line in reversed(lines) if line.lower().startswith("test accuracy")), "")
+    return next(
+        (line for line in reversed(lines) if line.lower().startswith("test accuracy")),
+        "",
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ settings.load_profile("distmagic")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the machine's network before there are threads; each worker of pytest-xdist does so for itself."""
-    if sys.platform.startswith("linux") and os.geteuid() == 0 and not reason_without("ip"):
+    if (
+        sys.platform.startswith("linux")
+        and os.geteuid() == 0
+        and not reason_without("ip")
+    ):
         isolate()
 
 
@@ -43,7 +47,9 @@ def _require(*names: str) -> None:
 def session_lab() -> Iterator[Lab]:
     """Three hosts with separate homes, up for the whole session. Tests ask for `lab`, which looks after it."""
     _require("lab")
-    with Lab(3, network=0) as lab:  # whichever other labs there were before: addresses stand in messages
+    with Lab(
+        3, network=0
+    ) as lab:  # whichever other labs there were before: addresses stand in messages
         yield lab
 
 
@@ -62,7 +68,11 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
     labs: list[Lab] = []
 
     def make(
-        count: int, *, shared_home: bool = False, shared_tmp: bool = False, setups: tuple[HostSetup, ...] = ()
+        count: int,
+        *,
+        shared_home: bool = False,
+        shared_tmp: bool = False,
+        setups: tuple[HostSetup, ...] = (),
     ) -> Lab:
         made = Lab(count, shared_home=shared_home, shared_tmp=shared_tmp, setups=setups)
         labs.append(made)

@@ -21,7 +21,11 @@ ValueError: Expected input batch_size (64) to match target batch_size (63).
 
 
 def worker(rank: int, per_host: int = 2, **more: object) -> WorkerState:
-    host = f"gpu-{'abcdefghijklmnopqrstuvwxyz'[rank // per_host]}" if rank // per_host < 26 else f"n{rank // per_host}"
+    host = (
+        f"gpu-{'abcdefghijklmnopqrstuvwxyz'[rank // per_host]}"
+        if rank // per_host < 26
+        else f"n{rank // per_host}"
+    )
     plain = {
         "rank": rank, "local_rank": rank % per_host, "node_rank": rank // per_host, "host": host, "phase": "running",
         "device": f"cuda:{rank % per_host}", "step": 310.0 + rank, "total": 500.0, "rate": 12.25 + rank / 10, "at_s": 25.0,
@@ -33,10 +37,19 @@ def worker(rank: int, per_host: int = 2, **more: object) -> WorkerState:
 
 def series(rank: int, steps: int = 310) -> dict[str, Series]:
     def loss(i: int) -> float:
-        return 2.3 * math.exp(-i / 90) + 0.25 + 0.08 * math.sin(i * (rank + 3) / 5) * math.exp(-i / 200)
+        return (
+            2.3 * math.exp(-i / 90)
+            + 0.25
+            + 0.08 * math.sin(i * (rank + 3) / 5) * math.exp(-i / 200)
+        )
 
     def acc(i: int) -> float:
-        return 0.92 - 0.8 * math.exp(-i / 70) - 0.01 * rank + 0.015 * math.sin(i * (rank + 2) / 3)
+        return (
+            0.92
+            - 0.8 * math.exp(-i / 70)
+            - 0.01 * rank
+            + 0.015 * math.sin(i * (rank + 2) / 3)
+        )
 
     points = range(0, steps, max(1, steps // 150))
     return {
@@ -62,7 +75,10 @@ def lines(count: int = 30, ranks: int = 4, per_host: int = 2) -> tuple[OutputLin
 
 def run(workers: list[WorkerState], per_host: int = 2, **more: object) -> RunState:
     hosts = {w.node_rank: w.host for w in workers}
-    nodes = tuple(NodeState(node_rank=i, host=host, phase="running") for i, host in sorted(hosts.items()))
+    nodes = tuple(
+        NodeState(node_rank=i, host=host, phase="running")
+        for i, host in sorted(hosts.items())
+    )
     plain = {
         "job": "0612-101500-5f3a", "nodes": nodes, "workers": {w.rank: w for w in workers}, "world_size": len(workers),
         "at_s": 27.4, "series": {w.rank: series(w.rank) for w in workers}, "lines": lines(), "lines_seen": 3214,
@@ -71,17 +87,27 @@ def run(workers: list[WorkerState], per_host: int = 2, **more: object) -> RunSta
 
 
 def over(state: RunState, code: int = 0, **more: object) -> RunState:
-    nodes = tuple(replace(node, phase="gone", code=code, reason="done") for node in state.nodes)
+    nodes = tuple(
+        replace(node, phase="gone", code=code, reason="done") for node in state.nodes
+    )
     return replace(state, nodes=nodes, **more)  # type: ignore[arg-type]
 
 
 def opening(*nodes: dict[str, object], at_s: float = 1.2, **more: object) -> RunState:
-    made = [NodeState(node_rank=i, host=f"gpu-{'abcd'[i]}", **node) for i, node in enumerate(nodes)]  # type: ignore[arg-type]
+    made = [
+        NodeState(node_rank=i, host=f"gpu-{'abcd'[i]}", **node)
+        for i, node in enumerate(nodes)
+    ]  # type: ignore[arg-type]
     return RunState(job="0612-101500-5f3a", nodes=tuple(made), at_s=at_s, **more)  # type: ignore[arg-type]
 
 
 def connecting() -> RunState:
-    return opening({"phase": "connected"}, {}, {"unusable": "gpu-c: gpu-c port 22 refused the connection."}, at_s=4.0)
+    return opening(
+        {"phase": "connected"},
+        {},
+        {"unusable": "gpu-c: gpu-c port 22 refused the connection."},
+        at_s=4.0,
+    )
 
 
 def sending() -> RunState:
@@ -91,11 +117,17 @@ def sending() -> RunState:
 
 def starting() -> RunState:
     notices = ("gpu-b: torch 2.12.1 there, 2.13.0 here.",)
-    return opening({"phase": "starting", "hostname": "gpu-a"}, {"phase": "starting"}, notices=notices)
+    return opening(
+        {"phase": "starting", "hostname": "gpu-a"},
+        {"phase": "starting"},
+        notices=notices,
+    )
 
 
 def refused() -> RunState:
-    return replace(connecting(), abandoned="gpu-c: gpu-c port 22 refused the connection.")
+    return replace(
+        connecting(), abandoned="gpu-c: gpu-c port 22 refused the connection."
+    )
 
 
 def given_up() -> RunState:
@@ -105,7 +137,9 @@ def given_up() -> RunState:
 
 def reconnecting() -> RunState:
     state = run([worker(r) for r in range(4)])
-    broken = replace(state.nodes[1], broken="gpu-b: the connection ended.", broken_at_s=15.0)
+    broken = replace(
+        state.nodes[1], broken="gpu-b: the connection ended.", broken_at_s=15.0
+    )
     return replace(state, nodes=(state.nodes[0], broken))
 
 
@@ -121,7 +155,12 @@ def one_slow() -> RunState:
 
 def done() -> RunState:
     ended = [
-        worker(r, phase="done", step=500.0, ended=Ended(rank=r, restart=0, outcome="returned", result_bytes=10))
+        worker(
+            r,
+            phase="done",
+            step=500.0,
+            ended=Ended(rank=r, restart=0, outcome="returned", result_bytes=10),
+        )
         for r in range(4)
     ]
     return over(run(ended))
@@ -133,12 +172,18 @@ def failed() -> RunState:
         message="Expected input batch_size (64) to match target batch_size (63).",
     )  # fmt: skip
     workers = [worker(r, phase="stopped") for r in range(4)]
-    workers[3] = worker(3, phase="failed", ended=Ended(rank=3, restart=0, outcome="raised", code=1, failure=failure))
+    workers[3] = worker(
+        3,
+        phase="failed",
+        ended=Ended(rank=3, restart=0, outcome="raised", code=1, failure=failure),
+    )
     return over(run(workers, first_failure=3, stopping="failed"), code=1)
 
 
 def killed() -> RunState:
-    ended = Ended(rank=1, restart=1, outcome="signalled", code=-9, meaning="killed: out of memory")
+    ended = Ended(
+        rank=1, restart=1, outcome="signalled", code=-9, meaning="killed: out of memory"
+    )
     workers = [
         worker(0),
         worker(1, phase="failed", restart=1, ended=ended),
@@ -155,21 +200,37 @@ def nested() -> RunState:
             Bar(id=2, desc="batch", n=30.0 + r, total=100, unit="it", rate=21.5),
             Bar(id=3, desc="", n=4, total=None, unit="img"),
         )
-        workers.append(worker(r, step=None, total=None, bars=bars, rate=0.21, metrics={}))
+        workers.append(
+            worker(r, step=None, total=None, bars=bars, rate=0.21, metrics={})
+        )
     return run(workers, series={}, lines=(), lines_seen=0)
 
 
 def unicode_names() -> RunState:
-    names = ["训练节点-一号", "a-very-long-host-name.with.many.parts.cluster.example.org", "été", "gpu-b"]
+    names = [
+        "训练节点-一号",
+        "a-very-long-host-name.with.many.parts.cluster.example.org",
+        "été",
+        "gpu-b",
+    ]
     workers = [
-        replace(worker(r, per_host=1), host=names[r], metrics={"损失": 1.5, "précision/top-1 <b>": float("nan")})
+        replace(
+            worker(r, per_host=1),
+            host=names[r],
+            metrics={"损失": 1.5, "précision/top-1 <b>": float("nan")},
+        )
         for r in range(4)
     ]
     state = run(workers, lines=(
         OutputLine(rank=0, label=f"rank 0 {names[0]}", stream="stdout", text="\x1b[32m✓ 完成\x1b[0m \x1b[1;31mbold red\x1b[0m 🎉 \x1b]0;title\x07\x1b[2Kx"),
         OutputLine(rank=1, label=f"rank 1 {names[1]}", stream="stderr", text="<script>alert(1)</script> " + "word " * 60),
     ), lines_seen=2)  # fmt: skip
-    broken = curve([(p.step or 0.0, float("nan") if i > 90 else p.value) for i, p in enumerate(series(0)["loss"])])
+    broken = curve(
+        [
+            (p.step or 0.0, float("nan") if i > 90 else p.value)
+            for i, p in enumerate(series(0)["loss"])
+        ]
+    )
     return replace(
         state,
         series={0: {"损失": broken}, 1: {"损失": series(1)["loss"]}},

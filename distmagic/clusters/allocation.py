@@ -22,7 +22,13 @@ from contextlib import suppress
 from distmagic.clusters import job_states, slurm, submission
 from distmagic.clusters.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded, ConnectionLost, DistmagicError, SpecError, Unreachable
+from distmagic.errors import (
+    AllocationEnded,
+    ConnectionLost,
+    DistmagicError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host
 from distmagic.transports.asking import Asker
@@ -54,21 +60,34 @@ class Allocation:
     """
 
     def __init__(
-        self, request: AllocationRequest, shell: Shell, job: str, cluster: str, python: str, lease_s: float
+        self,
+        request: AllocationRequest,
+        shell: Shell,
+        job: str,
+        cluster: str,
+        python: str,
+        lease_s: float,
     ) -> None:
         self.request, self.job = request, job
         self.name = f"{request.login or 'here'}:{cluster or 'slurm'}:{job}"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
         self._has_one_core = False
-        self._shell, self._cluster, self._python, self._lease_s = shell, cluster, python, lease_s
+        self._shell, self._cluster, self._python, self._lease_s = (
+            shell,
+            cluster,
+            python,
+            lease_s,
+        )
         self._lease: SrunProcess | None = None
         self._is_over = threading.Event()
         self._looking = threading.Lock()
         self._looked_at = 0.0
         self._connected: set[str] = set()  # nodes to which there was a connection once
         self._owner = os.getpid()
-        atexit.register(self.leave)  # after paramiko's, which is imported by now, and so before it
+        atexit.register(
+            self.leave
+        )  # after paramiko's, which is imported by now, and so before it
 
     @property
     def is_alive(self) -> bool:
@@ -104,22 +123,37 @@ class Allocation:
                 break
             asker.serve(pause_s)
         assert state is not None
-        tell(f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up.")
+        tell(
+            f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up."
+        )
         if not state.comment.startswith(f"{submission.JOB_NAME}:"):
             step = submission.keepers_step(
-                self.job, self._cluster, state.nodes, self._python, self._lease_s, self.request.idle_s
+                self.job,
+                self._cluster,
+                state.nodes,
+                self._python,
+                self._lease_s,
+                self.request.idle_s,
             )
-            self._shell.run(step, asker)  # if they can't be started, their connections say why
+            self._shell.run(
+                step, asker
+            )  # if they can't be started, their connections say why
         self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
         self._has_one_core = state.cpus <= len(state.nodes)
-        self.hosts = tuple(Host(name=name, allocation=self.name) for name in state.nodes)
-        threading.Thread(target=self._keep_renewing, name="distmagic-allocation", daemon=True).start()
+        self.hosts = tuple(
+            Host(name=name, allocation=self.name) for name in state.nodes
+        )
+        threading.Thread(
+            target=self._keep_renewing, name="distmagic-allocation", daemon=True
+        ).start()
         return self.hosts
 
     def _pending(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState | None:
         """Look once; return the row of a job that runs, None for one that waits. Raises `AllocationEnded`."""
         try:
-            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(self.job)
+            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(
+                self.job
+            )
         except (ConnectionLost, Unreachable) as error:
             tell(f"How Slurm job {self.job} stands is not known: {error.message}")
             return None
@@ -127,7 +161,9 @@ class Allocation:
             tell(job_states.waiting(state))
             return None
         if state is None or not state.is_running:
-            self.error = job_states.ended(self.job, state, slurm.printed(self._shell, self.job, asker))
+            self.error = job_states.ended(
+                self.job, state, slurm.printed(self._shell, self.job, asker)
+            )
             raise self.error
         return state if state.nodes else None
 
@@ -190,7 +226,11 @@ class Allocation:
                 except DistmagicError:
                     return
                 if state is None or not (state.is_running or state.is_pending):
-                    said = "" if self.hosts else slurm.printed(self._shell, self.job, asker)
+                    said = (
+                        ""
+                        if self.hosts
+                        else slurm.printed(self._shell, self.job, asker)
+                    )
                     self.error = job_states.ended(self.job, state, said)
         if self.error is not None:
             raise self.error
@@ -199,7 +239,9 @@ class Allocation:
         """Return the job's row; while its processes are being ended it does not say yet how it ended."""
         end_s = time.monotonic() + _COMPLETING_S
         while True:
-            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(self.job)
+            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(
+                self.job
+            )
             if state is None or state.state != "COMPLETING" or time.monotonic() > end_s:
                 return state
             time.sleep(_AGAIN_S / 4)
@@ -227,7 +269,9 @@ class Allocation:
 
     def leave(self) -> None:
         """Give the nodes back as soon as no job runs there; called when the kernel ends."""
-        if os.getpid() == self._owner:  # else in a forked child, whose parent it belongs to
+        if (
+            os.getpid() == self._owner
+        ):  # else in a forked child, whose parent it belongs to
             self._finish(_LEAVE)
 
     def _finish(self, word: bytes) -> None:
@@ -236,13 +280,29 @@ class Allocation:
             return
         self._is_over.set()
         was_told = self._tell_lead(word)
-        is_wanted = word == _LEAVE and bool(self.hosts)  # a job may run there: the lease ends it
-        if not was_told and not is_wanted and self.error is None and not self.request.job:
-            with suppress(RuntimeError):  # a Python that ends starts no thread: its first lease ends the job
-                slurm.cancel(self._shell, self.job, self._cluster, NotebookAsker(can_ask=False), _SOON_S)
+        is_wanted = word == _LEAVE and bool(
+            self.hosts
+        )  # a job may run there: the lease ends it
+        if (
+            not was_told
+            and not is_wanted
+            and self.error is None
+            and not self.request.job
+        ):
+            with suppress(
+                RuntimeError
+            ):  # a Python that ends starts no thread: its first lease ends the job
+                slurm.cancel(
+                    self._shell,
+                    self.job,
+                    self._cluster,
+                    NotebookAsker(can_ask=False),
+                    _SOON_S,
+                )
         if self.error is None:
             self.error = AllocationEnded(
-                f"Slurm job {self.job} was given back.", "Run the cell again: it asks for new nodes."
+                f"Slurm job {self.job} was given back.",
+                "Run the cell again: it asks for new nodes.",
             )
 
     def _tell_lead(self, word: bytes) -> bool:
@@ -273,17 +333,33 @@ def submitted(
 ) -> Allocation:
     """Return a new allocation, which is pending. Raises `SpecError`, `Unreachable` and what connecting raises."""
     job, cluster = slurm.submit(
-        shell, request, asker, comment=comment, python=python, lease_s=lease_s, is_elastic=is_elastic
+        shell,
+        request,
+        asker,
+        comment=comment,
+        python=python,
+        lease_s=lease_s,
+        is_elastic=is_elastic,
     )
     return Allocation(request, shell, job, cluster, python, lease_s)
 
 
-def found(request: AllocationRequest, shell: Shell, asker: Asker, *, python: str, lease_s: float) -> Allocation:
+def found(
+    request: AllocationRequest,
+    shell: Shell,
+    asker: Asker,
+    *,
+    python: str,
+    lease_s: float,
+) -> Allocation:
     """Return an allocation that is there: another kernel's, or one that was not made for us at all.
 
     Raises `SpecError` where there is none of this number.
     """
     state = slurm.look(shell, (request.job,), "", asker).get(request.job)
     if state is None or not (state.is_running or state.is_pending):
-        raise SpecError(f"Slurm has no job {request.job} that runs.", "%distributed allocations lists yours.")
+        raise SpecError(
+            f"Slurm has no job {request.job} that runs.",
+            "%distributed allocations lists yours.",
+        )
     return Allocation(request, shell, request.job, "", python, lease_s)

@@ -11,7 +11,15 @@ from distmagic.errors import AllocationEnded
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
 FORMAT = "%i|%T|%r|%N|%S|%L|%C|%k"
 _COLUMNS = 8
-_PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_PENDING = (
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+)
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING")
 
 
@@ -58,14 +66,23 @@ def rows(text: str) -> dict[str, JobState]:
 
 
 def _row(words: list[str]) -> JobState:
-    job, state, reason, nodes, starts, left, cpus, comment = (_known(word) for word in words)
+    job, state, reason, nodes, starts, left, cpus, comment = (
+        _known(word) for word in words
+    )
     try:
         names = nodelist.expand(nodes)
     except ValueError:
         names = ()
     count = int(cpus) if cpus.isdigit() else 0
     return JobState(
-        job=job, state=state, reason=reason, nodes=names, starts=starts, left=left, cpus=count, comment=comment
+        job=job,
+        state=state,
+        reason=reason,
+        nodes=names,
+        starts=starts,
+        left=left,
+        cpus=count,
+        comment=comment,
     )
 
 
@@ -104,20 +121,31 @@ _REASONS = {
 
 def waiting(state: JobState) -> str:
     """Return in a sentence why a job has not begun, and when it may."""
-    word = state.reason.partition(",")[0].strip("()")  # "ReqNodeNotAvail, UnavailableNodes:a1"
+    word = state.reason.partition(",")[0].strip(
+        "()"
+    )  # "ReqNodeNotAvail, UnavailableNodes:a1"
     words = _REASONS.get(word, "")
-    if not words and ("Limit" in word or word.startswith(("AssocGrp", "AssocMax", "QOSGrp", "QOSMax", "MaxJobs"))):
+    if not words and (
+        "Limit" in word
+        or word.startswith(("AssocGrp", "AssocMax", "QOSGrp", "QOSMax", "MaxJobs"))
+    ):
         words = "a limit of your account or quality of service is reached"
     if state.state == "CONFIGURING":
         words, word = "its nodes are being made ready", "CONFIGURING"
     why = f": {words} ({word})" if words and word else f" ({word})" if word else ""
-    when = f" Slurm expects it to start at {state.starts.replace('T', ' ')}." if state.starts else ""
+    when = (
+        f" Slurm expects it to start at {state.starts.replace('T', ' ')}."
+        if state.starts
+        else ""
+    )
     return f"Slurm job {state.job} is pending{why}.{when}"
 
 
 def never_starts(state: JobState) -> bool:
     """Whether a pending job waits for what can't come."""
-    return _REASONS.get(state.reason.partition(",")[0].strip("()"), "").endswith("never start")
+    return _REASONS.get(state.reason.partition(",")[0].strip("()"), "").endswith(
+        "never start"
+    )
 
 
 # ---- the end
@@ -132,8 +160,14 @@ _ENDS = {
         "was preempted: a job that may take its nodes has come",
         "Run the cell again, or use a partition or quality of service whose jobs are not preempted.",
     ),
-    "NODE_FAIL": ("lost a node: Slurm found it dead", "Run the cell again; Slurm gives other nodes."),
-    "BOOT_FAIL": ("has nodes that did not come up", "Run the cell again; Slurm gives other nodes."),
+    "NODE_FAIL": (
+        "lost a node: Slurm found it dead",
+        "Run the cell again; Slurm gives other nodes.",
+    ),
+    "BOOT_FAIL": (
+        "has nodes that did not come up",
+        "Run the cell again; Slurm gives other nodes.",
+    ),
     "OUT_OF_MEMORY": (
         "used more memory than it had asked for",
         "Ask for more: --mem 64G, or --exclusive with --mem 0.",
@@ -156,7 +190,10 @@ _ENDS = {
 
 def ended(job: str, state: JobState | None, said: str = "") -> AllocationEnded:
     """Return the error of a job that has ended; None: Slurm no longer knows it. `said` is what its script printed."""
-    words, hint = "has ended, and Slurm no longer says how", "The next cell asks for new nodes."
+    words, hint = (
+        "has ended, and Slurm no longer says how",
+        "The next cell asks for new nodes.",
+    )
     if state is not None:
         words, hint = _ENDS.get(state.state, (f"has ended ({state.state})", hint))
     printed = f" It printed: {said.strip()[-500:]}" if said.strip() else ""

@@ -35,14 +35,18 @@ def _one(text: str, at: int) -> tuple[list[str], int]:
     while at < len(text) and text[at] != ",":
         part = _PART.match(text, at)
         if part is None:
-            raise ValueError(f"{text[:80]!r} is no list of nodes: a bracket at {at} has no other")
+            raise ValueError(
+                f"{text[:80]!r} is no list of nodes: a bracket at {at} has no other"
+            )
         endings = [part["text"]] if part["text"] else _numbers(part["ranges"])
         if len(names) * len(endings) > _MOST_NAMES:
             raise ValueError(f"{text[:80]!r} are more than {_MOST_NAMES:,} nodes")
         names = [name + ending for name in names for ending in endings]
         at = part.end()
     if at == begin:
-        raise ValueError(f"{text[:80]!r} is no list of nodes: nothing before the comma at {at}")
+        raise ValueError(
+            f"{text[:80]!r} is no list of nodes: nothing before the comma at {at}"
+        )
     return names, at
 
 

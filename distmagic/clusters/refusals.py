@@ -27,14 +27,20 @@ _REFUSALS = (
         "sacctmgr show associations user=$USER lists yours: --account NAME.",
     ),
     _Refusal(
-        r"Invalid qos|qos", "Slurm doesn't take this quality of service here", "Name another with --qos, or none."
+        r"Invalid qos|qos",
+        "Slurm doesn't take this quality of service here",
+        "Name another with --qos, or none.",
     ),
     _Refusal(
         r"Invalid feature|feature specification",
         "no node has the feature of --constraint",
         "sinfo -o '%N %f' lists the features of all nodes.",
     ),
-    _Refusal(r"reservation", "Slurm has no such reservation, or not for you", "scontrol show reservation lists them."),
+    _Refusal(
+        r"reservation",
+        "Slurm has no such reservation, or not for you",
+        "scontrol show reservation lists them.",
+    ),
     _Refusal(
         r"generic resource|gres|gpus",
         "the nodes don't have the GPUs that are asked for",
@@ -60,7 +66,11 @@ _REFUSALS = (
         "this sbatch doesn't know an option",
         "sbatch --help lists what it knows; --slurm NAME=VALUE gives it any of them.",
     ),
-    _Refusal(r"[Ll]imit", "a limit of your account is reached", "squeue --me lists what you have there."),
+    _Refusal(
+        r"[Ll]imit",
+        "a limit of your account is reached",
+        "squeue --me lists what you have there.",
+    ),
 )
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes|Connection timed out"
@@ -75,11 +85,17 @@ def refusal(login: str, program: str, said: str) -> DistmagicError:
 
     A controller that is away says nothing of the jobs: they may well run.
     """
-    lines = [line.partition("error: ")[2] or line for line in said.splitlines() if line.strip()]
+    lines = [
+        line.partition("error: ")[2] or line
+        for line in said.splitlines()
+        if line.strip()
+    ]
     words = " ".join(dict.fromkeys(line.strip() for line in lines))[:500]
     if _MISSING.search(said) and program in said:
         return Unreachable(
-            login, f"there is no program {program}.", "Name a node with Slurm's commands: --on slurm:LOGIN."
+            login,
+            f"there is no program {program}.",
+            "Name a node with Slurm's commands: --on slurm:LOGIN.",
         )
     if _AWAY.search(said):
         return Unreachable(
@@ -91,7 +107,8 @@ def refusal(login: str, program: str, said: str) -> DistmagicError:
         if re.search(one.pattern, said, re.IGNORECASE):
             return SpecError(f"{one.message} ({program}: {words}).", one.hint)
     return SpecError(
-        f"Slurm refused it ({program}: {words or 'without a word'}).", "Correct what it names, and run the cell again."
+        f"Slurm refused it ({program}: {words or 'without a word'}).",
+        "Correct what it names, and run the cell again.",
     )
 
 

@@ -63,7 +63,13 @@ class Shell:
                 self._transport = None
         broken.close()
 
-    def run(self, argv: tuple[str, ...], asker: Asker, stdin: str = "", timeout_s: float = COMMAND_S) -> Answer:
+    def run(
+        self,
+        argv: tuple[str, ...],
+        asker: Asker,
+        stdin: str = "",
+        timeout_s: float = COMMAND_S,
+    ) -> Answer:
         """Run a command to its end. Raises `Unreachable` if it takes too long, and what `connect` and `start` raise."""
         try:
             self.connect(asker)
@@ -76,7 +82,9 @@ class Shell:
         timer.daemon = True
         timer.start()
         try:
-            with suppress(ConnectionLost):  # it ended without reading; its words say why
+            with suppress(
+                ConnectionLost
+            ):  # it ended without reading; its words say why
                 process.write(stdin.encode())
             process.close_stdin()
             out = _read(process)

@@ -27,16 +27,22 @@ def submit(
 ) -> tuple[str, str]:
     """Submit an allocation; return its number, and its cluster in a federation. Raises `SpecError` or `Unreachable`."""
     script = submission.script(request, python, lease_s)
-    answer = shell.run(submission.arguments(request, comment, is_elastic=is_elastic), asker, script)
+    answer = shell.run(
+        submission.arguments(request, comment, is_elastic=is_elastic), asker, script
+    )
     if answer.code != 0:
         raise refusals.refusal(shell.name, "sbatch", answer.err)
     try:
         return submission.job_id(answer.out)
     except ValueError as error:
-        raise SpecError(f"{shell.name}: {error}.", "Try sbatch --parsable by hand there.") from None
+        raise SpecError(
+            f"{shell.name}: {error}.", "Try sbatch --parsable by hand there."
+        ) from None
 
 
-def look(shell: Shell, jobs: tuple[str, ...], cluster: str, asker: Asker) -> dict[str, JobState]:
+def look(
+    shell: Shell, jobs: tuple[str, ...], cluster: str, asker: Asker
+) -> dict[str, JobState]:
     """Return what Slurm knows of these jobs, for none of all that are this user's.
 
     One of which it knows nothing any more is left out. Raises `Unreachable` where it can't be asked: that says nothing.
@@ -49,11 +55,15 @@ def look(shell: Shell, jobs: tuple[str, ...], cluster: str, asker: Asker) -> dic
     return job_states.rows(answer.out)
 
 
-def cancel(shell: Shell, job: str, cluster: str, asker: Asker, timeout_s: float) -> None:
+def cancel(
+    shell: Shell, job: str, cluster: str, asker: Asker, timeout_s: float
+) -> None:
     """End a job, as far as that can be."""
     of_cluster = (f"--clusters={cluster}",) if cluster else ()
     with suppress(DistmagicError):  # out of reach: its first lease ends it
-        shell.run(srun_words.clean(("scancel", *of_cluster, job)), asker, timeout_s=timeout_s)
+        shell.run(
+            srun_words.clean(("scancel", *of_cluster, job)), asker, timeout_s=timeout_s
+        )
 
 
 def printed(shell: Shell, job: str, asker: Asker) -> str:

@@ -15,19 +15,32 @@ from distmagic.transports import program_text, srun_words
 JOB_NAME = "distmagic"
 _CLEANING = len(srun_words.clean(()))
 LOG = ".distmagic-slurm-%j.out"  # in the directory of sbatch; the keeper removes it as soon as it is up
-FIRST_LEASE_S = 120.0  # for a notebook that looks at a pending job every 30 s to find that it runs
-_KEEPERS = ("--overlap", "--ntasks-per-node=1", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet")
+FIRST_LEASE_S = (
+    120.0  # for a notebook that looks at a pending job every 30 s to find that it runs
+)
+_KEEPERS = (
+    "--overlap",
+    "--ntasks-per-node=1",
+    "--mpi=none",
+    "--cpu-bind=none",
+    "--kill-on-bad-exit=0",
+    "--quiet",
+)
 _LEAD = (*_KEEPERS, "--nodes=1", "--ntasks=1", "--propagate=NONE")
 _OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
 
 
-def arguments(request: AllocationRequest, comment: str, *, is_elastic: bool) -> tuple[str, ...]:
+def arguments(
+    request: AllocationRequest, comment: str, *, is_elastic: bool
+) -> tuple[str, ...]:
     """Return the command of a submission; `comment` says whose it is.
 
     no-requeue: a job that starts again would have nobody's notebook. no-kill: an elastic job goes on when Slurm loses one
     of its nodes.
     """
-    given = [f"--{name}={value}" if value else f"--{name}" for name, value in request.options]
+    given = [
+        f"--{name}={value}" if value else f"--{name}" for name, value in request.options
+    ]
     own = [
         "--parsable", "--no-requeue", f"--job-name={JOB_NAME}", f"--comment={comment}", f"--output={LOG}",
         f"--nodes={request.nodes}",
@@ -37,10 +50,14 @@ def arguments(request: AllocationRequest, comment: str, *, is_elastic: bool) -> 
     return srun_words.clean(("sbatch", *own, *given))
 
 
-def preview(request: AllocationRequest, python: str, lease_s: float, *, is_elastic: bool) -> str:
+def preview(
+    request: AllocationRequest, python: str, lease_s: float, *, is_elastic: bool
+) -> str:
     """Return, for people, what would be submitted."""
     command = arguments(request, comment_of(""), is_elastic=is_elastic)
-    return f"{_line(command[_CLEANING:])} <<'END'\n{script(request, python, lease_s)}END"
+    return (
+        f"{_line(command[_CLEANING:])} <<'END'\n{script(request, python, lease_s)}END"
+    )
 
 
 def script(request: AllocationRequest, python: str, lease_s: float) -> str:
@@ -52,7 +69,9 @@ def script(request: AllocationRequest, python: str, lease_s: float) -> str:
     if request.setup:
         lines.append(request.setup)
     program, *words = _lead(request.nodes, python, lease_s, request.idle_s)
-    home, program = ('"$HOME"/', program[2:]) if program.startswith("~/") else ("", program)
+    home, program = (
+        ('"$HOME"/', program[2:]) if program.startswith("~/") else ("", program)
+    )
     lines.append(f"exec {home}{shlex.quote(program)} {_line(words)}")
     return "\n".join(lines) + "\n"
 
@@ -64,14 +83,26 @@ def keepers_step(
     of_cluster = (f"--clusters={cluster}",) if cluster else ()
     step = ("srun", f"--jobid={job}", *of_cluster, f"--nodelist={nodes[0]}", *_LEAD)
     lead = _lead(len(nodes), python, lease_s, idle_s)
-    return ("sh", "-c", 'setsid "$@" </dev/null >/dev/null 2>&1 &', "sh", *srun_words.clean((*step, *lead)))
+    return (
+        "sh",
+        "-c",
+        'setsid "$@" </dev/null >/dev/null 2>&1 &',
+        "sh",
+        *srun_words.clean((*step, *lead)),
+    )
 
 
 def _lead(nodes: int, python: str, lease_s: float, idle_s: float) -> tuple[str, ...]:
     """Return the command of the lead's keeper, which starts the others."""
     others = nodes - 1
     step = [*_OTHERS, f"--nodes={others}", f"--ntasks={others}"] if others else []
-    settings = {"leads": True, "first_lease_s": FIRST_LEASE_S, "lease_s": lease_s, "idle_s": idle_s, "step": step}
+    settings = {
+        "leads": True,
+        "first_lease_s": FIRST_LEASE_S,
+        "lease_s": lease_s,
+        "idle_s": idle_s,
+        "step": step,
+    }
     return program_text.command(python, "keeper", settings)
 
 
@@ -81,7 +112,10 @@ def _line(words: list[str] | tuple[str, ...]) -> str:
 
 def job_id(answer: str) -> tuple[str, str]:
     """Return (job, cluster) of what `sbatch --parsable` prints: `17`, or `17;east`. Raises ValueError."""
-    found = re.fullmatch(r"(\d+)(?:;([A-Za-z0-9._-]+))?", answer.strip().splitlines()[-1] if answer.strip() else "")
+    found = re.fullmatch(
+        r"(\d+)(?:;([A-Za-z0-9._-]+))?",
+        answer.strip().splitlines()[-1] if answer.strip() else "",
+    )
     if found is None:
         raise ValueError(f"sbatch printed {answer[:200]!r} in place of a job's number")
     return found[1], found[2] or ""

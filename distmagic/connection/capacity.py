@@ -30,7 +30,9 @@ class Usage:
 
 
 BY_PARAMIKO = Usage(files=2, tasks=6, memory_mb=0.3)
-BY_SSH_PROGRAM = Usage(files=11, tasks=10, memory_mb=5)  # one program keeps the connection, one is the conversation
+BY_SSH_PROGRAM = Usage(
+    files=11, tasks=10, memory_mb=5
+)  # one program keeps the connection, one is the conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,9 @@ def check(hosts: int, *, by_ssh_program: bool) -> None:
     usage = BY_SSH_PROGRAM if by_ssh_program else BY_PARAMIKO
     files = _open_files(usage, None)
     files = _open_files(usage, _allow_files(files.needed(hosts)))
-    error = shortage(hosts, (files, _tasks_of_user(usage), _tasks_of_cgroup(usage), _memory(usage)))
+    error = shortage(
+        hosts, (files, _tasks_of_user(usage), _tasks_of_cgroup(usage), _memory(usage))
+    )
     if error is not None:
         raise error
 
@@ -91,7 +95,9 @@ def _allow_files(wanted: int) -> int | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         higher = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with suppress(OSError, ValueError):  # some systems have a lower limit than they say
+        with suppress(
+            OSError, ValueError
+        ):  # some systems have a lower limit than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (higher, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
@@ -100,7 +106,11 @@ def _allow_files(wanted: int) -> int | None:
 def _tasks_of_user(usage: Usage) -> Resource:
     """Return the threads and processes of this user. Linux does not count those of root, other systems no threads."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    is_limited = Path("/proc/self/task").exists() and os.geteuid() != 0 and limit != resource.RLIM_INFINITY
+    is_limited = (
+        Path("/proc/self/task").exists()
+        and os.geteuid() != 0
+        and limit != resource.RLIM_INFINITY
+    )
     return Resource(
         name="threads and processes of this user", source="allowed (ulimit -u)", each=usage.tasks,
         used=_count_tasks() if is_limited else 0, limit=limit if is_limited else None,
@@ -134,7 +144,9 @@ def _own_cgroup() -> str:
 
 
 def _memory(usage: Usage) -> Resource:
-    available_kb = _text(Path("/proc/meminfo")).partition("MemAvailable:")[2].split()[:1]
+    available_kb = (
+        _text(Path("/proc/meminfo")).partition("MemAvailable:")[2].split()[:1]
+    )
     return Resource(
         name="MB of memory", source="free", each=usage.memory_mb, used=0,
         limit=int(available_kb[0]) // 1000 if available_kb else None, cure="End what else uses memory here",

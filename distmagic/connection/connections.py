@@ -40,7 +40,9 @@ class Connections:
         self._open: dict[_Key, Transport] = {}
         self._connecting: dict[_Key, threading.Lock] = {}
         self._closed = 0  # how often `close` was called
-        self._lock = threading.Lock()  # of what stands above; never held while something blocks
+        self._lock = (
+            threading.Lock()
+        )  # of what stands above; never held while something blocks
         self._owner = os.getpid()
 
     def check_room(self, hosts: Sequence[Host], access: Access) -> None:
@@ -48,7 +50,9 @@ class Connections:
         new = [host for host in hosts if self._known(_key(host, access)) is None]
         capacity.check(len(new), by_ssh_program=access.ssh_command is not None)
 
-    def link(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
+    def link(
+        self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob
+    ) -> Link:
         """Open a new link to a host, over the open connection if there is one that still works."""
         key = _key(host, access)
         known = self._known(key)
@@ -57,13 +61,17 @@ class Connections:
                 return Link.open(host, known, python, bundle)
             except (ConnectionLost, Unreachable):
                 self.drop(known)
-        return Link.open(host, self._connected(key, host, access, asker), python, bundle)
+        return Link.open(
+            host, self._connected(key, host, access, asker), python, bundle
+        )
 
     def _known(self, key: _Key) -> Transport | None:
         with self._lock:
             return self._open.get(key)
 
-    def _connected(self, key: _Key, host: Host, access: Access, asker: Asker) -> Transport:
+    def _connected(
+        self, key: _Key, host: Host, access: Access, asker: Asker
+    ) -> Transport:
         """Return the connection to a host. Of several threads that want it at once one connects; the others wait."""
         with self._lock:
             connecting = self._connecting.setdefault(key, threading.Lock())
@@ -79,10 +87,14 @@ class Connections:
                     self._open[key] = transport
         if not is_wanted:  # nobody else would ever close it
             transport.close()
-            raise ConnectionLost(f"{host.name}: all connections were closed while this one was being made.")
+            raise ConnectionLost(
+                f"{host.name}: all connections were closed while this one was being made."
+            )
         return transport
 
-    def take_idle(self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob) -> Link:
+    def take_idle(
+        self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob
+    ) -> Link:
         """Return the idle link of a host, if there is one that still works, else a new link."""
         link = self._idle.take((_key(host, access), python))
         if link is not None:
@@ -114,7 +126,9 @@ class Connections:
     def drop(self, broken: Transport) -> None:
         """Close a connection that is broken. If another one to the host is open by now, that one stays."""
         with self._lock:
-            self._open = {key: known for key, known in self._open.items() if known is not broken}
+            self._open = {
+                key: known for key, known in self._open.items() if known is not broken
+            }
         broken.close()
 
     def cool(self) -> set[str]:

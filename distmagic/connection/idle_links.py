@@ -50,13 +50,17 @@ class IdleLinks:
             # Only now: before paramiko's own, which closes all connections.
             atexit.register(self.close)
             self._wake.clear()
-            self._thread = threading.Thread(target=self._keep_renewing, name="distmagic-warm", daemon=True)
+            self._thread = threading.Thread(
+                target=self._keep_renewing, name="distmagic-warm", daemon=True
+            )
             self._thread.start()
 
     def _keep_renewing(self) -> None:
         while True:
             with self._lock:
-                leases_s = [link.kept.lease_s for link in self._links.values() if link.kept]
+                leases_s = [
+                    link.kept.lease_s for link in self._links.values() if link.kept
+                ]
             pause_s = min(leases_s, default=4.0) / 4
             if self._wake.wait(pause_s):
                 return

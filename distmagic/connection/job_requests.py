@@ -16,7 +16,10 @@ from distmagic.state.hangs import Explanation, explain
 
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
-_SMALL_BYTES, _SMALL_TOGETHER_BYTES = 1 << 20, 64 << 20  # results of one rank, and of one node, that come at once
+_SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
+    1 << 20,
+    64 << 20,
+)  # results of one rank, and of one node, that come at once
 _MAX_RANKS = 4096  # of one node, whose stacks are taken
 _STACK_BYTES = 4 << 20  # of one node; those of a rank are 20 KB at most, and mostly 5
 
@@ -40,7 +43,9 @@ def is_small(size_bytes: int | None) -> bool:
     return 0 < (size_bytes or 0) <= _SMALL_BYTES
 
 
-def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
+def small_results(
+    link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
+) -> dict[int, bytes]:
     """Return small results of ranks of a node, as they are; `sizes` by rank. Of very many only the first ones."""
     found: dict[int, bytes] = {}
     together = 0
@@ -49,13 +54,17 @@ def small_results(link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
         if together > _SMALL_TOGETHER_BYTES:
             break  # the others are fetched when they are looked at
         data = bytearray()
-        request = protocol.GetFile(job=job, node_rank=node_rank, name=f"rank{rank}.result")
+        request = protocol.GetFile(
+            job=job, node_rank=node_rank, name=f"rank{rank}.result"
+        )
         link.fetch(request, data.extend, limit_bytes=size)
         found[rank] = bytes(data)
     return found
 
 
-def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protocol.Stacks]:
+def stacks(
+    link: Link, job: str, node_rank: int, request_id: str
+) -> list[protocol.Stacks]:
     """Return where each rank of a running job is on this node; `request_id` is of no other request.
 
     Of very many ranks only the first ones. Raises `ConnectionLost` and `Unreachable` when there is no answer.
@@ -68,12 +77,18 @@ def stacks(link: Link, job: str, node_rank: int, request_id: str) -> list[protoc
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break  # it has just ended
-            if isinstance(message, protocol.Stacks) and message.request_id == request_id:
+            if (
+                isinstance(message, protocol.Stacks)
+                and message.request_id == request_id
+            ):
                 size_bytes += link.line_bytes
                 if size_bytes > _STACK_BYTES:
                     break
                 found.append(message)
-            is_last = isinstance(message, protocol.StacksDone) and message.request_id == request_id
+            is_last = (
+                isinstance(message, protocol.StacksDone)
+                and message.request_id == request_id
+            )
             if is_last or len(found) == _MAX_RANKS:
                 break
     return found
@@ -84,9 +99,14 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
     try:
         start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
     except _Refused as refused:
-        raise SpecError(f"{link.host.name} does not tell how job {job} was started: {refused}.") from None
+        raise SpecError(
+            f"{link.host.name} does not tell how job {job} was started: {refused}."
+        ) from None
     if start.join_template is None or start.membership is None or start.job != job:
-        raise SpecError(f"Job {job} is not elastic.", "Begin it with --nnodes MIN:MAX --max-restarts N.")
+        raise SpecError(
+            f"Job {job} is not elastic.",
+            "Begin it with --nnodes MIN:MAX --max-restarts N.",
+        )
     names = (start.call, start.code, *start.side_files)
     sizes = start.join_template.sizes
     are_names = all(places.is_sha256(name) for name in names)
@@ -111,7 +131,9 @@ class _Refused(Exception):
     """What the lead says in place of an answer."""
 
 
-def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], request_id: str = "") -> A:
+def _ask_lead(
+    link: Link, job: str, request: protocol.Message, kind: type[A], request_id: str = ""
+) -> A:
     link.attach(protocol.FollowJob(job=job, node_rank=0, live=True))
     link.send(request)
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
@@ -120,9 +142,14 @@ def _ask_lead(link: Link, job: str, request: protocol.Message, kind: type[A], re
                 raise _Refused(message.error)
             if isinstance(message, protocol.AgentGone):
                 raise SpecError(f"Job {job} has ended.")
-            if isinstance(message, kind) and getattr(message, "request_id", request_id) == request_id:
+            if (
+                isinstance(message, kind)
+                and getattr(message, "request_id", request_id) == request_id
+            ):
                 return message
-    raise ProtocolError(f"{link.host.name}: it gave no answer.")  # not reached: messages end with an error
+    raise ProtocolError(
+        f"{link.host.name}: it gave no answer."
+    )  # not reached: messages end with an error
 
 
 def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanation:

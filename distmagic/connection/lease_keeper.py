@@ -19,7 +19,9 @@ class LeaseKeeper:
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._links: tuple[Link, ...] = ()  # replaced as a whole, so that it can be read at any time
+        self._links: tuple[
+            Link, ...
+        ] = ()  # replaced as a whole, so that it can be read at any time
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -29,7 +31,9 @@ class LeaseKeeper:
         with self._lock:
             self._links = links
             if self._thread is None and links:
-                self._thread = threading.Thread(target=self._renew, name="distmagic-lease", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._renew, name="distmagic-lease", daemon=True
+                )
                 self._thread.start()
 
     def keep_over_one_more(self, link: Link) -> None:
@@ -45,7 +49,9 @@ class LeaseKeeper:
     def _renew(self) -> None:
         sending: dict[Link, threading.Thread] = {}
         while not self._is_over.wait(self._lease_s / 4):
-            sending = {link: thread for link, thread in sending.items() if thread.is_alive()}
+            sending = {
+                link: thread for link, thread in sending.items() if thread.is_alive()
+            }
             for link in self._links:
                 if link not in sending:
                     sending[link] = begin(send_quietly, link, protocol.RenewLease())

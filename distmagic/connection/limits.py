@@ -99,7 +99,9 @@ def exact(most: int) -> Limit:
 
     def limit(value: str) -> str:
         if len(value) > most:
-            raise Wrong(f"a text of {len(value):,} characters (at most {most:,} are allowed)")
+            raise Wrong(
+                f"a text of {len(value):,} characters (at most {most:,} are allowed)"
+            )
         if _CONTROL.search(value):
             raise Wrong("a control character")
         return value
@@ -148,7 +150,9 @@ PORT = whole(0, 65535)
 SECONDS = number(0.0, 1e9, 0.0)
 SECONDS_OR_NONE = number(0.0, 1e9, None)
 DATE = number(0.0, 1e11, 0.0)  # seconds since 1970
-LEASE = number(1.0, 86_400.0, 1.0)  # nothing near zero, and no eternity: it has to be renewed all the time
+LEASE = number(
+    1.0, 86_400.0, 1.0
+)  # nothing near zero, and no eternity: it has to be renewed all the time
 AMOUNT = number(-1e18, 1e18, 0.0)
 AMOUNT_OR_NONE = number(-1e18, 1e18, None)
 HOSTS = items(MOST_NODES, NAME)
@@ -275,4 +279,6 @@ def first_reply(text: bytes, host: str) -> FirstReply:
     try:
         return DECODER.from_plain(FirstReply, json.loads(text))
     except (ValueError, RecursionError):  # `BadLine` is a ValueError, too
-        raise ProtocolError(f"{host} sent {text[:80]!r} in place of its first answer.") from None
+        raise ProtocolError(
+            f"{host} sent {text[:80]!r} in place of its first answer."
+        ) from None

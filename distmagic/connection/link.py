@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from distmagic.connection import limits
-from distmagic.errors import ConnectionLost, PayloadError, PreflightError, ProtocolError, Unreachable
+from distmagic.errors import (
+    ConnectionLost,
+    PayloadError,
+    PreflightError,
+    ProtocolError,
+    Unreachable,
+)
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
@@ -31,7 +37,9 @@ _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 _CHUNK = 1 << 18
 _S_PER_FILE = 0.02
 _SLOWEST_BYTES_PER_S = 5e6
-_LISTING_BYTES = 16 << 20  # of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller
+_LISTING_BYTES = (
+    16 << 20
+)  # of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 _STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
 
@@ -46,7 +54,9 @@ class Link:
     `line_bytes` is the length of the line that was read last, which the last of `events` came in.
     """
 
-    def __init__(self, host: Host, process: Process, transport: Transport | None = None) -> None:
+    def __init__(
+        self, host: Host, process: Process, transport: Transport | None = None
+    ) -> None:
         self.host = host
         self.transport = transport
         self._process = process
@@ -66,9 +76,13 @@ class Link:
     # ---- opening
 
     @classmethod
-    def open(cls, host: Host, transport: Transport, python: str, bundle: LocalBlob) -> Link:
+    def open(
+        cls, host: Host, transport: Transport, python: str, bundle: LocalBlob
+    ) -> Link:
         """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`."""
-        link = cls(host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)), transport)
+        link = cls(
+            host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)), transport
+        )
         link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:
             with link._bounded(BOOT_TIMEOUT_S):
@@ -80,7 +94,9 @@ class Link:
         return link
 
     @contextmanager
-    def _bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
+    def _bounded(
+        self, timeout_s: float, what: str = "gave no answer"
+    ) -> Iterator[None]:
         """Close the conversation when the block takes too long, and raise `Unreachable`; `what` are its words for why."""
         late = threading.Event()
 
@@ -109,11 +125,15 @@ class Link:
         try:
             self._write(boot.program(bundle.blob.sha256))
         except ConnectionLost:
-            raise self._no_python(python) from None  # it ended even before we could say anything
+            raise self._no_python(
+                python
+            ) from None  # it ended even before we could say anything
         reply = self._boot_reply(python)
         name = self.host.name
         preflight.check_system(name, reply.system)
-        preflight.check_python(name, reply.python, sys.version_info[:3], str(reply.executable))
+        preflight.check_python(
+            name, reply.python, sys.version_info[:3], str(reply.executable)
+        )
         if reply.error:
             raise PreflightError(
                 name,
@@ -137,15 +157,22 @@ class Link:
             noise += len(line) + 1
             start = line.find(boot.MARK)
             if start >= 0:
-                return limits.first_reply(line[start + len(boot.MARK) :], self.host.name)
-        raise ProtocolError(f"{self.host.name}: its log-in shell prints without end.", "Look at its start-up files.")
+                return limits.first_reply(
+                    line[start + len(boot.MARK) :], self.host.name
+                )
+        raise ProtocolError(
+            f"{self.host.name}: its log-in shell prints without end.",
+            "Look at its start-up files.",
+        )
 
     def _no_python(self, python: str) -> Exception:
         if self._closed:
             return ConnectionLost(f"{self.host.name}: the connection was closed.")
         code = self._process.wait(2.0)
         words = self._process.stderr().split()
-        return preflight.no_python(self.host.name, python, code, " ".join(words), self.host.by_hand)
+        return preflight.no_python(
+            self.host.name, python, code, " ".join(words), self.host.by_hand
+        )
 
     # ---- before the start
 
@@ -157,7 +184,11 @@ class Link:
         """Return a port of this host's own `address` that is free now. Raises `PreflightError` where it has no such address."""
         return self.query(protocol.GetFreePort(address=address), protocol.FreePort).port
 
-    def deliver(self, blobs: tuple[LocalBlob, ...], tell: Callable[[int, int], object] = lambda *_: None) -> int:
+    def deliver(
+        self,
+        blobs: tuple[LocalBlob, ...],
+        tell: Callable[[int, int], object] = lambda *_: None,
+    ) -> int:
         """Bring the host what it lacks; return the bytes sent. `tell` is called with (bytes sent so far, bytes in all)."""
         self.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
         wanted = self._expect(protocol.MissingBlobs).sha256
@@ -185,7 +216,10 @@ class Link:
                 data = file.read(min(left, _CHUNK))
                 if not data:
                     self.close()
-                    raise PayloadError(f"{local.path} became shorter while it was being sent.", "Run it again.")
+                    raise PayloadError(
+                        f"{local.path} became shorter while it was being sent.",
+                        "Run it again.",
+                    )
                 self._write(data)
                 left -= len(data)
                 yield len(data)
@@ -210,7 +244,10 @@ class Link:
         self._last = 0
         self.agent_error = ""
         if request.work is not None:
-            with self._bounded(_patience_s(request.work), "did not bring its files into the working directory"):
+            with self._bounded(
+                _patience_s(request.work),
+                "did not bring its files into the working directory",
+            ):
                 self.send(request)
                 self.work = self._expect(protocol.WorkDirReady)
         else:
@@ -245,12 +282,21 @@ class Link:
             if number == 0:
                 continue  # no event
             if number != n + 1:
-                raise ProtocolError(f"{self.host.name}: event {number} came after event {n}.")
+                raise ProtocolError(
+                    f"{self.host.name}: event {number} came after event {n}."
+                )
             n = message.through if isinstance(message, protocol.Skipped) else number
             if n < number:
-                raise ProtocolError(f"{self.host.name}: event {number} goes on before itself.")
-            if isinstance(message, protocol.Hello) and message.protocol != protocol.PROTOCOL:
-                raise ProtocolError(f"{self.host.name}: {protocol.another_version(message.job, message.protocol)}.")
+                raise ProtocolError(
+                    f"{self.host.name}: event {number} goes on before itself."
+                )
+            if (
+                isinstance(message, protocol.Hello)
+                and message.protocol != protocol.PROTOCOL
+            ):
+                raise ProtocolError(
+                    f"{self.host.name}: {protocol.another_version(message.job, message.protocol)}."
+                )
             if message is not None:  # else of a younger protocol
                 yield n, message
 
@@ -258,7 +304,13 @@ class Link:
         """Say something. Raises `ConnectionLost`."""
         self._write(protocol.encode(message))
 
-    def fetch(self, request: protocol.GetFile, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
+    def fetch(
+        self,
+        request: protocol.GetFile,
+        write: Callable[[bytes], object],
+        *,
+        limit_bytes: int,
+    ) -> int:
         """Hand a file of a job to `write`, piece by piece; return its size.
 
         Raises `PreflightError` if it isn't there, and `ProtocolError`, having taken nothing, if it is larger than
@@ -281,7 +333,9 @@ class Link:
         size = self._expect(protocol.Data).size_bytes
         if size != blob.size_bytes:
             self.close()
-            raise ProtocolError(f"{self.host.name}: a file is {size:,} bytes long, and should be {blob.size_bytes:,}.")
+            raise ProtocolError(
+                f"{self.host.name}: a file is {size:,} bytes long, and should be {blob.size_bytes:,}."
+            )
         self._take(size, write)
 
     def _take(self, size: int, write: Callable[[bytes], object]) -> None:
@@ -309,7 +363,9 @@ class Link:
 
     def clear(self, *, removes: bool) -> int:
         """Return how many bytes of unused blobs the host keeps; with `removes` it has removed them."""
-        return self.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
+        return self.query(
+            protocol.PruneBlobs(removes=removes), protocol.Removed
+        ).size_bytes
 
     def work_dirs(self) -> tuple[protocol.KeptWorkDir, ...]:
         """Return the working directories that the host keeps."""
@@ -317,7 +373,9 @@ class Link:
 
     def remove_work_dir(self, name: str) -> int:
         """Remove a working directory on the host; return the bytes. Raises `PreflightError` if a job uses it."""
-        return self.query(protocol.RemoveWorkDir(name=name), protocol.Removed).size_bytes
+        return self.query(
+            protocol.RemoveWorkDir(name=name), protocol.Removed
+        ).size_bytes
 
     def stop(self, job: str, node_rank: int) -> None:
         """End a job on this node, which runs; returns when nothing of it is left.
@@ -330,7 +388,9 @@ class Link:
             for _ in self.events():
                 continue
 
-    def messages(self, timeout_s: float) -> Generator[protocol.Message | None, None, None]:
+    def messages(
+        self, timeout_s: float
+    ) -> Generator[protocol.Message | None, None, None]:
         """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
         with self._bounded(timeout_s):
             while True:
@@ -339,7 +399,9 @@ class Link:
 
     def sweep(self, job: str, node_rank: int | None = None) -> protocol.Final:
         """End what is left there of this node, and what dead agents of this job left; return what could not be ended."""
-        return self.query(protocol.SweepJob(job=job, node_rank=node_rank), protocol.Final)
+        return self.query(
+            protocol.SweepJob(job=job, node_rank=node_rank), protocol.Final
+        )
 
     def close(self) -> None:
         """Hang up. The agent, if there is one, goes on under its lease."""
@@ -366,7 +428,9 @@ class Link:
         data = self._process.read(size)
         if not data:
             words = self._process.stderr()[-500:]
-            raise ConnectionLost(f"{self.host.name}: the connection ended. {words}".strip())
+            raise ConnectionLost(
+                f"{self.host.name}: the connection ended. {words}".strip()
+            )
         return data
 
     def _line(self) -> bytes:
@@ -397,19 +461,30 @@ class Link:
         if isinstance(message, protocol.Refused):
             raise self._refusal(message)
         if isinstance(message, protocol.AgentGone):
-            raise PreflightError(self.host.name, f"its agent ended at once: {message.error or 'without a word'}.")
+            raise PreflightError(
+                self.host.name,
+                f"its agent ended at once: {message.error or 'without a word'}.",
+            )
         if not isinstance(message, (kind, *more)):
-            raise ProtocolError(f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}.")
+            raise ProtocolError(
+                f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}."
+            )
         return n, cast(M, message)  # one of `more` is for who asked for these
 
     def _refusal(self, message: protocol.Refused) -> PreflightError:
         error = f"{message.error}.".replace("..", ".")
-        return PreflightError(self.host.name, error, _REFUSAL_HINTS.get(message.what, ""))
+        return PreflightError(
+            self.host.name, error, _REFUSAL_HINTS.get(message.what, "")
+        )
 
 
 def _patience_s(work: protocol.WorkDir) -> float:
     """Return how long a host may take for the files of a run; its home may be on a slow file server, and shared."""
-    return BOOT_TIMEOUT_S + _S_PER_FILE * work.files + work.size_bytes / _SLOWEST_BYTES_PER_S
+    return (
+        BOOT_TIMEOUT_S
+        + _S_PER_FILE * work.files
+        + work.size_bytes / _SLOWEST_BYTES_PER_S
+    )
 
 
 _REFUSAL_HINTS = {

@@ -22,26 +22,38 @@ B = TypeVar("B")
 
 def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
     """Return a pool in which so many acts run at the same time, none after another; `MOST_AT_ONCE` of very many."""
-    return ThreadPoolExecutor(max(1, min(acts, MOST_AT_ONCE)), thread_name_prefix=f"distmagic-{name}")
+    return ThreadPoolExecutor(
+        max(1, min(acts, MOST_AT_ONCE)), thread_name_prefix=f"distmagic-{name}"
+    )
 
 
 def begin(act: Callable[..., object], *arguments: object) -> threading.Thread:
     """Let a thread of its own do one act. A host that takes no more bytes holds up what is sent to it alone."""
-    thread = threading.Thread(target=act, args=arguments, name="distmagic-run", daemon=True)
+    thread = threading.Thread(
+        target=act, args=arguments, name="distmagic-run", daemon=True
+    )
     thread.start()
     return thread
 
 
-def in_parallel(act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]) -> list[B]:
+def in_parallel(
+    act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
+) -> list[B]:
     """Return what `act` returns for each of the things, done at the same time."""
     if not things:
         return []
     pool = threads_for(len(things), "parallel")
-    futures = [pool.submit(act, *arguments) for arguments in zip(things, *more, strict=True)]
+    futures = [
+        pool.submit(act, *arguments) for arguments in zip(things, *more, strict=True)
+    ]
     try:
-        wait(futures)  # of acts that fail the first one is raised, but only when the others are through
+        wait(
+            futures
+        )  # of acts that fail the first one is raised, but only when the others are through
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for acts that hang
+        pool.shutdown(
+            wait=False, cancel_futures=True
+        )  # an interrupt does not wait for acts that hang
     return [future.result() for future in futures]
 
 

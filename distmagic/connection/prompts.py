@@ -110,7 +110,11 @@ def asker_of(shell: InteractiveShell | None = None) -> NotebookAsker:
 
 def _answer(question: _Question) -> None:
     try:
-        answer = getpass.getpass(question.prompt) if question.secret else input(question.prompt)
+        answer = (
+            getpass.getpass(question.prompt)
+            if question.secret
+            else input(question.prompt)
+        )
     except BaseException as error:  # an interrupt too has to wake the thread that waits
         question.answer.set_exception(_unanswered(question))
         if isinstance(error, EOFError):
@@ -121,4 +125,8 @@ def _answer(question: _Question) -> None:
 
 def _unanswered(question: _Question) -> AuthenticationError:
     host, _, words = question.prompt.partition(": ")
-    return AuthenticationError(host, f"asked {words.strip()!r}, and got no answer.", "Run the cell again and answer.")
+    return AuthenticationError(
+        host,
+        f"asked {words.strip()!r}, and got no answer.",
+        "Run the cell again and answer.",
+    )

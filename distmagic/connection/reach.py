@@ -37,16 +37,22 @@ class Reaching:
         self.known = (*hosts, *spare)
         self.asker = asker
         self._connections = connections
-        self.absent: dict[int, str] = {}  # hosts that a job begins without, by index, and what is wrong with them
+        self.absent: dict[
+            int, str
+        ] = {}  # hosts that a job begins without, by index, and what is wrong with them
         self._pool = threads_for(len(hosts) + 1, "reach")
         self.futures = []
-        for host, python in zip(hosts, pythons, strict=False):  # of `spare` hosts there are interpreters, too
+        for host, python in zip(
+            hosts, pythons, strict=False
+        ):  # of `spare` hosts there are interpreters, too
             self.futures.append(self._pool.submit(open_link, host, python))
         self._pool.submit(expiry.tidy)  # this machine keeps payloads too
 
     # ---- the first link to each host
 
-    def wait(self, enough: int | None = None, *, needs_remote: bool = False) -> tuple[Link, ...]:
+    def wait(
+        self, enough: int | None = None, *, needs_remote: bool = False
+    ) -> tuple[Link, ...]:
         """Wait for all hosts and `settle`. Questions (passphrases, one-time passwords) are asked meanwhile, on this thread.
 
         Raises `Cancelled` for an interrupt.
@@ -60,7 +66,9 @@ class Reaching:
             raise
         return self.settle(enough, needs_remote=needs_remote)
 
-    def settle(self, enough: int | None = None, *, needs_remote: bool = False) -> tuple[Link, ...]:
+    def settle(
+        self, enough: int | None = None, *, needs_remote: bool = False
+    ) -> tuple[Link, ...]:
         """Return one open link a host, in order, once all `futures` are done.
 
         Where `enough` hosts are there, those that are out of reach are left out: see `present` and `absent`; with
@@ -72,12 +80,19 @@ class Reaching:
             error = future.exception()
             if error is not None:
                 errors[host_index] = error
-        there = [host for host_index, host in enumerate(self.hosts) if host_index not in errors]
+        there = [
+            host
+            for host_index, host in enumerate(self.hosts)
+            if host_index not in errors
+        ]
         is_enough = enough is not None and len(there) >= enough
         if needs_remote and all(host.is_local for host in there):
             is_enough = False
         # A host that is out of reach may come back by itself; one that refuses us does not.
-        may_come_back = all(isinstance(error, (Unreachable, ConnectionLost)) for error in errors.values())
+        may_come_back = all(
+            isinstance(error, (Unreachable, ConnectionLost))
+            for error in errors.values()
+        )
         if errors and not (is_enough and may_come_back):
             self.cancel()
             raise join_errors(list(errors.values()))
@@ -90,7 +105,11 @@ class Reaching:
     @property
     def present(self) -> tuple[int, ...]:
         """The indices of the hosts whose links `settle` has returned."""
-        return tuple(host_index for host_index in range(len(self.hosts)) if host_index not in self.absent)
+        return tuple(
+            host_index
+            for host_index in range(len(self.hosts))
+            if host_index not in self.absent
+        )
 
     def interrupted(self) -> Cancelled:
         """Give up because of an interrupt, and return the error to raise."""
@@ -100,16 +119,26 @@ class Reaching:
                 waiting.append(host.name)
         self.cancel()
         hint = f"No answer had come yet from {', '.join(waiting)}." if waiting else ""
-        return Cancelled("Interrupted while the hosts were being reached; nothing was started.", hint)
+        return Cancelled(
+            "Interrupted while the hosts were being reached; nothing was started.", hint
+        )
 
     def cancel(self) -> None:
         """Give up: nothing is kept but the connections, and what hosts keep loaded."""
         self.asker.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        done = [host_index for host_index, future in enumerate(self.futures) if future.done()]
+        done = [
+            host_index
+            for host_index, future in enumerate(self.futures)
+            if future.done()
+        ]
         for host_index in set(range(len(self.futures))) - set(done):
-            self.futures[host_index].add_done_callback(partial(self._give_back, host_index))
-        in_parallel(self._give_back, done, [self.futures[host_index] for host_index in done])
+            self.futures[host_index].add_done_callback(
+                partial(self._give_back, host_index)
+            )
+        in_parallel(
+            self._give_back, done, [self.futures[host_index] for host_index in done]
+        )
 
     def _give_back(self, host_index: int, future: Future[Link]) -> None:
         if future.cancelled() or future.exception() is not None:
@@ -124,7 +153,9 @@ class Reaching:
             self.rest(host_index, link)
 
     @contextmanager
-    def opened(self, enough: int | None = None, *, needs_remote: bool = False) -> Iterator[dict[int, Link]]:
+    def opened(
+        self, enough: int | None = None, *, needs_remote: bool = False
+    ) -> Iterator[dict[int, Link]]:
         """Wait for all hosts and give their links by host index. After the block they rest; after an error they end."""
         there = self.wait(enough, needs_remote=needs_remote)
         links = dict(zip(self.present, there, strict=True))
@@ -138,7 +169,12 @@ class Reaching:
     # ---- further links
 
     def link(
-        self, host_index: int, *, broken: Link | None = None, can_ask: bool = True, asker: NotebookAsker | None = None
+        self,
+        host_index: int,
+        *,
+        broken: Link | None = None,
+        can_ask: bool = True,
+        asker: NotebookAsker | None = None,
     ) -> Link:
         """Open one more link to a host. The connection of a `broken` link is not used again, whatever it says of itself.
 
@@ -157,7 +193,9 @@ class Reaching:
         asker = asker or self.asker
         if not can_ask:
             asker = NotebookAsker(can_ask=False)
-        return self._connections.link(host, self.access, asker, self.pythons[host_index], build())
+        return self._connections.link(
+            host, self.access, asker, self.pythons[host_index], build()
+        )
 
     def link_after_run(self, host_index: int, asker: NotebookAsker) -> Link:
         """Open one more link to a host when the run is over; questions go to `asker`, and are asked on this thread.
@@ -169,7 +207,9 @@ class Reaching:
         try:
             asker.serve_until_done([opening])
         except BaseException:
-            opening.add_done_callback(_close)  # an interrupt: nobody takes the link any more
+            opening.add_done_callback(
+                _close
+            )  # an interrupt: nobody takes the link any more
             raise
         finally:
             pool.shutdown(wait=False)

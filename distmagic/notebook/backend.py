@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 class PackCall(Protocol):
     """The type of `payload.pack.pack_call`."""
 
-    def __call__(self, thunk: Callable[[], object], *, limit_bytes: int, labels: Mapping[str, str]) -> Payload:
+    def __call__(
+        self,
+        thunk: Callable[[], object],
+        *,
+        limit_bytes: int,
+        labels: Mapping[str, str],
+    ) -> Payload:
         """Pack a function without arguments. Raises `PayloadError`, or `PayloadTooLarge` above `limit_bytes`."""
 
 
@@ -29,7 +35,13 @@ class PackWhole(Protocol):
     """The type of `payload.pack.pack_whole`."""
 
     def __call__(
-        self, text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...]
+        self,
+        text: str,
+        *,
+        filename: str,
+        labels: Mapping[str, str],
+        limit_bytes: int,
+        argv: tuple[str, ...],
     ) -> Payload:
         """Pack the text of a cell, with its `sys.argv`. Raises `PayloadError`."""
 
@@ -51,18 +63,27 @@ def _session() -> Session:
     return session()
 
 
-def _pack_call(thunk: Callable[[], object], *, limit_bytes: int, labels: Mapping[str, str]) -> Payload:
+def _pack_call(
+    thunk: Callable[[], object], *, limit_bytes: int, labels: Mapping[str, str]
+) -> Payload:
     from distmagic.payload.pack import pack_call
 
     return pack_call(thunk, limit_bytes=limit_bytes, labels=labels)
 
 
 def _pack_whole(
-    text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...]
+    text: str,
+    *,
+    filename: str,
+    labels: Mapping[str, str],
+    limit_bytes: int,
+    argv: tuple[str, ...],
 ) -> Payload:
     from distmagic.payload.pack import pack_whole
 
-    return pack_whole(text, filename=filename, labels=labels, limit_bytes=limit_bytes, argv=argv)
+    return pack_whole(
+        text, filename=filename, labels=labels, limit_bytes=limit_bytes, argv=argv
+    )
 
 
 def _screen_for(shell: InteractiveShell) -> Screen:

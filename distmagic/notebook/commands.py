@@ -86,8 +86,13 @@ SUBCOMMANDS = (
     Subcommand(
         name="hosts",
         usages=(
-            Usage(arguments="LIST", text="set the hosts of this notebook: gpu-a:4,gpu-b:2"),
-            Usage(arguments="--hostfile FILE", text="the same from a file with a host a line: gpu-a slots=4"),
+            Usage(
+                arguments="LIST", text="set the hosts of this notebook: gpu-a:4,gpu-b:2"
+            ),
+            Usage(
+                arguments="--hostfile FILE",
+                text="the same from a file with a host a line: gpu-a slots=4",
+            ),
             Usage(arguments="", text="show the hosts"),
         ),
         handler=host_commands.hosts,
@@ -105,15 +110,23 @@ SUBCOMMANDS = (
     Subcommand(
         name="run",
         usages=(
-            Usage(arguments="[FLAGS] SCRIPT [ARGS]", text="run a script on every rank, with the flags of a cell"),
-            Usage(arguments="[FLAGS] -m MODULE [ARGS]", text="the same as python -m runs a module"),
+            Usage(
+                arguments="[FLAGS] SCRIPT [ARGS]",
+                text="run a script on every rank, with the flags of a cell",
+            ),
+            Usage(
+                arguments="[FLAGS] -m MODULE [ARGS]",
+                text="the same as python -m runs a module",
+            ),
         ),
         handler=run_command.run,
         complete=_complete_run,
     ),
     Subcommand(
         name="jobs",
-        usages=(Usage(arguments="", text="list the jobs on these hosts, running and ended"),),
+        usages=(
+            Usage(arguments="", text="list the jobs on these hosts, running and ended"),
+        ),
         handler=job_commands.jobs,
     ),
     Subcommand(
@@ -128,7 +141,9 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         name="add",
-        usages=(Usage(arguments="ID LIST", text="have hosts come to a running elastic job"),),
+        usages=(
+            Usage(arguments="ID LIST", text="have hosts come to a running elastic job"),
+        ),
         handler=job_commands.add,
         complete=_complete_add,
     ),
@@ -144,36 +159,61 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         name="stacks",
-        usages=(Usage(arguments="[ID]", text="say where the ranks of a running job are, and who stands out"),),
+        usages=(
+            Usage(
+                arguments="[ID]",
+                text="say where the ranks of a running job are, and who stands out",
+            ),
+        ),
         handler=job_commands.stacks,
     ),
     Subcommand(
         name="clean",
         usages=(
-            Usage(arguments="[ID|all]", text="show what ended jobs keep on the hosts; remove it"),
-            Usage(arguments="all --everybody", text="remove also what jobs of other notebooks keep"),
+            Usage(
+                arguments="[ID|all]",
+                text="show what ended jobs keep on the hosts; remove it",
+            ),
+            Usage(
+                arguments="all --everybody",
+                text="remove also what jobs of other notebooks keep",
+            ),
         ),
         handler=job_commands.clean,
         complete=_complete_clean,
     ),
     Subcommand(
         name="status",
-        usages=(Usage(arguments="", text="show what hosts keep loaded for the next run, and its memory"),),
+        usages=(
+            Usage(
+                arguments="",
+                text="show what hosts keep loaded for the next run, and its memory",
+            ),
+        ),
         handler=job_commands.status,
     ),
     Subcommand(
         name="allocations",
-        usages=(Usage(arguments="[PLACE]", text="list your allocations of Slurm; take hold of slurm:JOB"),),
+        usages=(
+            Usage(
+                arguments="[PLACE]",
+                text="list your allocations of Slurm; take hold of slurm:JOB",
+            ),
+        ),
         handler=host_commands.allocations,
     ),
     Subcommand(
         name="down",
-        usages=(Usage(arguments="", text="end what is kept, connections and allocations"),),
+        usages=(
+            Usage(arguments="", text="end what is kept, connections and allocations"),
+        ),
         handler=host_commands.down,
     ),
     Subcommand(
         name="help",
-        usages=(Usage(arguments="[TOPIC]", text="list the pages of the manual; show one"),),
+        usages=(
+            Usage(arguments="[TOPIC]", text="list the pages of the manual; show one"),
+        ),
         handler=help_pages.show,
         complete=_complete_help,
     ),
@@ -188,7 +228,9 @@ def usage_text() -> str:
         for usage in command.usages:
             written = f"%distributed {command.name} {usage.arguments}"
             lines.append(f"{written:<{_TEXT_COLUMN}}{usage.text}")
-    lines.append(f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too")
+    lines.append(
+        f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"
+    )
     return "\n".join(lines)
 
 
@@ -203,7 +245,9 @@ def execute(notebook: Notebook, line: str) -> object:
         return None
     command = find(words[0])
     with closing(asker_of(notebook.shell)) as asker:
-        return command.handler(CommandLine(notebook=notebook, asker=asker, words=tuple(words[1:])))
+        return command.handler(
+            CommandLine(notebook=notebook, asker=asker, words=tuple(words[1:]))
+        )
 
 
 def find(name: str) -> Subcommand:
@@ -218,4 +262,6 @@ def find(name: str) -> Subcommand:
         )
     close = difflib.get_close_matches(name, NAMES, n=1)
     guess = f"Did you mean {close[0]}? " if close else ""
-    raise SpecError(f"%distributed {name} is not known.", f"{guess}Known are: {', '.join(NAMES)}.")
+    raise SpecError(
+        f"%distributed {name} is not known.", f"{guess}Known are: {', '.join(NAMES)}."
+    )

@@ -11,7 +11,11 @@ from distmagic.request.flags import flag_names
 from distmagic.request.hosts import SLOT_WORDS
 from distmagic.request.spec import BACKENDS
 
-_VALUES = {"--nproc-per-node": SLOT_WORDS, "--rdzv-backend": BACKENDS, "--ssh-command": ("ssh",)}
+_VALUES = {
+    "--nproc-per-node": SLOT_WORDS,
+    "--rdzv-backend": BACKENDS,
+    "--ssh-command": ("ssh",),
+}
 
 
 class Event(Protocol):

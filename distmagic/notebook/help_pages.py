@@ -26,7 +26,9 @@ def _folder() -> Traversable:
 def topics() -> tuple[str, ...]:
     """Return the names of all pages, in alphabetical order."""
     names = [file.name for file in _folder().iterdir()]
-    return tuple(sorted(name.removesuffix(".md") for name in names if name.endswith(".md")))
+    return tuple(
+        sorted(name.removesuffix(".md") for name in names if name.endswith(".md"))
+    )
 
 
 def page(topic: str) -> str:
@@ -64,6 +66,8 @@ def show(line: CommandLine) -> None:
         print(contents())
         return
     if len(line.words) > 1:
-        raise SpecError("%distributed help takes one topic.", f"Topics are: {', '.join(topics())}.")
+        raise SpecError(
+            "%distributed help takes one topic.", f"Topics are: {', '.join(topics())}."
+        )
     text = page(line.words[0])
     line.notebook.shell.display_pub.publish({"text/markdown": text, "text/plain": text})

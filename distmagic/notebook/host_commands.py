@@ -50,8 +50,12 @@ def _named_hosts(words: Sequence[str]) -> Chosen:
     flag, _, path = words[0].partition("=")
     path = path or " ".join(words[1:])
     if flag != "--hostfile" or not path:
-        raise SpecError(f"{words[0]!r} names no hosts.", "Write gpu-a:4,gpu-b:2 or --hostfile FILE.")
-    return Chosen(hosts=read_hostfile(path), source=f"%distributed hosts --hostfile {path}")
+        raise SpecError(
+            f"{words[0]!r} names no hosts.", "Write gpu-a:4,gpu-b:2 or --hostfile FILE."
+        )
+    return Chosen(
+        hosts=read_hostfile(path), source=f"%distributed hosts --hostfile {path}"
+    )
 
 
 def playground(line: CommandLine) -> None:
@@ -62,29 +66,45 @@ def playground(line: CommandLine) -> None:
         return
     count = line.words[0] if len(line.words) == 1 else ""
     if not count.isdecimal() or int(count) < 1:
-        raise SpecError("%distributed playground needs a number of hosts.", "Write %distributed playground 2.")
+        raise SpecError(
+            "%distributed playground needs a number of hosts.",
+            "Write %distributed playground 2.",
+        )
     if notebook.playground is not None:
         notebook.close()
     notebook.playground = notebook.backend.playground(int(count))
-    chosen = Chosen(hosts=notebook.playground.hosts, source="throw-away SSH hosts on this machine")
+    chosen = Chosen(
+        hosts=notebook.playground.hosts, source="throw-away SSH hosts on this machine"
+    )
     notebook.hosts = chosen
-    print(f"{listed(chosen.hosts)}  ({chosen.source}; %distributed playground stop ends them)")
+    print(
+        f"{listed(chosen.hosts)}  ({chosen.source}; %distributed playground stop ends them)"
+    )
 
 
 def allocations(line: CommandLine) -> None:
     """List what Slurm has of this user's allocations, or take hold of one of them."""
     if len(line.words) > 1:
-        raise SpecError("%distributed allocations takes one place.", "Write %distributed allocations slurm:LOGIN.")
+        raise SpecError(
+            "%distributed allocations takes one place.",
+            "Write %distributed allocations slurm:LOGIN.",
+        )
     login, job = parse_place(line.words[0] if line.words else "slurm")
     session = line.notebook.session()
     access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
     if job:
-        taken = session.allocation(AllocationRequest(login=login, job=job), access, line.asker, JobSpec())
+        taken = session.allocation(
+            AllocationRequest(login=login, job=job), access, line.asker, JobSpec()
+        )
         nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
         print(f"Slurm job {job}: {listed(nodes)}")
         return
     held = {host.allocation.rpartition(":")[2] for host in session.allocated}
-    print(sanitize.lines(allocations_table(session.allocations(login, access, line.asker), held)))
+    print(
+        sanitize.lines(
+            allocations_table(session.allocations(login, access, line.asker), held)
+        )
+    )
 
 
 def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
@@ -94,7 +114,15 @@ def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
     rows = [("job", "state", "nodes", "time left", "notebook")]
     for one in states:
         whose = "this notebook" if one.job in held else one.comment.partition(":")[2]
-        rows.append((one.job, one.state.lower(), ",".join(one.nodes) or one.reason, one.left, whose))
+        rows.append(
+            (
+                one.job,
+                one.state.lower(),
+                ",".join(one.nodes) or one.reason,
+                one.left,
+                whose,
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -112,4 +140,6 @@ def down(line: CommandLine) -> None:
         )
     unreached = line.notebook.down()
     if unreached:
-        print(f"{', '.join(unreached)} could not be told; what is loaded there ends when its lease runs out")
+        print(
+            f"{', '.join(unreached)} could not be told; what is loaded there ends when its lease runs out"
+        )

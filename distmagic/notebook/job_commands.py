@@ -42,26 +42,36 @@ def attach(line: CommandLine) -> object:
     notebook = line.notebook
     try:
         reaching = _reach(line, hosts, spare)
-        run = notebook.session().attach(reaching, job, notebook.backend.screen_for(notebook.shell))
+        run = notebook.session().attach(
+            reaching, job, notebook.backend.screen_for(notebook.shell)
+        )
     except RunError as error:
         notebook.shell.push(dict.fromkeys(variables, error.run))
         raise
     notebook.shell.push(dict.fromkeys(variables, run))
-    return None if variables else run  # as for a cell: Out would keep a run whose name is gone
+    return (
+        None if variables else run
+    )  # as for a cell: Out would keep a run whose name is gone
 
 
 def add(line: CommandLine) -> None:
     """Have hosts come to a running elastic job."""
-    _expect(line, 2, 10_000, "%distributed add needs the name of a job and a list of hosts.")
+    _expect(
+        line, 2, 10_000, "%distributed add needs the name of a job and a list of hosts."
+    )
     new = parse_hosts(",".join(line.words[1:]))
     job, known = _find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
     if 0 not in job.known:
-        raise SpecError(f"{job.hosts[0]}, the first host of {job.name}, did not answer; it takes in all others.")
+        raise SpecError(
+            f"{job.hosts[0]}, the first host of {job.name}, did not answer; it takes in all others."
+        )
 
     def tell(host: str, node_rank: int) -> None:
-        _print(f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew")
+        _print(
+            f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew"
+        )
 
     # The first host counts the nodes, so it is reached as well.
     line.notebook.session().add(_reach(line, (known[0], *new)), job, tell)
@@ -77,7 +87,9 @@ def stop(line: CommandLine) -> None:
     if stopped.ended:
         _print(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
-        _print(f"{name}: it is not known whether anything of the job still runs. {error.message}")
+        _print(
+            f"{name}: it is not known whether anything of the job still runs. {error.message}"
+        )
     missing = tuple(dict.fromkeys(job.missing))
     if missing:
         _print(f"{', '.join(missing)} could not be asked")
@@ -114,30 +126,51 @@ def logs(line: CommandLine) -> None:
 def _no_rank(job: Job, rank: str) -> SpecError:
     if job.missing:
         silent = ", ".join(job.missing)
-        return SpecError(f"Rank {rank} of {job.name} ran on none of the hosts that answered; {silent} did not.")
-    return SpecError(f"Job {job.name} has no rank {rank}.", "Ranks are counted from 0; -1 is torchrun itself.")
+        return SpecError(
+            f"Rank {rank} of {job.name} ran on none of the hosts that answered; {silent} did not."
+        )
+    return SpecError(
+        f"Job {job.name} has no rank {rank}.",
+        "Ranks are counted from 0; -1 is torchrun itself.",
+    )
 
 
 def stacks(line: CommandLine) -> None:
     """Show where the ranks of a running job are."""
     from distmagic import render
 
-    _expect(line, 0, 1, "%distributed stacks takes the name of one job, or nothing where only one runs.")
+    _expect(
+        line,
+        0,
+        1,
+        "%distributed stacks takes the name of one job, or nothing where only one runs.",
+    )
     job, hosts = _find(line, line.words[0]) if line.words else _the_running_job(line)
     if not job.is_running:
-        raise SpecError(f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere.")
+        raise SpecError(
+            f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere."
+        )
     found = line.notebook.session().stacks(_reach(line, hosts), job)
-    page = {"text/plain": render.stacks_text(found, job.name), "text/html": render.stacks_html(found, job.name)}
+    page = {
+        "text/plain": render.stacks_text(found, job.name),
+        "text/html": render.stacks_html(found, job.name),
+    }
     line.notebook.shell.display_pub.publish(page)
 
 
 def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
     running = [job for job in _jobs(line) if job.is_running]
     if not running:
-        raise SpecError("No job runs on these hosts.", "%distributed jobs lists those that have ended.")
+        raise SpecError(
+            "No job runs on these hosts.",
+            "%distributed jobs lists those that have ended.",
+        )
     if len(running) > 1:
         names = ", ".join(job.name for job in running)
-        raise SpecError(f"{len(running)} jobs run on these hosts: {names}.", "Write %distributed stacks ID.")
+        raise SpecError(
+            f"{len(running)} jobs run on these hosts: {names}.",
+            "Write %distributed stacks ID.",
+        )
     return running[0], whereabouts(running[0], _hosts(line))
 
 
@@ -150,7 +183,8 @@ def clean(line: CommandLine) -> None:
     everybody = line.words == ("all", "--everybody")
     if len(line.words) == 2 and not everybody:
         raise SpecError(
-            "%distributed clean takes the name of one job, or all.", "%distributed alone lists all commands."
+            "%distributed clean takes the name of one job, or all.",
+            "%distributed alone lists all commands.",
         )
     found = _jobs(line)
     ended = [job for job in found if not job.is_running]
@@ -162,7 +196,10 @@ def clean(line: CommandLine) -> None:
     else:
         chosen = [choose(found, line.words[0])]
         if chosen[0].is_running:
-            raise SpecError(f"Job {chosen[0].name} still runs.", f"%distributed stop {chosen[0].name} ends it.")
+            raise SpecError(
+                f"Job {chosen[0].name} still runs.",
+                f"%distributed stop {chosen[0].name} ends it.",
+            )
     print(table(chosen, time.time(), _owner()))
     session, hosts = line.notebook.session(), _hosts(line)
     others = len(ended) - len(own)
@@ -170,10 +207,16 @@ def clean(line: CommandLine) -> None:
     if not line.words:
         kept = sum(session.cached(_reach(line, hosts)))
         print(f"kept of what was sent for jobs that are over: {kept / 1e6:,.1f} MB")
-        _print_work_dirs("working directory that no job uses", _idle_work_dirs(line, everybody=True))
-        print("Remove all of it with %distributed clean all, or one job with %distributed clean ID.")
+        _print_work_dirs(
+            "working directory that no job uses", _idle_work_dirs(line, everybody=True)
+        )
+        print(
+            "Remove all of it with %distributed clean all, or one job with %distributed clean ID."
+        )
         if others:
-            print(f"That leaves {of_others}; %distributed clean all --everybody removes these too.")
+            print(
+                f"That leaves {of_others}; %distributed clean all --everybody removes these too."
+            )
         return
     freed = session.remove(_reach(line, hosts), chosen)
     if line.words[0] == "all":
@@ -184,10 +227,14 @@ def clean(line: CommandLine) -> None:
         _print_work_dirs("removed with all files in it", idle)
     print(f"removed: {freed / 1e6:,.1f} MB")
     if line.words == ("all",) and others:
-        print(f"{of_others} left; %distributed clean all --everybody removes these too.")
+        print(
+            f"{of_others} left; %distributed clean all --everybody removes these too."
+        )
 
 
-def _idle_work_dirs(line: CommandLine, *, everybody: bool) -> dict[str, list[KeptWorkDir]]:
+def _idle_work_dirs(
+    line: CommandLine, *, everybody: bool
+) -> dict[str, list[KeptWorkDir]]:
     """Return the working directories that no job uses, by host: those of this notebook, or of everybody."""
     from distmagic.session.work_dir import own_origin
 
@@ -195,7 +242,11 @@ def _idle_work_dirs(line: CommandLine, *, everybody: bool) -> dict[str, list[Kep
     found = line.notebook.session().work_dirs(_reach(line, _hosts(line)))
     idle = {}
     for host, dirs in found.items():
-        idle[host] = [one for one in dirs if not one.is_used and (everybody or one.origin == origin)]
+        idle[host] = [
+            one
+            for one in dirs
+            if not one.is_used and (everybody or one.origin == origin)
+        ]
     return idle
 
 
@@ -203,7 +254,9 @@ def _print_work_dirs(what: str, idle: Mapping[str, Sequence[KeptWorkDir]]) -> No
     for host, dirs in idle.items():
         for one in dirs:
             size = f"{one.size_bytes / 1e6:,.1f} MB"
-            _print(f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {_ago(one.age_s)})")
+            _print(
+                f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {_ago(one.age_s)})"
+            )
 
 
 def status(line: CommandLine) -> None:
@@ -235,11 +288,15 @@ def _hosts(line: CommandLine) -> tuple[Host, ...]:
     return (*named, *held)
 
 
-def _reach(line: CommandLine, hosts: tuple[Host, ...], spare: tuple[Host, ...] = ()) -> Reaching:
+def _reach(
+    line: CommandLine, hosts: tuple[Host, ...], spare: tuple[Host, ...] = ()
+) -> Reaching:
     """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts."""
     notebook = line.notebook
     request = flags.parse_line("", notebook.config.defaults(os.environ))
-    return notebook.session().reach(hosts, notebook.access(request, hosts), line.asker, spare=spare)
+    return notebook.session().reach(
+        hosts, notebook.access(request, hosts), line.asker, spare=spare
+    )
 
 
 def _jobs(line: CommandLine) -> tuple[Job, ...]:
@@ -302,7 +359,14 @@ def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None])
             continue
         for one in templates:
             size = f"{one.size_bytes / 1e6:,.0f} MB"
-            rows.append([host.name, f"{_duration(one.age_s)} ago", size, f"{_duration(one.idle_s)} ago"])
+            rows.append(
+                [
+                    host.name,
+                    f"{_duration(one.age_s)} ago",
+                    size,
+                    f"{_duration(one.idle_s)} ago",
+                ]
+            )
     return _aligned(rows)
 
 

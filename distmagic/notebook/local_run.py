@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
-_NO_RANK_NOTE = f"This statement ran in the notebook, which is no rank. {notebook_effects.CURE}"
+_NO_RANK_NOTE = (
+    f"This statement ran in the notebook, which is no rank. {notebook_effects.CURE}"
+)
 _ARGPARSE_HINT = (
     'Give parse_args a list, such as parse_args(["--lr", "0.1"]); or move it into the function; or write %%distributed '
     "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
@@ -29,7 +31,9 @@ _ARGPARSE_HINT = (
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 
 
-def run_local(shell: InteractiveShell, plan: CellPlan, filename: str, given: Collection[str]) -> None:
+def run_local(
+    shell: InteractiveShell, plan: CellPlan, filename: str, given: Collection[str]
+) -> None:
     """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
@@ -54,7 +58,9 @@ def run_local(shell: InteractiveShell, plan: CellPlan, filename: str, given: Col
 def _of_argparse(error: BaseException, filename: str) -> SpecError | None:
     """Return the error in place of argparse's exit; None for any other error. argparse has printed the usage."""
     frames = traceback.extract_tb(error.__traceback__)
-    if not isinstance(error, SystemExit) or not any(frame.filename.endswith("argparse.py") for frame in frames):
+    if not isinstance(error, SystemExit) or not any(
+        frame.filename.endswith("argparse.py") for frame in frames
+    ):
         return None
     lines = [frame.lineno for frame in frames if frame.filename == filename]
     return SpecError(
@@ -64,17 +70,31 @@ def _of_argparse(error: BaseException, filename: str) -> SpecError | None:
     )
 
 
-def _note_on(error: BaseException, filename: str, effects: Sequence[LocalEffect]) -> str:
+def _note_on(
+    error: BaseException, filename: str, effects: Sequence[LocalEffect]
+) -> str:
     """Return what to say of an error if it comes of the notebook's being no rank, or of what only hosts have; else ""."""
     if isinstance(error, ModuleNotFoundError):
         return _WHOLE_NOTE
-    if isinstance(error, KeyError) and error.args and error.args[0] in TORCHRUN_VARIABLES:
+    if (
+        isinstance(error, KeyError)
+        and error.args
+        and error.args[0] in TORCHRUN_VARIABLES
+    ):
         return _NO_RANK_NOTE
-    if isinstance(error, ValueError | RuntimeError) and any(words in str(error) for words in _OF_TORCH):
+    if isinstance(error, ValueError | RuntimeError) and any(
+        words in str(error) for words in _OF_TORCH
+    ):
         return _NO_RANK_NOTE
     frames = traceback.extract_tb(error.__traceback__)
-    lineno = next((frame.lineno for frame in frames if frame.filename == filename), None)
-    is_effect = any(lineno in effect.lines for effect in effects if effect.kind in ("rank", "argv", "group"))
+    lineno = next(
+        (frame.lineno for frame in frames if frame.filename == filename), None
+    )
+    is_effect = any(
+        lineno in effect.lines
+        for effect in effects
+        if effect.kind in ("rank", "argv", "group")
+    )
     return _NO_RANK_NOTE if is_effect else ""
 
 
@@ -85,14 +105,20 @@ def _add_note(error: BaseException, note: str) -> None:
         print(note, file=sys.stderr)
 
 
-def _show_from(tb: TracebackType | None, error: BaseException, shell: InteractiveShell) -> None:
+def _show_from(
+    tb: TracebackType | None, error: BaseException, shell: InteractiveShell
+) -> None:
     """Let IPython show `error` from the cell's own frames on, as in any cell, without those of the magic."""
     own = tb.tb_next if tb is not None else None
     if own is None or hasattr(error, "_render_traceback_"):
         return
 
     def render() -> list[str]:
-        lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
+        lines: list[str] = shell.InteractiveTB.structured_traceback(
+            type(error), error, own, tb_offset=0
+        )
         return lines
 
-    object.__setattr__(error, "_render_traceback_", render)  # also where the error's class forbids new attributes
+    object.__setattr__(
+        error, "_render_traceback_", render
+    )  # also where the error's class forbids new attributes

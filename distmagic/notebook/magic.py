@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from distmagic.render.screen import Screen
     from distmagic.session.place import Place
 
-NAMES = ("distributed", "distmagic")  # the second for notebooks in which another extension owns the first
+NAMES = (
+    "distributed",
+    "distmagic",
+)  # the second for notebooks in which another extension owns the first
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 
@@ -91,7 +94,11 @@ class Magics:
         names[:0] = plan.targets
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
-            print(sanitize.lines(session.preview(request.allocation, request.access, request.spec)))
+            print(
+                sanitize.lines(
+                    session.preview(request.allocation, request.access, request.spec)
+                )
+            )
             return None
         with closing(asker_of(self.shell)) as asker:
             # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
@@ -143,7 +150,9 @@ class Magics:
         if result is not None:
             number, visible = result.execution_count, result.info.raw_cell
         is_this = visible.startswith("%%dist") and _body(visible) == _body(raw)
-        filename: str = self.shell.compile.cache(text, number, raw_code=visible if is_this else raw)
+        filename: str = self.shell.compile.cache(
+            text, number, raw_code=visible if is_this else raw
+        )
         return filename
 
     def _reject_notebook_names(self, plan: cells.CellPlan) -> None:
@@ -156,7 +165,13 @@ class Magics:
                     f"Define {name} in this cell; or put the statements into a function, and end with its call.",
                 )
 
-    def _payload(self, plan: cells.CellPlan, filename: str, request: flags.Request, asker: NotebookAsker) -> Payload:
+    def _payload(
+        self,
+        plan: cells.CellPlan,
+        filename: str,
+        request: flags.Request,
+        asker: NotebookAsker,
+    ) -> Payload:
         """Run the cell's own statements, and pack its call; of a cell that is a script, with its arguments.
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
@@ -165,23 +180,40 @@ class Magics:
         if plan.call is None:
             argv = (_SCRIPT_NAME, *request.args) if request.script else ()
             return self.notebook.backend.pack_whole(
-                plan.text, filename=filename, labels=_labels(self.shell), limit_bytes=limit_bytes, argv=argv
+                plan.text,
+                filename=filename,
+                labels=_labels(self.shell),
+                limit_bytes=limit_bytes,
+                argv=argv,
             )
         run_local(self.shell, plan, filename, [name for name, _ in request.spec.env])
-        thunk = cells.make_thunk(plan, self.shell.user_ns, filename, self.shell.compile.flags)
+        thunk = cells.make_thunk(
+            plan, self.shell.user_ns, filename, self.shell.compile.flags
+        )
         try:
-            return self.notebook.backend.pack_call(thunk, limit_bytes=limit_bytes, labels=_labels(self.shell))
+            return self.notebook.backend.pack_call(
+                thunk, limit_bytes=limit_bytes, labels=_labels(self.shell)
+            )
         except PayloadTooLarge as error:
             if not asker.confirm(f"{error.message} Send it all the same?"):
                 raise
-        return self.notebook.backend.pack_call(thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell))
+        return self.notebook.backend.pack_call(
+            thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell)
+        )
 
     def _launch(
-        self, request: flags.Request, reaching: Reaching, payload: Payload, screen: Screen, names: Sequence[str]
+        self,
+        request: flags.Request,
+        reaching: Reaching,
+        payload: Payload,
+        screen: Screen,
+        names: Sequence[str],
     ) -> object:
         """Run the job, give the run these names, also where it failed, and return it if it got none."""
         try:
-            run = self.notebook.session().launch(reaching, request.spec, payload, screen)
+            run = self.notebook.session().launch(
+                reaching, request.spec, payload, screen
+            )
         except RunError as error:
             run_names.bind_failed(self.shell, names, error)
             raise
@@ -234,12 +266,16 @@ def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) 
     shell.configurables.append(magics.config)
     owner = _other_owner(shell)
     if owner:
-        print(f"%%{NAMES[0]} belongs to {owner} here: write %%{NAMES[1]} and %{NAMES[1]} for distmagic's.")
+        print(
+            f"%%{NAMES[0]} belongs to {owner} here: write %%{NAMES[1]} and %{NAMES[1]} for distmagic's."
+        )
     for name in NAMES[1:] if owner else NAMES:
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
             prefix = "%" if kind == "line" else "%%"
-            shell.set_hook("complete_command", magics.complete(kind), str_key=prefix + name)
+            shell.set_hook(
+                "complete_command", magics.complete(kind), str_key=prefix + name
+            )
 
 
 def _other_owner(shell: InteractiveShell) -> str:
@@ -266,5 +302,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
             magics = table.pop(name).__self__
             magics.loaded = False
             magics.notebook.close()
-            if magics.config in shell.configurables:  # the first of several magics has taken it out
+            if (
+                magics.config in shell.configurables
+            ):  # the first of several magics has taken it out
                 shell.configurables.remove(magics.config)

@@ -39,13 +39,21 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
     hosts, access = notebook.way(request, os.environ)
     session = notebook.session()
     if request.dry_run:
-        print(sanitize.lines(programs.dry_run(session, request, program, hosts, access, line.asker)))
+        print(
+            sanitize.lines(
+                programs.dry_run(session, request, program, hosts, access, line.asker)
+            )
+        )
         return None
     screen = notebook.backend.screen_for(notebook.shell)
     try:
-        found = programs.run_program(session, request, program, hosts, access, line.asker, screen)
+        found = programs.run_program(
+            session, request, program, hosts, access, line.asker, screen
+        )
     except RunError as error:
         run_names.bind_failed(notebook.shell, names, error)
         raise
     run_names.bind(notebook.shell, names, found)
-    return None if names else found  # as for a cell: Out would keep a run whose name is gone
+    return (
+        None if names else found
+    )  # as for a cell: Out would keep a run whose name is gone

@@ -32,7 +32,9 @@ def bind_failed(shell: InteractiveShell, names: Sequence[str], error: RunError) 
     error.hint = error.hint.replace("run.logs(", f"{variable}.logs(")
 
 
-def say_not_started(shell: InteractiveShell, names: Sequence[str], error: BaseException) -> None:
+def say_not_started(
+    shell: InteractiveShell, names: Sequence[str], error: BaseException
+) -> None:
     """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
     from distmagic.runner.outcome import Detached, NotStarted, Run
 
@@ -42,4 +44,6 @@ def say_not_started(shell: InteractiveShell, names: Sequence[str], error: BaseEx
     for name in (LAST_RUN, *names):
         older = shell.user_ns.get(name)
         if older is None or isinstance(older, Run | Detached | NotStarted):
-            shell.push({name: NotStarted(name, why, older)}, interactive=name != LAST_RUN)
+            shell.push(
+                {name: NotStarted(name, why, older)}, interactive=name != LAST_RUN
+            )

@@ -27,7 +27,9 @@ class Notebook:
     one.
     """
 
-    def __init__(self, shell: InteractiveShell, config: Distmagic, backend: Backend) -> None:
+    def __init__(
+        self, shell: InteractiveShell, config: Distmagic, backend: Backend
+    ) -> None:
         self.shell = shell
         self.config = config
         self.backend = backend
@@ -53,7 +55,10 @@ class Notebook:
         names = {host.name for host in hosts}
         for name in request.python_hosts:
             if name not in names:
-                raise SpecError(f"--python {name}=...: {name} is not one of the hosts.", f"They are {listed(hosts)}.")
+                raise SpecError(
+                    f"--python {name}=...: {name} is not one of the hosts.",
+                    f"They are {listed(hosts)}.",
+                )
         own = self.playground
         if own is None or request.names_ssh_config:
             return request.access
@@ -61,7 +66,9 @@ class Notebook:
             return request.access
         return replace(request.access, ssh_config=own.ssh_config)
 
-    def way(self, request: flags.Request, environ: Mapping[str, str]) -> tuple[tuple[Host, ...], Access]:
+    def way(
+        self, request: flags.Request, environ: Mapping[str, str]
+    ) -> tuple[tuple[Host, ...], Access]:
         """Return the hosts of `request` and the way to them; of nodes of a scheduler only the way is known. Raises `SpecError`."""
         if request.allocation is not None:
             return (), request.access

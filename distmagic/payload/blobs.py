@@ -57,7 +57,9 @@ def kept_young(files: Sequence[LocalBlob]) -> Iterator[None]:
         is_over.set()
 
 
-def receive(local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object]) -> None:
+def receive(
+    local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object]
+) -> None:
     """Take a file from elsewhere; `pull` writes its bytes. Raises OSError if it arrives damaged."""
     digest = hashlib.sha256()
 
@@ -77,11 +79,20 @@ def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
     Directories have entries of their own: without them zipimport (before Python 3.13) finds no namespace package.
     """
     buffer = io.BytesIO()
-    folders = {f"{folder}/" for name in files for folder in PurePosixPath(name).parents if folder.name}
+    folders = {
+        f"{folder}/"
+        for name in files
+        for folder in PurePosixPath(name).parents
+        if folder.name
+    }
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted({*files, *folders}):
             entry = zipfile.ZipInfo(name)  # dated 1980
             entry.external_attr = (0o40755 if name in folders else 0o100644) << 16
             method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-            archive.writestr(entry, files.get(name, b""), method if name in files else zipfile.ZIP_STORED)
+            archive.writestr(
+                entry,
+                files.get(name, b""),
+                method if name in files else zipfile.ZIP_STORED,
+            )
     return buffer.getvalue()

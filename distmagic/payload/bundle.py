@@ -76,7 +76,10 @@ def _files() -> dict[str, Path]:
         files[f"distmagic/{file.relative_to(here).as_posix()}"] = file
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:
-        raise DistmagicError("cloudpickle is not installed here.", "Run: python -m pip install cloudpickle")
+        raise DistmagicError(
+            "cloudpickle is not installed here.",
+            "Run: python -m pip install cloudpickle",
+        )
     files.update(cloudpickle)
     for name, file in _package("tqdm").items():
         files[f"fallback/{name}"] = file  # for a host that has no tqdm
@@ -102,7 +105,9 @@ def _noted(note: Path) -> blobs.LocalBlob | None:
         return None
     if hashlib.sha256(data).hexdigest() != found.name:
         return None
-    return blobs.LocalBlob(blob=Blob(sha256=found.name, size_bytes=len(data)), path=found)
+    return blobs.LocalBlob(
+        blob=Blob(sha256=found.name, size_bytes=len(data)), path=found
+    )
 
 
 def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
@@ -126,8 +131,14 @@ def _compiled(path: Path, name: str) -> bytes:
     code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
     assert code is not None
     flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552
-    head = importlib.util.MAGIC_NUMBER + flags + importlib.util.source_hash(path.read_bytes())
-    return head + marshal.dumps(_renamed(code, name), 2)  # 2: the same bytes whoever else holds on to the constants
+    head = (
+        importlib.util.MAGIC_NUMBER
+        + flags
+        + importlib.util.source_hash(path.read_bytes())
+    )
+    return head + marshal.dumps(
+        _renamed(code, name), 2
+    )  # 2: the same bytes whoever else holds on to the constants
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:

@@ -83,7 +83,9 @@ def _look(root: Path) -> Contents:
                 _add_link(found, root, path)
             elif is_folder:
                 waiting.append((path, rules))
-            elif entry.is_file(follow_symlinks=False):  # else a socket, a pipe, a device
+            elif entry.is_file(
+                follow_symlinks=False
+            ):  # else a socket, a pipe, a device
                 found.files[path] = file_of(Path(entry.path))
         if len(found.files) > MAX_FILES:
             raise PayloadError(
@@ -96,7 +98,11 @@ def _look(root: Path) -> Contents:
 def file_of(path: Path) -> FoundFile:
     """Return what travels of one file. Raises OSError."""
     status = path.stat()
-    return FoundFile(path=path, size_bytes=status.st_size, is_executable=bool(status.st_mode & stat.S_IXUSR))
+    return FoundFile(
+        path=path,
+        size_bytes=status.st_size,
+        is_executable=bool(status.st_mode & stat.S_IXUSR),
+    )
 
 
 def _add_link(found: Contents, root: Path, path: str) -> None:
@@ -110,7 +116,9 @@ def _add_link(found: Contents, root: Path, path: str) -> None:
     if Path(written).is_absolute():
         written = os.path.relpath(target, here.parent)
     elif _climbs_out(written, path.count("/")):
-        found.left_out.append(path)  # it comes back by the folder's own name, which is another one on a host
+        found.left_out.append(
+            path
+        )  # it comes back by the folder's own name, which is another one on a host
         return
     found.links[path] = written
 
@@ -132,8 +140,12 @@ def check_size(contents: Contents, limit_bytes: int, what: str) -> None:
     size = contents.size_bytes
     if size <= limit_bytes:
         return
-    largest = sorted(contents.files.items(), key=lambda item: item[1].size_bytes, reverse=True)[:_NAMED_AT_MOST]
-    named = ", ".join(f"{path} ({size_text(file.size_bytes)})" for path, file in largest)
+    largest = sorted(
+        contents.files.items(), key=lambda item: item[1].size_bytes, reverse=True
+    )[:_NAMED_AT_MOST]
+    named = ", ".join(
+        f"{path} ({size_text(file.size_bytes)})" for path, file in largest
+    )
     count = len(contents.files)
     raise PayloadTooLarge(
         f"{what} would be sent to every host: {size_text(size)} in {count:,} file{'s' if count > 1 else ''}, and at "

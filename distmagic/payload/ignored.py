@@ -12,7 +12,16 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 _NAMES = (".gitignore", ".distmagicignore")
-_NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+_NEVER = {
+    ".git",
+    ".hg",
+    ".svn",
+    "__pycache__",
+    ".ipynb_checkpoints",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,9 @@ class Rules:
         found = []
         for name in _NAMES:
             try:
-                text = (folder / name).read_text(encoding="utf-8", errors="surrogateescape")
+                text = (folder / name).read_text(
+                    encoding="utf-8", errors="surrogateescape"
+                )
             except (FileNotFoundError, IsADirectoryError):
                 continue
             found.append((f"{folder}/", GitIgnoreSpec.from_lines(text.splitlines())))
@@ -37,7 +48,9 @@ class Rules:
         if path.rpartition("/")[2] in _NEVER:
             return True
         for folder, spec in reversed(self.specs):
-            decision = spec.check_file(path[len(folder) :] + ("/" if is_folder else "")).include
+            decision = spec.check_file(
+                path[len(folder) :] + ("/" if is_folder else "")
+            ).include
             if decision is not None:
                 return decision
         return False

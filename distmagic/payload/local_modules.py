@@ -122,9 +122,23 @@ def _where(top: str) -> tuple[Path | None, list[Path]]:
         except (ImportError, ValueError, AttributeError):
             return None, []
     origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)
-    places = list(getattr(spec, "submodule_search_locations", None) or getattr(module, "__path__", None) or ())
-    local = [Path(place) for place in places if Path(place).is_dir() and not is_installed(place)]
-    if local or not origin or not origin.endswith(".py") or not Path(origin).is_file() or is_installed(origin):
+    places = list(
+        getattr(spec, "submodule_search_locations", None)
+        or getattr(module, "__path__", None)
+        or ()
+    )
+    local = [
+        Path(place)
+        for place in places
+        if Path(place).is_dir() and not is_installed(place)
+    ]
+    if (
+        local
+        or not origin
+        or not origin.endswith(".py")
+        or not Path(origin).is_file()
+        or is_installed(origin)
+    ):
         return None, local
     return Path(origin), []
 
@@ -132,11 +146,15 @@ def _where(top: str) -> tuple[Path | None, list[Path]]:
 def python_files(root: Path) -> Iterator[Path]:
     """Yield the Python files of a package's directory."""
     for folder, names, files in os.walk(root):
-        names[:] = sorted(name for name in names if name != "__pycache__" and not name.startswith("."))
+        names[:] = sorted(
+            name for name in names if name != "__pycache__" and not name.startswith(".")
+        )
         if "pyvenv.cfg" in files:
             names.clear()
             continue
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+        yield from (
+            Path(folder, name) for name in sorted(files) if name.endswith(".py")
+        )
 
 
 def is_installed(path: str | os.PathLike[str]) -> bool:
@@ -151,5 +169,9 @@ def is_installed(path: str | os.PathLike[str]) -> bool:
 def _installed_roots() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     found = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
+    found += [
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        str(Path(__file__).parents[1]),
+    ]
     return tuple(Path(os.path.realpath(path)) for path in found)

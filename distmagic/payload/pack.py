@@ -58,11 +58,20 @@ class Payload:
     @property
     def blobs(self) -> tuple[LocalBlob, ...]:
         """All its files."""
-        return self.call, self.code, *self.side_files, *(self.tree.blobs if self.tree else ())
+        return (
+            self.call,
+            self.code,
+            *self.side_files,
+            *(self.tree.blobs if self.tree else ()),
+        )
 
 
 def pack_call(
-    thunk: Callable[[], object], *, limit_bytes: int, labels: Mapping[str, str], scratch: Path | None = None
+    thunk: Callable[[], object],
+    *,
+    limit_bytes: int,
+    labels: Mapping[str, str],
+    scratch: Path | None = None,
 ) -> Payload:
     """Pack a function without arguments, with all that it captured.
 
@@ -82,9 +91,19 @@ def pack_call(
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
     code = write_code(found, _texts(seen.codes), labels, folder)
-    sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}  # equal files once
-    side_files = tuple(_local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items())
-    return Payload(call=call, code=code, side_files=side_files, modules=found, limit_bytes=limit_bytes)
+    sizes = {
+        side_file.sha256: side_file.size_bytes for side_file in seen.side_files
+    }  # equal files once
+    side_files = tuple(
+        _local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items()
+    )
+    return Payload(
+        call=call,
+        code=code,
+        side_files=side_files,
+        modules=found,
+        limit_bytes=limit_bytes,
+    )
 
 
 def pack_whole(
@@ -94,7 +113,9 @@ def pack_whole(
     """Pack a cell's text, which every rank is to run as its `__main__`, with `argv` unless that is empty; otherwise as `pack_call`."""
     folder = payload_folder(scratch)
     if len(text) > limit_bytes:
-        raise PayloadError(f"The cell's text has {size_text(len(text))}; at most {size_text(limit_bytes)} may be sent.")
+        raise PayloadError(
+            f"The cell's text has {size_text(len(text))}; at most {size_text(limit_bytes)} may be sent."
+        )
     call = dumped(Whole(text, filename, argv), folder, Seen(), None)
     found = local_modules.found(local_modules.imports_of_text(text, filename))
     code = write_code(found, {filename: text}, labels, folder)
@@ -112,40 +133,61 @@ def payload_folder(scratch: Path | None) -> Path:
         ) from None
 
 
-def dumped(what: object, folder: Path, seen: Seen, limit_bytes: int | None) -> LocalBlob:
+def dumped(
+    what: object, folder: Path, seen: Seen, limit_bytes: int | None
+) -> LocalBlob:
     """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
         size = parcel.dump(
-            what, aside / "call", seen=seen, refuse=refuse, limit_bytes=limit_bytes, name="the call", beside=folder
+            what,
+            aside / "call",
+            seen=seen,
+            refuse=refuse,
+            limit_bytes=limit_bytes,
+            name="the call",
+            beside=folder,
         )
         call = _local(folder, seen.sha256.hexdigest(), size)
         (aside / "call").replace(call.path)
     except OSError as error:
-        raise PayloadError(f"The payload can't be written to {folder}: {error}.", "Make room there.") from error
+        raise PayloadError(
+            f"The payload can't be written to {folder}: {error}.", "Make room there."
+        ) from error
     finally:
         aside.rmdir()
     return call
 
 
 def _local(folder: Path, sha256: str, size_bytes: int) -> LocalBlob:
-    return LocalBlob(blob=Blob(sha256=sha256, size_bytes=size_bytes), path=folder / sha256)
+    return LocalBlob(
+        blob=Blob(sha256=sha256, size_bytes=size_bytes), path=folder / sha256
+    )
 
 
 def write_code(
-    modules: Iterable[LocalModule], texts: Mapping[str, str], labels: Mapping[str, str], folder: Path
+    modules: Iterable[LocalModule],
+    texts: Mapping[str, str],
+    labels: Mapping[str, str],
+    folder: Path,
 ) -> LocalBlob:
     """Write what ranks have to know of the user's code: the texts and labels of cells, and where local modules lie here."""
     known = {name: labels[name] for name in texts if name in labels}
     roots = sorted({str(module.root) for module in modules})
-    sources = json.dumps({"texts": texts, "labels": known, "roots": roots}, sort_keys=True).encode()
+    sources = json.dumps(
+        {"texts": texts, "labels": known, "roots": roots}, sort_keys=True
+    ).encode()
     return blobs.keep(blobs.zipped({"sources.json": sources}), folder)
 
 
 def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
     """Return the text of every cell, or script, of which some code travels."""
     names = sorted({code.co_filename for code in codes})
-    texts = {name: "".join(linecache.getlines(name)) for name in names if not local_modules.is_installed(name)}
+    texts = {
+        name: "".join(linecache.getlines(name))
+        for name in names
+        if not local_modules.is_installed(name)
+    }
     return {name: text for name, text in texts.items() if text}
 
 
@@ -165,7 +207,9 @@ _CURES = {
 }
 
 
-def _cannot_travel(culprit: unpicklable.UnpicklablePart, thunk: Callable[[], object]) -> PayloadError:
+def _cannot_travel(
+    culprit: unpicklable.UnpicklablePart, thunk: Callable[[], object]
+) -> PayloadError:
     part = culprit.part
     owner = _user(part, thunk)
     user = "The call" if owner == "the call" else owner
@@ -185,16 +229,24 @@ def _cannot_travel(culprit: unpicklable.UnpicklablePart, thunk: Callable[[], obj
 
 def _user(part: unpicklable.Part, thunk: Callable[[], object]) -> str:
     """Return the name of the function or class that uses a part, or "the call", whose function has no name."""
-    return "the call" if part.owner in ("", getattr(thunk, "__qualname__", "")) else part.owner
+    return (
+        "the call"
+        if part.owner in ("", getattr(thunk, "__qualname__", ""))
+        else part.owner
+    )
 
 
-def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
+def _too_large(
+    thunk: Callable[[], object], size_bytes: int, limit_bytes: int
+) -> PayloadTooLarge:
     sizes = [(_measure(part.value), part) for part in _variables(thunk)]
     sizes.sort(key=lambda pair: pair[0], reverse=True)
     large = []
     for size, part in sizes:
         if size > limit_bytes / 50:
-            large.append(f"`{part.path}` ({size_text(size)}, used by {_user(part, thunk)})")
+            large.append(
+                f"`{part.path}` ({size_text(size)}, used by {_user(part, thunk)})"
+            )
     named = f" The largest: {', '.join(large[:_NAMED_AT_MOST])}." if large else ""
     total = max(size_bytes, sum(size for size, _ in sizes))
     return PayloadTooLarge(
@@ -205,13 +257,18 @@ def _too_large(thunk: Callable[[], object], size_bytes: int, limit_bytes: int) -
 
 def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.Part]:
     """Yield every variable that travels with a call, through all functions and classes that travel by value."""
-    waiting, seen = [unpicklable.Part(owner="", path="the call", value=thunk)], set[int]()
+    waiting, seen = (
+        [unpicklable.Part(owner="", path="the call", value=thunk)],
+        set[int](),
+    )
     while waiting:
         part = waiting.pop()
         if id(part.value) in seen:
             continue
         seen.add(id(part.value))
-        if unpicklable.travels_by_value(part.value) or isinstance(part.value, (partial, MethodType)):
+        if unpicklable.travels_by_value(part.value) or isinstance(
+            part.value, (partial, MethodType)
+        ):
             waiting += unpicklable.parts(part)
         elif not isinstance(part.value, (ModuleType, FunctionType, type)):
             yield part

@@ -13,7 +13,12 @@ from distmagic.request.program import Program
 
 
 def pack_program(
-    program: Program, *, sync: str | None, current: Path, limit_bytes: int, scratch: Path | None = None
+    program: Program,
+    *,
+    sync: str | None,
+    current: Path,
+    limit_bytes: int,
+    scratch: Path | None = None,
 ) -> Payload:
     """Pack a program. `sync` is the folder that travels where the user has named one, `current` the current directory.
 
@@ -28,7 +33,9 @@ def pack_program(
     else:
         script = _file_of(program.target, current)
         name, folder = script.stem, script.parent
-        call = _script(program, script, Path(sync).expanduser() if sync else folder, current)
+        call = _script(
+            program, script, Path(sync).expanduser() if sync else folder, current
+        )
     return Payload(
         call=dumped(call, scratch, Seen(), None),
         code=write_code((), {}, {}, scratch),
@@ -43,9 +50,14 @@ def _file_of(target: str, current: Path) -> Path:
     """Return where a script lies, its folder without links. Raises `SpecError`."""
     path = current / Path(target).expanduser()
     if not path.exists():
-        raise SpecError(f"There is no script {target} in {current}.", "Name one that is there, or a module with -m.")
+        raise SpecError(
+            f"There is no script {target} in {current}.",
+            "Name one that is there, or a module with -m.",
+        )
     if not path.is_file():
-        raise SpecError(f"{target} is not a script.", "Name a Python file, or a module with -m.")
+        raise SpecError(
+            f"{target} is not a script.", "Name a Python file, or a module with -m."
+        )
     return path.parent.resolve() / path.name
 
 
@@ -60,12 +72,16 @@ def _script(program: Program, script: Path, folder: Path, current: Path) -> Scri
     folder = folder.resolve()
     if not script.is_relative_to(folder):
         raise SpecError(
-            f"The script {program.target} does not lie in {folder}.", "Name a folder that has it: --sync DIR."
+            f"The script {program.target} does not lie in {folder}.",
+            "Name a folder that has it: --sync DIR.",
         )
     at, _ = place_of(folder, current)
     has_same_place = folder.is_relative_to(current) or current.is_relative_to(folder)
     is_as_named = has_same_place and not Path(program.target).expanduser().is_absolute()
     inner = script.relative_to(folder).as_posix()
     return Script(
-        f"{at}/{inner}" if at else inner, program.args, shown=program.target if is_as_named else "", origin=str(script)
+        f"{at}/{inner}" if at else inner,
+        program.args,
+        shown=program.target if is_as_named else "",
+        origin=str(script),
     )

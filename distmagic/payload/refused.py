@@ -46,12 +46,19 @@ def refuse(value: object) -> None:
     kind = type(value)
     if kind.__module__.partition(".")[0] in _NOTEBOOK_ONLY:
         raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")
-    if isinstance(value, FunctionType) and value.__module__ == "IPython.core.getipython":
+    if (
+        isinstance(value, FunctionType)
+        and value.__module__ == "IPython.core.getipython"
+    ):
         raise pickle.PicklingError("there is no IPython on a rank")
     if kind.__module__ == "distmagic.runner.outcome":
         raise pickle.PicklingError("a run belongs to the notebook")
-    if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
+    if isinstance(value, io.IOBase) and not isinstance(
+        value, (io.BytesIO, io.StringIO)
+    ):
         raise pickle.PicklingError("an open file can't travel")
     for cls in kind.__mro__:
-        if cls.__name__ in _NAMES and (what := _FRAMEWORKS.get(f"{cls.__module__}.{cls.__qualname__}")):
+        if cls.__name__ in _NAMES and (
+            what := _FRAMEWORKS.get(f"{cls.__module__}.{cls.__qualname__}")
+        ):
             raise MadeAlone(value, what)

@@ -41,7 +41,9 @@ class Tree:
         return self.listed, *self.packs
 
 
-def packed(contents: Contents, owned: Sequence[str], folder: Path, inside: str = "") -> Tree:
+def packed(
+    contents: Contents, owned: Sequence[str], folder: Path, inside: str = ""
+) -> Tree:
     """Write packs and list to `folder`. `owned` as in `Manifest`. Raises `PayloadError` for a file that can't be read."""
     packing = _Packing(folder)
     try:
@@ -49,7 +51,9 @@ def packed(contents: Contents, owned: Sequence[str], folder: Path, inside: str =
             packing.add(path, contents.files[path])
         packing.end_pack()
     except OSError as error:
-        raise PayloadError(f"{error.filename or folder} can't be read or written: {error.strerror or error}.") from None
+        raise PayloadError(
+            f"{error.filename or folder} can't be read or written: {error.strerror or error}."
+        ) from None
     if len(packing.names) > _MOST_PACKS:
         raise PayloadError(
             f"{len(packing.names):,} large files would be sent to every host; at most {_MOST_PACKS:,} can be.",
@@ -90,7 +94,9 @@ class _Packing:
         self._open.append((path, file, data))
         self._open_bytes += len(data)
         name = path.encode("utf-8", "surrogateescape")
-        ends_here = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _ONE_IN == 0
+        ends_here = (
+            int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _ONE_IN == 0
+        )
         if ends_here or self._open_bytes >= _FULL_BYTES:
             self.end_pack()
 
@@ -122,8 +128,16 @@ class _Packing:
         self.names.append(pack.blob.sha256)
         return len(self.names) - 1
 
-    def _list(self, path: str, pack: int, offset: int, size: int, file: FoundFile) -> None:
-        listed = ListedFile(path=path, pack=pack, offset=offset, size_bytes=size, is_executable=file.is_executable)
+    def _list(
+        self, path: str, pack: int, offset: int, size: int, file: FoundFile
+    ) -> None:
+        listed = ListedFile(
+            path=path,
+            pack=pack,
+            offset=offset,
+            size_bytes=size,
+            is_executable=file.is_executable,
+        )
         self.files.append(listed)
 
 

@@ -37,7 +37,9 @@ def _inner(path: Path, above: Path) -> str:
     return "" if inner == "." else inner
 
 
-def with_tree(payload: Payload, sync: str | None, current: Path, scratch: Path | None = None) -> Payload:
+def with_tree(
+    payload: Payload, sync: str | None, current: Path, scratch: Path | None = None
+) -> Payload:
     """Return a payload with all files that hosts need.
 
     `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none, and
@@ -67,7 +69,10 @@ def with_tree(payload: Payload, sync: str | None, current: Path, scratch: Path |
 def _named_folder(sync: str) -> Path:
     folder = Path(sync).expanduser()
     if not folder.is_dir():
-        raise SpecError(f"--sync {sync}: there is no such folder here.", "Name a folder of this machine.")
+        raise SpecError(
+            f"--sync {sync}: there is no such folder here.",
+            "Name a folder of this machine.",
+        )
     return folder
 
 
@@ -75,11 +80,16 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
     if script is None or any(file.path == script for file in contents.files.values()):
         return
     if not script.is_relative_to(folder):
-        raise SpecError(f"The script {script} does not lie in {folder}.", "Name a folder that has it: --sync DIR.")
+        raise SpecError(
+            f"The script {script} does not lie in {folder}.",
+            "Name a folder that has it: --sync DIR.",
+        )
     raise PayloadError(
         f"The script {script} is not among the files that hosts are sent: an ignore file names it, or it is a link "
         "that leads out of its folder.",
-        "Write !" + script.name + " in a .distmagicignore beside it, or run the file that the link leads to.",
+        "Write !"
+        + script.name
+        + " in a .distmagicignore beside it, or run the file that the link leads to.",
     )
 
 
@@ -91,8 +101,12 @@ def _add_module(contents: Contents, module: LocalModule) -> str:
         return path
     for place in module.places:
         contents.add(contents_of(place), module.name)
-        for file in python_files(place):  # also those that git ignores, such as a generated _version.py
-            contents.files[f"{module.name}/{file.relative_to(place).as_posix()}"] = file_of(file)
+        for file in python_files(
+            place
+        ):  # also those that git ignores, such as a generated _version.py
+            contents.files[f"{module.name}/{file.relative_to(place).as_posix()}"] = (
+                file_of(file)
+            )
     return module.name
 
 
@@ -104,6 +118,8 @@ def _in_words(modules: tuple[LocalModule, ...]) -> str:
 def _left_out(contents: Contents) -> str:
     if not contents.left_out:
         return ""
-    shown = ", ".join(contents.left_out[:3]) + (", ..." if len(contents.left_out) > 3 else "")
+    shown = ", ".join(contents.left_out[:3]) + (
+        ", ..." if len(contents.left_out) > 3 else ""
+    )
     count = len(contents.left_out)
     return f"not sent: {shown} ({'links that lead' if count > 1 else 'a link that leads'} out of the folder)"

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
 
-if TYPE_CHECKING:  # the wire's messages take a third of the time that %load_ext may take
+if (
+    TYPE_CHECKING
+):  # the wire's messages take a third of the time that %load_ext may take
     from distmagic.remote.wire.protocol import JobListing, JobTerms
     from distmagic.request.hosts import Host
 
@@ -52,7 +54,11 @@ class Job:
     @property
     def missing(self) -> tuple[str, ...]:
         """The hosts of the other nodes."""
-        return tuple(name for name, index in zip(self.hosts, self.host_indices, strict=True) if index < 0)
+        return tuple(
+            name
+            for name, index in zip(self.hosts, self.host_indices, strict=True)
+            if index < 0
+        )
 
     @property
     def phase(self) -> str:
@@ -79,7 +85,9 @@ def found_jobs(answers: Iterable[Sequence[JobListing]]) -> tuple[Job, ...]:
 def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
     nodes = {node_rank: one for node_rank, (_, one) in found.items()}
     first = nodes[min(nodes)]
-    hosts = max((one.hosts for one in nodes.values()), key=len)  # a node that came back later knows of one more
+    hosts = max(
+        (one.hosts for one in nodes.values()), key=len
+    )  # a node that came back later knows of one more
     host_indices = [-1] * len(hosts)
     running = []
     for rank, (index, one) in sorted(found.items()):
@@ -102,7 +110,9 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
     )
 
 
-def check_orphans(jobs: Iterable[Job], owner: str, followed: Collection[str] = ()) -> None:
+def check_orphans(
+    jobs: Iterable[Job], owner: str, followed: Collection[str] = ()
+) -> None:
     """Raise `SpecError` if a job of this very notebook still runs there and waits for it: it holds the devices.
 
     Not if the notebook's kernel follows that job just now: then two runs at once are what the user wants.
@@ -126,8 +136,14 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
         return fits[0]
     latest = (fits or jobs)[-5:]
     known = ", ".join(job.name for job in latest) or "none"
-    what = f"{name!r} fits several jobs" if fits else f"There is no job {name!r} on these hosts"
-    raise SpecError(f"{what}.", f"%distributed jobs lists them all; the latest: {known}.")
+    what = (
+        f"{name!r} fits several jobs"
+        if fits
+        else f"There is no job {name!r} on these hosts"
+    )
+    raise SpecError(
+        f"{what}.", f"%distributed jobs lists them all; the latest: {known}."
+    )
 
 
 def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import torchrun
-from distmagic.remote.wire.protocol import Facts, JobTerms, JoinTemplate, Route, TemplateRequest, WorkDir
+from distmagic.remote.wire.protocol import (
+    Facts,
+    JobTerms,
+    JoinTemplate,
+    Route,
+    TemplateRequest,
+    WorkDir,
+)
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import Access, JobSpec, split_endpoint
 
@@ -95,7 +102,9 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
         max_nodes=rdzv.max_nodes if can_change else 0,
         awaited=awaited if can_change else (),
     )
-    later = JoinTemplate(sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or "")
+    later = JoinTemplate(
+        sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or ""
+    )
     return Plan(
         job=job,
         nodes=nodes,
@@ -116,10 +125,15 @@ def at_port(plan: Plan, port: int) -> Plan:
     nodes = []
     for node in plan.nodes:
         words = torchrun.flags(
-            rdzv, node_rank=node.node_rank, nproc_per_node=node.nproc_per_node, local_addr=node.local_addr
+            rdzv,
+            node_rank=node.node_rank,
+            nproc_per_node=node.nproc_per_node,
+            local_addr=node.local_addr,
         )
         nodes.append(replace(node, torchrun=words))
-    return replace(plan, nodes=tuple(nodes), rdzv=rdzv, gang_port=port, endpoint=_dialed(rdzv))
+    return replace(
+        plan, nodes=tuple(nodes), rdzv=rdzv, gang_port=port, endpoint=_dialed(rdzv)
+    )
 
 
 def _dialed(rdzv: torchrun.Rendezvous) -> str:
@@ -127,7 +141,9 @@ def _dialed(rdzv: torchrun.Rendezvous) -> str:
     return f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else ""
 
 
-def _rendezvous(spec: JobSpec, reached: Sequence[Reached], job: str) -> torchrun.Rendezvous:
+def _rendezvous(
+    spec: JobSpec, reached: Sequence[Reached], job: str
+) -> torchrun.Rendezvous:
     given = len(reached)
     low, high = spec.nnodes or (given, given)
     if not low <= given <= high:
@@ -185,13 +201,17 @@ def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
         )
 
 
-def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str) -> NodePlan:
+def _node(
+    spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str
+) -> NodePlan:
     nproc = count_ranks(one.host.slots or spec.nproc_per_node, one.facts, one.host.name)
     address = one.route.address
     if spec.local_addr and rank == 0:
         address = spec.local_addr
     variables = defaults(one, nproc)
-    meet_once = rdzv.max_nodes == 1 or (rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts)
+    meet_once = rdzv.max_nodes == 1 or (
+        rdzv.min_nodes == rdzv.max_nodes and not rdzv.max_restarts
+    )
     if not meet_once:
         variables += OWN_STORES
     return NodePlan(
@@ -199,7 +219,9 @@ def _node(spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, loc
         node_rank=rank,
         nproc_per_node=nproc,
         local_addr=address,
-        torchrun=torchrun.flags(rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address),
+        torchrun=torchrun.flags(
+            rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address
+        ),
         env=spec.env,
         defaults=variables,
         cwd=spec.cwd or default_cwd(one.host, local_cwd),
@@ -215,7 +237,11 @@ def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
     if isinstance(slots, int):
         return slots
     if slots == "gpu" and not facts.gpus:
-        raise PreflightError(host, "--nproc-per-node gpu, but no GPU was found.", "Use a number, or auto.")
+        raise PreflightError(
+            host,
+            "--nproc-per-node gpu, but no GPU was found.",
+            "Use a number, or auto.",
+        )
     if slots == "cpu":
         return facts.cpus
     return facts.gpus or (facts.cpus if slots == "auto" else 1)
@@ -237,7 +263,9 @@ def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
     return (*binding, *variables.items())
 
 
-def warming(spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str) -> TemplateRequest | None:
+def warming(
+    spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str
+) -> TemplateRequest | None:
     """Return what a host has to load for its ranks of this job; None where all is to be started by exec."""
     if access.cold or not access.warm_idle_s or spec.max_restarts:
         return None
@@ -271,7 +299,9 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
             words.append(f"{name}=...")
         for name, value in node.defaults:
             words.append(shlex.quote(f"{name}={value}"))
-        words.append(shlex.join([python, "-m", "torch.distributed.run", *node.torchrun]))
+        words.append(
+            shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
+        )
         cwd = node.cwd or f"~/.distmagic/work/{plan.work.name}"
         lines.append(f"cd {_quoted(cwd)} && {' '.join(words)} {program}")
     return "\n".join(lines)

@@ -32,7 +32,9 @@ def no_python(
         )
     words = f": {stderr[-500:]}" if stderr else ""
     if code is None:
-        return ConnectionLost(f"{host}: the connection ended before {python} had said anything{words}.")
+        return ConnectionLost(
+            f"{host}: the connection ended before {python} had said anything{words}."
+        )
     return PreflightError(
         host,
         f"{python} ended before it said anything (exit code {code}{words}).",
@@ -40,7 +42,9 @@ def no_python(
     )
 
 
-def check_python(host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str) -> None:
+def check_python(
+    host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str
+) -> None:
     """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that."""
     if found[:2] != ours[:2]:
         wanted = _dots(ours[:2])
@@ -59,7 +63,11 @@ def _dots(version: tuple[int, ...]) -> str:
 def check_system(host: str, system: str) -> None:
     """Raise `PreflightError` unless the host is a Linux machine."""
     if not system.startswith("linux"):
-        raise PreflightError(host, f"runs {system}; hosts of distmagic are Linux machines.", "Use a Linux host.")
+        raise PreflightError(
+            host,
+            f"runs {system}; hosts of distmagic are Linux machines.",
+            "Use a Linux host.",
+        )
 
 
 def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
@@ -118,7 +126,9 @@ def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
             f"Install torch {_dots(ours)} there, or name a Python that has it: --python {host}=/path/to/python",
         )
     if theirs != ours:
-        return [f"{host} has torch {remote}, this notebook {local}: modules that travel may not load."]
+        return [
+            f"{host} has torch {remote}, this notebook {local}: modules that travel may not load."
+        ]
     return []
 
 

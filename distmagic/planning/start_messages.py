@@ -14,7 +14,11 @@ from distmagic.request.hosts import parse_slots
 
 
 def start_message(
-    plan: Plan, node: NodePlan, payload: Payload, secret: str, warm: protocol.TemplateRequest | None
+    plan: Plan,
+    node: NodePlan,
+    payload: Payload,
+    secret: str,
+    warm: protocol.TemplateRequest | None,
 ) -> protocol.StartNode:
     """Return the message that starts one node of a plan. `secret` is the gang channel's, one for the whole job, in hex."""
     is_lead = node.node_rank == 0
@@ -32,7 +36,11 @@ def start_message(
     if payload.tree is not None:
         tree = payload.tree
         work = replace(
-            work, manifest=tree.listed.blob.sha256, files=tree.files, size_bytes=tree.size_bytes, inside=tree.inside
+            work,
+            manifest=tree.listed.blob.sha256,
+            files=tree.files,
+            size_bytes=tree.size_bytes,
+            inside=tree.inside,
         )
     join_template = None
     if is_lead and plan.join_template is not None:
@@ -47,7 +55,9 @@ def start_message(
         cwd=node.cwd,
         call=payload.call.blob.sha256,
         code=payload.code.blob.sha256,
-        side_files=tuple(local.blob.sha256 for local in payload.blobs[2:]),  # files of the tree among them
+        side_files=tuple(
+            local.blob.sha256 for local in payload.blobs[2:]
+        ),  # files of the tree among them
         endpoint=plan.endpoint,
         hosts=tuple(one.host.name for one in plan.nodes),
         lead=is_lead,
@@ -59,7 +69,9 @@ def start_message(
     )
 
 
-def join_message(lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *, local_cwd: str) -> protocol.StartNode:
+def join_message(
+    lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *, local_cwd: str
+) -> protocol.StartNode:
     """Return the message that starts one more node of an elastic job. `hosts` are those of all its nodes, this one last.
 
     `lead` is the message that started the first node. A node that joins later is started by exec. Raises `HostError`.
@@ -77,7 +89,9 @@ def join_message(lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *
         node_rank=len(hosts) - 1,
         hosts=tuple(hosts),
         lead=False,
-        torchrun=torchrun.joining(lead.torchrun, nproc_per_node=nproc, local_addr=address),
+        torchrun=torchrun.joining(
+            lead.torchrun, nproc_per_node=nproc, local_addr=address
+        ),
         defaults=dict((*planning.defaults(one, nproc), *planning.OWN_STORES)),
         cwd=template.cwd or planning.default_cwd(one.host, local_cwd),
         membership=replace(membership, address=address),

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 # How long a range of nodes waits for one more before it begins, when a node that is gone no longer counts, and how long
 # the others wait for one that is lost in the middle of a meeting (torch's own values, 30 s, 15 s and 60 s, make every
 # change of the world a pause of a minute).
-_ELASTIC_CONF = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=15"
+_ELASTIC_CONF = (
+    "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=15"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,9 @@ class Rendezvous:
     max_restarts: int = 0
 
 
-def flags(rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: str) -> tuple[str, ...]:
+def flags(
+    rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: str
+) -> tuple[str, ...]:
     """Return torchrun's flags for one node.
 
     `local_addr` is always given: without it a node announces whatever its own name resolves to. c10d is told who hosts
@@ -55,7 +59,9 @@ def flags(rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: 
     return (*common, f"--rdzv-endpoint={address}:{rdzv.port}", f"--rdzv-conf={conf}")
 
 
-def joining(flags: Sequence[str], *, nproc_per_node: int, local_addr: str) -> tuple[str, ...]:
+def joining(
+    flags: Sequence[str], *, nproc_per_node: int, local_addr: str
+) -> tuple[str, ...]:
     """Return the flags of a node that comes to an elastic job later; `flags` are its lead's."""
     joined = []
     for flag in flags:

@@ -26,7 +26,14 @@ class Command:
     def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd, start_new_session=True, bufsize=0
+            argv,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            bufsize=0,
         )
         self.stdin = _widened(self._process.stdin)
         self.stdout = _widened(self._process.stdout)

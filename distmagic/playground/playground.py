@@ -33,7 +33,13 @@ class Playground:
     `hosts` are called node1, node2 and so on, by which `ssh_config`, the path of an OpenSSH configuration, knows them.
     """
 
-    def __init__(self, server: subprocess.Popen[bytes], directory: Path, ports: tuple[int, ...], user: str) -> None:
+    def __init__(
+        self,
+        server: subprocess.Popen[bytes],
+        directory: Path,
+        ports: tuple[int, ...],
+        user: str,
+    ) -> None:
         numbers = range(1, len(ports) + 1)
         self.hosts = tuple(Host(name=f"node{number}") for number in numbers)
         self.ssh_config = str(directory / "ssh_config")
@@ -53,7 +59,12 @@ class Playground:
     def __enter__(self) -> Playground:  # noqa: PYI034 - no `Self` before Python 3.11
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -68,15 +79,21 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
     Raises `SpecError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
     """
     if n < 1:
-        raise SpecError(f"A playground of {n} hosts was asked for; it has at least 1.", "Use 1 or more.")
+        raise SpecError(
+            f"A playground of {n} hosts was asked for; it has at least 1.",
+            "Use 1 or more.",
+        )
     if importlib.util.find_spec("asyncssh") is None:
         raise DistmagicError(
-            "The playground needs asyncssh, which is not installed.", "Run: pip install 'distmagic[playground]'"
+            "The playground needs asyncssh, which is not installed.",
+            "Run: pip install 'distmagic[playground]'",
         )
     try:
         place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
     except OSError as error:
-        raise DistmagicError(f"The playground has no place for its files: {error}") from error
+        raise DistmagicError(
+            f"The playground has no place for its files: {error}"
+        ) from error
     server = _launch(place)
     try:
         ports, user = _when_ready(server, place, n)
@@ -86,11 +103,18 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
         raise
 
 
-def _when_ready(server: subprocess.Popen[bytes], place: Path, n: int) -> tuple[tuple[int, ...], str]:
+def _when_ready(
+    server: subprocess.Popen[bytes], place: Path, n: int
+) -> tuple[tuple[int, ...], str]:
     """Send the server its order; return the hosts' ports and the user once they listen. Raises `DistmagicError`."""
     assert server.stdin is not None
     assert server.stdout is not None
-    order = {"directory": str(place), "count": n, "python": sys.executable, "parent": os.getpid()}
+    order = {
+        "directory": str(place),
+        "count": n,
+        "python": sys.executable,
+        "parent": os.getpid(),
+    }
     try:
         server.stdin.write(json.dumps(order).encode() + b"\n")
         server.stdin.flush()
@@ -106,7 +130,9 @@ def _when_ready(server: subprocess.Popen[bytes], place: Path, n: int) -> tuple[t
     except ValueError:
         reasons = [text.strip(), _end_of_log(place)]
         why = "\n".join(reason for reason in reasons if reason)
-        raise DistmagicError(f"The playground's SSH server did not start:\n{why}") from None
+        raise DistmagicError(
+            f"The playground's SSH server did not start:\n{why}"
+        ) from None
 
 
 def _launch(place: Path) -> subprocess.Popen[bytes]:
@@ -163,5 +189,8 @@ Host node*
     GlobalKnownHostsFile /dev/null
     StrictHostKeyChecking yes
 """
-    blocks = [f"\nHost node{number}\n    Port {port}\n" for number, port in enumerate(ports, 1)]
+    blocks = [
+        f"\nHost node{number}\n    Port {port}\n"
+        for number, port in enumerate(ports, 1)
+    ]
     return common + "".join(blocks)

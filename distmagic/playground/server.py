@@ -29,7 +29,14 @@ from distmagic.remote.system import processes
 GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
 _GIVE_UP_S = 5.0
 _POLL_S = 0.5
-_PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_PASSED_ON = (
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +56,13 @@ class Place:
     directory: Path
     user: str
     client_key: asyncssh.SSHKey
-    commands: dict[int, Command] = field(default_factory=dict)  # by process id, until reaped
+    commands: dict[int, Command] = field(
+        default_factory=dict
+    )  # by process id, until reaped
 
-    def environment(self, home: Path, client: tuple[str, int], server: tuple[str, int]) -> dict[str, str]:
+    def environment(
+        self, home: Path, client: tuple[str, int], server: tuple[str, int]
+    ) -> dict[str, str]:
         """Return the environment of a command, as sshd makes it, with the kernel's Python first in PATH."""
         kept = {}
         for name, value in os.environ.items():
@@ -97,7 +108,9 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
     def session_requested(self) -> _Process:
         return _Process(self._place, self._home)
 
-    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
+    def connection_requested(
+        self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
+    ) -> bool:
         return True
 
 
@@ -105,7 +118,9 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
     """One channel: asyncssh joins the pipes of a `Command` to it."""
 
     def __init__(self, place: Place, home: Path) -> None:
-        super().__init__(self._start, sftp_factory=None, sftp_version=3, allow_scp=False)
+        super().__init__(
+            self._start, sftp_factory=None, sftp_version=3, allow_scp=False
+        )
         self._place, self._home = place, home
         self._running: Command | None = None
 
@@ -128,13 +143,17 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         argv = ["/bin/sh"] if self.command is None else ["/bin/sh", "-c", self.command]
         try:
             command = Command(argv, env, self._home)
-        except OSError as error:  # its home was removed, or there is no room for another process
+        except (
+            OSError
+        ) as error:  # its home was removed, or there is no room for another process
             self.stderr.write(f"playground: {error}\n".encode())
             self.exit(255)
             return
         self._running = self._place.commands[command.pid] = command
         # The end of one output is not the end of the other, so neither may send the channel's end of file.
-        await self.redirect(command.stdin, command.stdout, command.stderr, send_eof=False)
+        await self.redirect(
+            command.stdin, command.stdout, command.stderr, send_eof=False
+        )
         status = await command.status
         await self.stdout.drain()
         await self.stderr.drain()
@@ -157,7 +176,11 @@ async def serve(order: Order) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), over.set)  # nothing follows but its end
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    place = Place(directory=order.directory, user=_user(), client_key=_make_client_key(order.directory))
+    place = Place(
+        directory=order.directory,
+        user=_user(),
+        client_key=_make_client_key(order.directory),
+    )
     loop.add_signal_handler(signal.SIGCHLD, _reap, place)
     _make_python(order.directory / "bin", order.python)
     ports = [await _listen(place, home) for home in _make_homes(order)]

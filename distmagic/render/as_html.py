@@ -98,14 +98,20 @@ def _table(view: Overview) -> str:
     rows = [row for group in view.groups for row in group.rows]
     if not rows:
         return ""
-    metrics = [name for name in view.metrics if any(name in row.metrics for row in rows)]
+    metrics = [
+        name for name in view.metrics if any(name in row.metrics for row in rows)
+    ]
     columns = _columns(rows, metrics[:_MAX_METRICS], is_large=len(view.groups) > 1)
-    titles = [f'<th class="{column.cls}">{escape(column.title)}</th>' for column in columns]
+    titles = [
+        f'<th class="{column.cls}">{escape(column.title)}</th>' for column in columns
+    ]
     lines = [f"<tr>{''.join(titles)}</tr>"]
     index = 0
     for group in view.groups:
         if group.title:
-            lines.append(f'<tr><th class="dm-title" colspan="{len(columns)}">{escape(group.title)}</th></tr>')
+            lines.append(
+                f'<tr><th class="dm-title" colspan="{len(columns)}">{escape(group.title)}</th></tr>'
+            )
         for row in group.rows:
             cells = "".join(column.cells[index] for column in columns)
             lines.append(f'<tr class="{_phase_class(state_word(row))}">{cells}</tr>')
@@ -123,7 +129,9 @@ class _Column:
     is_empty: bool = False
 
 
-def _columns(rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool) -> list[_Column]:
+def _columns(
+    rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool
+) -> list[_Column]:
     """Return the columns, without those that are empty in every row. A large run has no column of devices."""
     columns = [
         _column("rank", [_name(row) for row in rows], "dm-n", "dm-n"),
@@ -143,12 +151,16 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool) -> 
     columns += [
         _column("rate", [escape(row.rate) for row in rows], "dm-n", "dm-n"),
         _column("left", [escape(row.left) for row in rows], "dm-n", "dm-n"),
-        _column("", [escape(cut(row.remarks, _NOTE)) for row in rows], "dm-note", "dm-note"),
+        _column(
+            "", [escape(cut(row.remarks, _NOTE)) for row in rows], "dm-note", "dm-note"
+        ),
     ]
     return [column for column in columns if not column.is_empty]
 
 
-def _column(title: str, texts: list[str], title_cls: str = "", cell_cls: str = "") -> _Column:
+def _column(
+    title: str, texts: list[str], title_cls: str = "", cell_cls: str = ""
+) -> _Column:
     cells = [_cell(text, cell_cls) for text in texts]
     return _Column(title=title, cls=title_cls, cells=cells, is_empty=not any(texts))
 

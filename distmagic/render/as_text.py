@@ -14,7 +14,9 @@ from distmagic.state.model import OutputLine, RunState
 
 _GAP = "  "
 _BAR = 10
-_MIN_NOTE = 12  # columns; a note with less room is left out: the alerts tell the same in full
+_MIN_NOTE = (
+    12  # columns; a note with less room is left out: the alerts tell the same in full
+)
 _MAX_METRICS = 8
 _MAX_LINE = 300  # characters of one line of output
 _MARKS = {"error": "✗", "warning": "!"}
@@ -44,7 +46,9 @@ def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
     shown = shown_lines(state)[-lines:] if lines > 0 else ()
     if shown:
         seen = count_of_lines(state)
-        parts.append(f"last {len(shown)} of {seen:,} lines of output; all of a rank's: run.logs(rank)")
+        parts.append(
+            f"last {len(shown)} of {seen:,} lines of output; all of a rank's: run.logs(rank)"
+        )
     for line in shown:
         words = cut(plain(line.text), _MAX_LINE)
         parts.append(f"{label(line)} {words}")
@@ -134,7 +138,10 @@ def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[
     columns = _fitting(_columns(rows, metrics[:_MAX_METRICS]), width)
 
     def line(texts: Iterable[str]) -> str:
-        cells = [pad(text, c.width, right=c.right) for text, c in zip(texts, columns, strict=True)]
+        cells = [
+            pad(text, c.width, right=c.right)
+            for text, c in zip(texts, columns, strict=True)
+        ]
         return cut(_GAP.join(cells).rstrip(), width)
 
     lines = [line(c.title for c in columns)]
@@ -152,8 +159,12 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
     """Return the columns that say anything. The last one, the notes, has no fixed width."""
     values = []
     for spare, name in enumerate(metrics, start=3):
-        cells = tuple(q.number(row.metrics[name]) if name in row.metrics else "" for row in rows)
-        values.append(_Column(title=plain(name)[:16], right=True, spare=spare, cells=cells))
+        cells = tuple(
+            q.number(row.metrics[name]) if name in row.metrics else "" for row in rows
+        )
+        values.append(
+            _Column(title=plain(name)[:16], right=True, spare=spare, cells=cells)
+        )
     steps = tuple(cut(row.count, 24) for row in rows)
     notes = tuple(row.remarks for row in rows)
     columns = [
@@ -164,11 +175,17 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
         _Column(title="progress", cells=tuple(_progress(row) for row in rows), spare=1),
         _Column(title="step", cells=steps, right=True, spare=2),
         *values,
-        _Column(title="rate", cells=tuple(row.rate for row in rows), right=True, spare=4),
-        _Column(title="left", cells=tuple(row.left for row in rows), right=True, spare=3),
+        _Column(
+            title="rate", cells=tuple(row.rate for row in rows), right=True, spare=4
+        ),
+        _Column(
+            title="left", cells=tuple(row.left for row in rows), right=True, spare=3
+        ),
         _Column(title="", cells=notes),
     ]
-    return [column for column in columns if column.title == "state" or any(column.cells)]
+    return [
+        column for column in columns if column.title == "state" or any(column.cells)
+    ]
 
 
 def _progress(row: Row) -> str:

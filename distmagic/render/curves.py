@@ -75,11 +75,15 @@ def curves(state: RunState) -> str:
     if len(ranks) > MAX_LINES:
         legend = f'<b class="dm-c0">mean of {len(ranks)} ranks</b><span class="dm-faint">band: lowest to highest</span>'
     else:
-        legend = " ".join(f'<b class="{palette(rank)}">rank {rank}</b>' for rank in ranks)
+        legend = " ".join(
+            f'<b class="{palette(rank)}">rank {rank}</b>' for rank in ranks
+        )
     more = len(names) - len(shown)
     if more:
         legend += f'<span class="dm-faint">and {more} more metrics: run.metrics</span>'
-    return f'<div class="dm-curves">{figures}</div><div class="dm-legend">{legend}</div>'
+    return (
+        f'<div class="dm-curves">{figures}</div><div class="dm-legend">{legend}</div>'
+    )
 
 
 def _curve(state: RunState, name: str) -> _Curve:
@@ -91,13 +95,18 @@ def _curve(state: RunState, name: str) -> _Curve:
     limit = _POINTS
     if len(tables) > MAX_LINES:
         limit = max(10, min(_BINS, _BAND_BINS // len(tables)))
-    by_step = all(line[-1].step is not None and line[0].step is not None for line in tables.values())
+    by_step = all(
+        line[-1].step is not None and line[0].step is not None
+        for line in tables.values()
+    )
     lines, holes = {}, []
     for rank, series in tables.items():
         lines[rank], more_holes = series.bins(limit, by_step=by_step)
         holes += more_holes
     lasts = [series[-1].value for series in tables.values()]
-    return _Curve(name=name, by_step=by_step, lines=lines, lasts=lasts, holes=sorted(holes))
+    return _Curve(
+        name=name, by_step=by_step, lines=lines, lasts=lasts, holes=sorted(holes)
+    )
 
 
 def _part(value: float, low: float, high: float) -> float:
@@ -121,7 +130,9 @@ def _figure(curve: _Curve) -> str:
         low=min((one.low for one in bins), default=0.0),
         high=max((one.high for one in bins), default=0.0),
     )
-    paths = _band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)
+    paths = (
+        _band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)
+    )
     inner = "".join(paths) + _marks(curve, frame)
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img">{inner}</svg>'
     top = q.number(frame.high) if bins else ""
@@ -170,11 +181,20 @@ def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
         x = frame.left + (place + 0.5) / _BINS * (frame.right - frame.left)
         low = min(one.low for one in members)
         high = max(one.high for one in members)
-        joined.append(Bin(x=x, low=low, mean=sum(one.mean for one in members) / len(members), high=high))
+        joined.append(
+            Bin(
+                x=x,
+                low=low,
+                mean=sum(one.mean for one in members) / len(members),
+                high=high,
+            )
+        )
     yield from _line_and_band(joined, (), frame, "dm-c0")
 
 
-def _line_and_band(line: Sequence[Bin], holes: Sequence[float], frame: _Frame, color: str) -> Iterable[str]:
+def _line_and_band(
+    line: Sequence[Bin], holes: Sequence[float], frame: _Frame, color: str
+) -> Iterable[str]:
     """Yield a band where it is any wider than the line, then the line, with gaps at the holes."""
     if any(frame.y(one.low) != frame.y(one.high) for one in line):
         upper = [f"{frame.x(one.x)},{frame.y(one.high)}" for one in line]

@@ -12,7 +12,11 @@ from distmagic.state.model import RunState, WorkerState
 def notes(state: RunState) -> tuple[str, ...]:
     """Return all of it, one line each, the newest last."""
     lone = _lone_ranks(state)
-    return (*_joined_notices(state), *_results_not_kept(state), *([lone] if lone else []))
+    return (
+        *_joined_notices(state),
+        *_results_not_kept(state),
+        *([lone] if lone else []),
+    )
 
 
 def _joined_notices(state: RunState) -> list[str]:
@@ -45,7 +49,11 @@ def _results_not_kept(state: RunState) -> Iterator[str]:
             table.setdefault(ended.meaning, []).append(worker)
     for meaning, workers in table.items():
         ranks = sorted(worker.rank for worker in workers)
-        who = f"{plain(workers[0].label)} has" if len(ranks) == 1 else f"ranks {listed(ranks)} have"
+        who = (
+            f"{plain(workers[0].label)} has"
+            if len(ranks) == 1
+            else f"ranks {listed(ranks)} have"
+        )
         yield one_line(f"{who} returned, but {meaning}")
 
 

@@ -6,7 +6,12 @@ import re
 from html import escape
 
 from distmagic.render.curves import palette
-from distmagic.render.shown import count_of_lines, is_shown, shown_lines, without_tracebacks
+from distmagic.render.shown import (
+    count_of_lines,
+    is_shown,
+    shown_lines,
+    without_tracebacks,
+)
 from distmagic.render.text_width import plain, spans
 from distmagic.state.model import OutputLine, RunState
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.notes import notes
-from distmagic.render.rows import Group, ShownPhase, counts_by_phase, fraction_of, groups, mean, slow_ranks
+from distmagic.render.rows import (
+    Group,
+    ShownPhase,
+    counts_by_phase,
+    fraction_of,
+    groups,
+    mean,
+    slow_ranks,
+)
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.hangs import explain_last, stacks_text
 from distmagic.state.model import RunState, WorkerState
@@ -61,7 +69,9 @@ def overview(state: RunState) -> Overview:
     return Overview(
         job=plain(state.job),
         phase=state.phase,
-        fraction=mean(fraction_of(w) for w in workers) if workers else _share_sent(state),
+        fraction=mean(fraction_of(w) for w in workers)
+        if workers
+        else _share_sent(state),
         facts=tuple(_facts(state, workers, still)),
         concern=_still_words(state, still, all_still) or _slow_words(state, slow),
         alerts=tuple(_alerts(state, is_still=all_still is not None)),
@@ -81,7 +91,9 @@ def _share_sent(state: RunState) -> float | None:
     return sum(node.sent_bytes for node in state.nodes) / total
 
 
-def _facts(state: RunState, workers: Sequence[WorkerState], still: Mapping[int, float]) -> Iterable[str]:
+def _facts(
+    state: RunState, workers: Sequence[WorkerState], still: Mapping[int, float]
+) -> Iterable[str]:
     yield _size(state)
     took = q.duration(state.before_s + state.at_s)
     yield f"took {took}" if state.is_over else took
@@ -98,7 +110,9 @@ def _facts(state: RunState, workers: Sequence[WorkerState], still: Mapping[int, 
         yield counts_by_phase(phases)
 
 
-def _still_words(state: RunState, still: Mapping[int, float], all_still: float | None) -> str:
+def _still_words(
+    state: RunState, still: Mapping[int, float], all_still: float | None
+) -> str:
     """Return what the head says of ranks that stand still; `all_still`: for how many seconds all of them have."""
     if all_still is not None:
         return f"no rank has advanced for {q.duration(all_still)}"
@@ -128,7 +142,9 @@ def _size(state: RunState) -> str:
     lost = state.lost_nodes
     there = set()
     for node in state.nodes:
-        if not state.is_elastic or (node.node_rank not in lost and node.stopping != "lost"):
+        if not state.is_elastic or (
+            node.node_rank not in lost and node.stopping != "lost"
+        ):
             there.add(node.host)
     # Each host once: in an elastic job it may have been several nodes.
     all_hosts = dict.fromkeys(node.host for node in state.nodes)
@@ -159,8 +175,13 @@ def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
 
 def _failure(state: RunState) -> Iterable[Alert]:
     if state.abandoned:
-        if state.stopping or not any(node.unusable for node in state.nodes):  # else the hosts' own rows show it
-            yield Alert(level="warning" if state.stopping else "error", text=one_line(state.abandoned))
+        if state.stopping or not any(
+            node.unusable for node in state.nodes
+        ):  # else the hosts' own rows show it
+            yield Alert(
+                level="warning" if state.stopping else "error",
+                text=one_line(state.abandoned),
+            )
         return
     if state.first_failure is None and not state.is_over:
         return
@@ -169,7 +190,9 @@ def _failure(state: RunState) -> Iterable[Alert]:
     error = verdict(state)
     if error is not None:
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
-        level = "warning" if isinstance(error, Cancelled) else "error"  # no surprise: the user asked for it
+        level = (
+            "warning" if isinstance(error, Cancelled) else "error"
+        )  # no surprise: the user asked for it
         yield Alert(level=level, text=one_line(error.message), detail=detail)
 
 
@@ -178,7 +201,9 @@ def _where_ranks_are(state: RunState) -> Iterable[Alert]:
     explanation = explain_last(state)
     if explanation is not None:
         words = f"{explanation.sentence}. {explanation.advice}".rstrip()
-        yield Alert(level="warning", text=one_line(words), detail=stacks_text(explanation))
+        yield Alert(
+            level="warning", text=one_line(words), detail=stacks_text(explanation)
+        )
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
@@ -194,14 +219,21 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
                 yield Alert(level="warning", text=text)
         lead = plain(state.nodes[0].host)
         for node in state.nodes[1:]:
-            if node.gang == "silent" and node.phase == "running":  # else it may only be slow to begin
+            if (
+                node.gang == "silent" and node.phase == "running"
+            ):  # else it may only be slow to begin
                 pair = f"{plain(node.host)} and {lead}"
                 text = f"{pair} don't hear each other by UDP: each ends by itself if this notebook is gone"
                 yield Alert(level="warning", text=text)
         for i, why in sorted(state.unreached.items()):
             host = plain(state.nodes[i].host)
-            yield Alert(level="warning", text=f"{host} can't dial {lead} yet: {one_line(why)}")
+            yield Alert(
+                level="warning", text=f"{host} can't dial {lead} yet: {one_line(why)}"
+            )
     for node in state.nodes:
         if node.survivors:
             names = one_line(", ".join(node.survivors))
-            yield Alert(level="error", text=f"still running on {plain(node.host)}, could not be ended: {names}")
+            yield Alert(
+                level="error",
+                text=f"still running on {plain(node.host)}, could not be ended: {names}",
+            )

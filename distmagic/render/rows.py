@@ -20,7 +20,9 @@ MAX_HOSTS = 64  # rows by host; the others are counted
 # What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
 # "": of a row that only counts others.
 ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", ""]
-PHASES: tuple[RankPhase | Literal["reconnecting"], ...] = (  # of ranks; first what a user must see first
+PHASES: tuple[
+    RankPhase | Literal["reconnecting"], ...
+] = (  # of ranks; first what a user must see first
     "failed",
     "lost",
     "reconnecting",
@@ -32,7 +34,9 @@ PHASES: tuple[RankPhase | Literal["reconnecting"], ...] = (  # of ranks; first w
 _PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
 _SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
 _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
-_LATE_S = 3.0  # if it needs more than this to get there; ranks don't begin at the same moment
+_LATE_S = (
+    3.0  # if it needs more than this to get there; ranks don't begin at the same moment
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,20 +122,29 @@ def groups(
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
         by_node.setdefault(worker.node_rank, []).append(worker)
-    without = [node for node in state.nodes if node.node_rank not in by_node and not _has_come_back(state, node)]
+    without = [
+        node
+        for node in state.nodes
+        if node.node_rank not in by_node and not _has_come_back(state, node)
+    ]
     waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
         rows = [_rank_row(state, w, slow, still) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
-    picked = [_rank_row(state, worker, slow, still) for worker in _picked(workers, slow, still)]
+    picked = [
+        _rank_row(state, worker, slow, still)
+        for worker in _picked(workers, slow, still)
+    ]
     if picked:
         yield Group(title="failed and slowest ranks", rows=tuple(picked))
     rows = []
     for node in state.nodes:
         if node.node_rank in by_node:
             rows.append(_host_row(state, node, by_node[node.node_rank], still))
-    yield Group(title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting)))
+    yield Group(
+        title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting))
+    )
 
 
 def _has_come_back(state: RunState, node: NodeState) -> bool:
@@ -141,7 +154,9 @@ def _has_come_back(state: RunState, node: NodeState) -> bool:
     return is_over and node.host in later_hosts
 
 
-def _picked(workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]) -> list[WorkerState]:
+def _picked(
+    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
+) -> list[WorkerState]:
     """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
 
     Two of the latter are shown in any case, more where more ranks are slow or stand still.
@@ -166,7 +181,9 @@ def _bounded(rows: list[Row]) -> list[Row]:
     left_out = [rows[index] for index in most_urgent_first[MAX_HOSTS - 1 :]]
     phases = Counter(row.phase for row in left_out)
     note = ", ".join(f"{count} {phase}" for phase, count in phases.items())
-    rest = Row(name="", host=f"{len(left_out)} more hosts", phase=left_out[0].phase, note=note)
+    rest = Row(
+        name="", host=f"{len(left_out)} more hosts", phase=left_out[0].phase, note=note
+    )
     return [*(rows[index] for index in kept), rest]
 
 
@@ -196,7 +213,13 @@ def _waiting_row(state: RunState, node: NodeState) -> Row:
     fraction = None
     if node.total_bytes and phase in ("sending", "sent"):
         fraction = node.sent_bytes / node.total_bytes
-    return Row(name="", host=plain(node.host), phase=phase, fraction=fraction, note=one_line(note))
+    return Row(
+        name="",
+        host=plain(node.host),
+        phase=phase,
+        fraction=fraction,
+        note=one_line(note),
+    )
 
 
 def _waits_for(state: RunState, node: NodeState) -> str:
@@ -217,7 +240,9 @@ def _waits_for(state: RunState, node: NodeState) -> str:
     return "loads torch" if node.hostname else "starts its agent"
 
 
-def _rank_row(state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float]) -> Row:
+def _rank_row(
+    state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float]
+) -> Row:
     done, total = w.progress
     is_still = w.rank in still
     count = ""
@@ -262,7 +287,9 @@ def _has_steps(w: WorkerState) -> bool:
 
 def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
     """Whether the connection to its host is broken just now: it runs on, and nothing is known of it meanwhile."""
-    return w.phase in ALIVE and bool(state.nodes[w.node_rank].broken) and not state.is_over
+    return (
+        w.phase in ALIVE and bool(state.nodes[w.node_rank].broken) and not state.is_over
+    )
 
 
 def _phase_of(state: RunState, w: WorkerState) -> RankPhase | Literal["reconnecting"]:
@@ -332,7 +359,9 @@ def _host_row(
     still_here = [w.rank for w in workers if w.rank in still]
     if still_here:
         longest_s = max(still[rank] for rank in still_here)
-        notes.append(f"{q.plural(len(still_here), 'rank')} without a step for {q.duration(longest_s)}")
+        notes.append(
+            f"{q.plural(len(still_here), 'rank')} without a step for {q.duration(longest_s)}"
+        )
     moving = [w for w in workers if w.rank not in still]
     metrics: dict[str, float] = {}
     for metric in dict.fromkeys(name for w in workers for name in w.metrics):

@@ -16,9 +16,15 @@ def shown_lines(state: RunState) -> tuple[OutputLine, ...]:
     return tuple(line for line in state.lines if line.rank >= 0)
 
 
-def without_tracebacks(state: RunState, lines: Sequence[OutputLine]) -> list[OutputLine]:
+def without_tracebacks(
+    state: RunState, lines: Sequence[OutputLine]
+) -> list[OutputLine]:
     """Leave out the traceback that the first failed rank has printed: the alert about its failure unfolds to it."""
-    first = state.workers.get(state.first_failure) if state.first_failure is not None else None
+    first = (
+        state.workers.get(state.first_failure)
+        if state.first_failure is not None
+        else None
+    )
     if first is None or first.ended is None or first.ended.failure is None:
         return list(lines)
     told = {line.rstrip() for line in first.ended.failure.traceback.splitlines()}
@@ -26,7 +32,9 @@ def without_tracebacks(state: RunState, lines: Sequence[OutputLine]) -> list[Out
     is_inside = False
     for line in lines:
         if line.rank == first.rank and line.stream == "stderr":
-            is_inside = line.text.rstrip() in told and (is_inside or line.text.startswith("Traceback (most recent"))
+            is_inside = line.text.rstrip() in told and (
+                is_inside or line.text.startswith("Traceback (most recent")
+            )
             if is_inside:
                 continue
         kept.append(line)

@@ -27,7 +27,10 @@ def stacks_text(found: Explanation, job: str) -> str:
 def stacks_html(found: Explanation, job: str) -> str:
     """Return the same as a page; the stack of each place is unfolded by a click, that of the odd ranks is open."""
     heads = [line for line in (_title(found, job), found.advice) if line]
-    parts = [f'<div class="dm-head"><span>{escape(one_line(line))}</span></div>' for line in heads]
+    parts = [
+        f'<div class="dm-head"><span>{escape(one_line(line))}</span></div>'
+        for line in heads
+    ]
     for index, group in enumerate(found.groups[:SHOWN_GROUPS]):
         words = escape(one_line(hangs.sentence_of(group, None)))
         lines = "\n".join(escape(plain(line)) for line in hangs.stack_lines(group))

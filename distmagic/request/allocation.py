@@ -40,27 +40,41 @@ class AllocationRequest:
         if self.login:
             parse_host(self.login)
         if not 1 <= self.nodes <= _MOST_NODES:
-            raise SpecError(f"--nodes {self.nodes} is no number of nodes.", f"Use 1 to {_MOST_NODES:,}.")
+            raise SpecError(
+                f"--nodes {self.nodes} is no number of nodes.",
+                f"Use 1 to {_MOST_NODES:,}.",
+            )
         for name, value in self.options:
             _check_option(name, value)
         if "\0" in self.setup:
             raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
         if not self.idle_s > 0:
-            raise SpecError(f"--idle {self.idle_s:g} is not a time.", "Write --idle 15m.")
+            raise SpecError(
+                f"--idle {self.idle_s:g} is not a time.", "Write --idle 15m."
+            )
 
 
 def _check_option(name: str, value: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise SpecError(f"--slurm {name!r} is no option of sbatch.", "Write its long name: --slurm cpus-per-task=8.")
+        raise SpecError(
+            f"--slurm {name!r} is no option of sbatch.",
+            "Write its long name: --slurm cpus-per-task=8.",
+        )
     if name in ("gpus", "gpus-per-socket"):
         raise SpecError(
             f"--{name} counts GPUs of the whole job, and a step on one node can't have any then.",
             "Write --gpus-per-node N.",
         )
     if name in _OURS:
-        raise SpecError(f"--slurm {name}: distmagic gives sbatch this option itself.", _OURS[name] or "Leave it out.")
+        raise SpecError(
+            f"--slurm {name}: distmagic gives sbatch this option itself.",
+            _OURS[name] or "Leave it out.",
+        )
     if re.search(r"[\n\r\0]", value):
-        raise SpecError(f"--{name} has a line break or a zero byte in it.", "Options of sbatch are one line each.")
+        raise SpecError(
+            f"--{name} has a line break or a zero byte in it.",
+            "Options of sbatch are one line each.",
+        )
 
 
 def parse_place(text: str) -> tuple[str, str]:
@@ -71,7 +85,8 @@ def parse_place(text: str) -> tuple[str, str]:
     system, _, place = text.partition(":")
     if system != "slurm":
         raise SpecError(
-            f"--on {text!r} is not known.", "Write --on slurm, or --on slurm:LOGIN with the name of a log-in node."
+            f"--on {text!r} is not known.",
+            "Write --on slurm, or --on slurm:LOGIN with the name of a log-in node.",
         )
     login, colon, job = place.rpartition(":")
     if place.isdecimal():

@@ -64,7 +64,10 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     """
     tree = _parse(text, filename, whole=whole)
     if not tree.body:
-        raise SpecError("The cell is empty.", "Define a function under the magic's line, and call it at the end.")
+        raise SpecError(
+            "The cell is empty.",
+            "Define a function under the magic's line, and call it at the end.",
+        )
     if whole:
         return _whole(text, tree, filename)
     body = _without_guard(tree.body)
@@ -91,7 +94,10 @@ def _parse(text: str, filename: str, *, whole: bool) -> ast.Module:
 
 
 def _ipython_only(lineno: int, line: str) -> SpecError:
-    return SpecError(f"line {lineno}: {_short(line)} is IPython's, and ranks run plain Python.", _IPYTHON_HINT)
+    return SpecError(
+        f"line {lineno}: {_short(line)} is IPython's, and ranks run plain Python.",
+        _IPYTHON_HINT,
+    )
 
 
 def _short(source: str) -> str:
@@ -117,10 +123,18 @@ def _reject_ipython(tree: ast.AST) -> None:
     """Refuse the calls that IPython's own syntax became: a rank has no IPython."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython")), attr=method)):
-                words = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Call(func=ast.Name(id="get_ipython")), attr=method
+                )
+            ):
+                words = [
+                    str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)
+                ]
                 written = _WRITTEN.get(method, "{}").format(*words, "", "").strip()
-                raise _ipython_only(node.lineno, written if method in _WRITTEN else ast.unparse(node))
+                raise _ipython_only(
+                    node.lineno, written if method in _WRITTEN else ast.unparse(node)
+                )
 
 
 def _without_guard(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -147,7 +161,9 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
     if isinstance(last, ast.Expr):
         return value, ()
     targets = last.targets if isinstance(last, ast.Assign) else [last.target]
-    if isinstance(last, ast.AugAssign) or not all(isinstance(target, ast.Name) for target in targets):
+    if isinstance(last, ast.AugAssign) or not all(
+        isinstance(target, ast.Name) for target in targets
+    ):
         raise SpecError(
             f"line {last.lineno}: {_written(text, last)} can't use the value: every rank has one of its own.",
             f"Write run = {ast.unparse(value)} and look at run.results[0].",
@@ -164,7 +180,13 @@ def _calls(node: ast.AST) -> bool:
     return any(_calls(child) for child in ast.iter_child_nodes(node))
 
 
-def _call_plan(text: str, local: list[ast.stmt], call: ast.expr, targets: tuple[str, ...], filename: str) -> CellPlan:
+def _call_plan(
+    text: str,
+    local: list[ast.stmt],
+    call: ast.expr,
+    targets: tuple[str, ...],
+    filename: str,
+) -> CellPlan:
     for statement in local:
         if _awaits(statement, filename):
             raise SpecError(
@@ -172,13 +194,17 @@ def _call_plan(text: str, local: list[ast.stmt], call: ast.expr, targets: tuple[
                 "Run this statement in a cell of its own, before this one.",
             )
     is_async = _awaits(ast.copy_location(ast.Expr(call), call), filename)
-    return CellPlan(text=text, local=tuple(local), call=call, targets=targets, is_async=is_async)
+    return CellPlan(
+        text=text, local=tuple(local), call=call, targets=targets, is_async=is_async
+    )
 
 
 def _awaits(statement: ast.stmt, filename: str) -> bool:
     """Whether `statement` needs an event loop. Raises `SyntaxError` for what can't stand outside a function."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(ast.Module([statement], []), filename, "exec", flags=flags, dont_inherit=True)
+    code = compile(
+        ast.Module([statement], []), filename, "exec", flags=flags, dont_inherit=True
+    )
     return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
@@ -188,7 +214,9 @@ def _reject_last(text: str, last: ast.stmt, functions: dict[str, Function]) -> N
     hint = _LAST_HINT.format(call=call)
     if isinstance(last, ast.Expr):
         _reject_ipython(last)
-        raise SpecError(f"line {last.lineno}: {_written(text, last.value)} calls nothing.", hint)
+        raise SpecError(
+            f"line {last.lineno}: {_written(text, last.value)} calls nothing.", hint
+        )
     block = _BLOCKS.get(type(last).__name__)
     if functions and block:
         raise SpecError(
@@ -197,7 +225,10 @@ def _reject_last(text: str, last: ast.stmt, functions: dict[str, Function]) -> N
             "or write %%distributed --whole, and every rank runs the whole cell.",
         )
     if not functions and isinstance(last, ast.ClassDef | ast.Import | ast.ImportFrom):
-        raise SpecError(f"line {last.lineno}: the cell has no function and no call, so there is nothing to run.", hint)
+        raise SpecError(
+            f"line {last.lineno}: the cell has no function and no call, so there is nothing to run.",
+            hint,
+        )
 
 
 def _call_of_only(functions: list[Function]) -> ast.expr:
@@ -250,7 +281,9 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(others)} and {last}"
 
 
-def make_thunk(plan: CellPlan, namespace: dict[str, object], filename: str, flags: int = 0) -> Callable[[], object]:
+def make_thunk(
+    plan: CellPlan, namespace: dict[str, object], filename: str, flags: int = 0
+) -> Callable[[], object]:
     """Return `plan.call` as a function without arguments whose globals are `namespace`.
 
     Its code has the cell's `filename` and line numbers, and is called `<module>` in tracebacks, as the line that it
@@ -266,8 +299,12 @@ def make_thunk(plan: CellPlan, namespace: dict[str, object], filename: str, flag
     assert isinstance(function, Function)
     assert isinstance(function.body[0], ast.Return)
     function.body[0].value = plan.call
-    module = compile(ast.Module([function], []), filename, "exec", flags=flags, dont_inherit=True)
-    code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
+    module = compile(
+        ast.Module([function], []), filename, "exec", flags=flags, dont_inherit=True
+    )
+    code = next(
+        const for const in module.co_consts if isinstance(const, types.CodeType)
+    )
     return types.FunctionType(code.replace(co_name="<module>"), namespace, "cell")
 
 

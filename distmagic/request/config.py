@@ -12,7 +12,13 @@ from traitlets.config import Configurable
 
 from distmagic.errors import SpecError
 from distmagic.request.flags import Defaults, Request, parse_size
-from distmagic.request.hosts import LOCALHOST, Host, parse_hostfile, parse_hosts, parse_slots
+from distmagic.request.hosts import (
+    LOCALHOST,
+    Host,
+    parse_hostfile,
+    parse_hosts,
+    parse_slots,
+)
 from distmagic.request.spec import (
     CONNECT_TIMEOUT_S,
     LEASE_S,
@@ -28,23 +34,41 @@ from distmagic.request.spec import (
 class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets' base may be untyped
     """Defaults for every %%distributed cell; a cell's own line overrides them."""
 
-    hosts = Union([Unicode(), List(Unicode())], help="Hosts and their ranks, such as 'gpu-a:4,gpu-b:2'.").tag(
+    hosts = Union(
+        [Unicode(), List(Unicode())],
+        help="Hosts and their ranks, such as 'gpu-a:4,gpu-b:2'.",
+    ).tag(config=True)
+    hostfile = Unicode(
+        "", help="A file with a host a line, such as 'gpu-a slots=4'."
+    ).tag(config=True)
+    ssh_config = Unicode(
+        "", help="OpenSSH configuration instead of ~/.ssh/config."
+    ).tag(config=True)
+    ssh_command = Unicode("", help="Reach hosts with this program, such as 'ssh'.").tag(
         config=True
     )
-    hostfile = Unicode("", help="A file with a host a line, such as 'gpu-a slots=4'.").tag(config=True)
-    ssh_config = Unicode("", help="OpenSSH configuration instead of ~/.ssh/config.").tag(config=True)
-    ssh_command = Unicode("", help="Reach hosts with this program, such as 'ssh'.").tag(config=True)
     python = Unicode("", help="Python interpreter on the hosts.").tag(config=True)
     pythons = Dict(
-        value_trait=Unicode(), key_trait=Unicode(), help="Interpreters of single hosts, by the host's name."
+        value_trait=Unicode(),
+        key_trait=Unicode(),
+        help="Interpreters of single hosts, by the host's name.",
     ).tag(config=True)
-    nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.").tag(config=True)
-    payload_limit = Unicode(f"{PAYLOAD_LIMIT_BYTES >> 20}M", help="Largest captured data.").tag(config=True)
-    lease_s = Float(LEASE_S, help="Seconds that ranks outlive a lost notebook.").tag(config=True)
-    warm_idle_s = Float(WARM_IDLE_S, help="Seconds that hosts keep torch loaded after a run; 0: not at all.").tag(
+    nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.").tag(
         config=True
     )
-    connect_timeout_s = Float(CONNECT_TIMEOUT_S, help="Longest time to connect to a host, in seconds.").tag(config=True)
+    payload_limit = Unicode(
+        f"{PAYLOAD_LIMIT_BYTES >> 20}M", help="Largest captured data."
+    ).tag(config=True)
+    lease_s = Float(LEASE_S, help="Seconds that ranks outlive a lost notebook.").tag(
+        config=True
+    )
+    warm_idle_s = Float(
+        WARM_IDLE_S,
+        help="Seconds that hosts keep torch loaded after a run; 0: not at all.",
+    ).tag(config=True)
+    connect_timeout_s = Float(
+        CONNECT_TIMEOUT_S, help="Longest time to connect to a host, in seconds."
+    ).tag(config=True)
 
     def defaults(self, environ: Mapping[str, str]) -> Defaults:
         """Return these settings as the magic's defaults. Raises `SpecError` naming the setting."""
@@ -64,8 +88,12 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
                 lease_s=self.lease_s,
                 warm_idle_s=self.warm_idle_s,
             ),
-            nproc_per_node=parse_slots(nproc, "Distmagic.nproc_per_node") if nproc else None,
-            payload_limit_bytes=parse_size(self.payload_limit, "Distmagic.payload_limit"),
+            nproc_per_node=parse_slots(nproc, "Distmagic.nproc_per_node")
+            if nproc
+            else None,
+            payload_limit_bytes=parse_size(
+                self.payload_limit, "Distmagic.payload_limit"
+            ),
             environ=environ,
         )
 
@@ -87,7 +115,12 @@ class Chosen:
     source: str = "no hosts are named: this machine"
 
 
-def choose_hosts(request: Request, notebook: Chosen | None, config: Distmagic, environ: Mapping[str, str]) -> Chosen:
+def choose_hosts(
+    request: Request,
+    notebook: Chosen | None,
+    config: Distmagic,
+    environ: Mapping[str, str],
+) -> Chosen:
     """Return the hosts by precedence: the line, `%distributed hosts`, `%config`, `DISTMAGIC_HOSTS`, this machine.
 
     `--nproc-per-node` on the line wins over ranks that came with hosts from elsewhere. Reads a hostfile where one is
@@ -96,7 +129,10 @@ def choose_hosts(request: Request, notebook: Chosen | None, config: Distmagic, e
     if request.hosts is not None:
         return Chosen(hosts=request.hosts, source="--hosts")
     if request.hostfile is not None:
-        return Chosen(hosts=read_hostfile(request.hostfile), source=f"--hostfile {request.hostfile}")
+        return Chosen(
+            hosts=read_hostfile(request.hostfile),
+            source=f"--hostfile {request.hostfile}",
+        )
     chosen = notebook or _of_settings(config, environ)
     if request.names_nproc:
         without_ranks = tuple(replace(host, slots=None) for host in chosen.hosts)
@@ -107,11 +143,18 @@ def choose_hosts(request: Request, notebook: Chosen | None, config: Distmagic, e
 def _of_settings(config: Distmagic, environ: Mapping[str, str]) -> Chosen:
     if config.hosts:
         text = config.hosts if isinstance(config.hosts, str) else ",".join(config.hosts)
-        return Chosen(hosts=_named(text, "Distmagic.hosts"), source="%config Distmagic.hosts")
+        return Chosen(
+            hosts=_named(text, "Distmagic.hosts"), source="%config Distmagic.hosts"
+        )
     if config.hostfile:
-        return Chosen(hosts=read_hostfile(config.hostfile), source="%config Distmagic.hostfile")
+        return Chosen(
+            hosts=read_hostfile(config.hostfile), source="%config Distmagic.hostfile"
+        )
     if environ.get("DISTMAGIC_HOSTS"):
-        return Chosen(hosts=_named(environ["DISTMAGIC_HOSTS"], "DISTMAGIC_HOSTS"), source="DISTMAGIC_HOSTS")
+        return Chosen(
+            hosts=_named(environ["DISTMAGIC_HOSTS"], "DISTMAGIC_HOSTS"),
+            source="DISTMAGIC_HOSTS",
+        )
     return Chosen()
 
 
@@ -129,6 +172,12 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a text file"
-        raise SpecError(f"{path}: the hostfile can't be read: {why.lower()}.", "Check the path.") from None
+        why = (
+            os.strerror(error.errno)
+            if isinstance(error, OSError) and error.errno
+            else "not a text file"
+        )
+        raise SpecError(
+            f"{path}: the hostfile can't be read: {why.lower()}.", "Check the path."
+        ) from None
     return parse_hostfile(text, path)

@@ -27,7 +27,17 @@ from distmagic.request.spec import (
 )
 
 _USUAL = JobSpec()
-SBATCH_FLAGS = ("gpus-per-node", "partition", "time", "account", "qos", "constraint", "mem", "exclusive", "reservation")
+SBATCH_FLAGS = (
+    "gpus-per-node",
+    "partition",
+    "time",
+    "account",
+    "qos",
+    "constraint",
+    "mem",
+    "exclusive",
+    "reservation",
+)
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -83,7 +93,8 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
     args = _parse(own)
     if script_args and not args.script:
         raise SpecError(
-            f"-- {' '.join(script_args)}: only a script has arguments.", "Write %%distributed --script -- ARGUMENTS."
+            f"-- {' '.join(script_args)}: only a script has arguments.",
+            "Write %%distributed --script -- ARGUMENTS.",
         )
     if args.hosts is not None and args.hostfile is not None:
         raise SpecError("--hosts and --hostfile are both given.", "Keep one of them.")
@@ -110,7 +121,10 @@ def split(line: str) -> list[str]:
     try:
         return shlex.split(_without_comment(line))
     except ValueError as error:
-        raise SpecError(f"The line can't be split into words: {str(error).lower()}.", f"It is: {line}") from None
+        raise SpecError(
+            f"The line can't be split into words: {str(error).lower()}.",
+            f"It is: {line}",
+        ) from None
 
 
 def _without_comment(line: str) -> str:
@@ -146,14 +160,19 @@ def flag_names() -> tuple[str, ...]:
 def takes_next_word(word: str) -> bool:
     """Whether the value of a flag is the next word of the line: `--hosts`, not `--hosts=gpu-a` or `--detach`."""
     name = _hyphened(word)
-    return name == "-o" or any(name == f"--{flag.name}" and flag.metavar for flag in _FLAGS)
+    return name == "-o" or any(
+        name == f"--{flag.name}" and flag.metavar for flag in _FLAGS
+    )
 
 
 def parse_duration(text: str, where: str) -> float:
     """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `SpecError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
     if found is None or float(found[1]) == 0:
-        raise SpecError(f"{where}: {text!r} is not a time.", "Write seconds, or a number with a unit: 90s, 10m, 2h.")
+        raise SpecError(
+            f"{where}: {text!r} is not a time.",
+            "Write seconds, or a number with a unit: 90s, 10m, 2h.",
+        )
     return float(found[1]) * _UNITS_S[found[2]]
 
 
@@ -162,7 +181,10 @@ def parse_size(text: str, where: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
     size_bytes = int(float(found[1]) * _UNITS_BYTES[found[2]]) if found else 0
     if size_bytes < 1:
-        raise SpecError(f"{where}: {text!r} is not a size.", "Write bytes, or a number with a unit: 512K, 256M, 2G.")
+        raise SpecError(
+            f"{where}: {text!r} is not a size.",
+            "Write bytes, or a number with a unit: 512K, 256M, 2G.",
+        )
     return size_bytes
 
 
@@ -180,7 +202,9 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         cwd=args.cwd,
         timeout_s=args.timeout,
         node_lost_after_s=args.node_lost_after or _USUAL.node_lost_after_s,
-        on_disconnect=_USUAL.on_disconnect if args.on_disconnect is None else args.on_disconnect,
+        on_disconnect=_USUAL.on_disconnect
+        if args.on_disconnect is None
+        else args.on_disconnect,
         detach=args.detach,
         hang_timeout_s=args.hang_timeout,
         sync=args.sync,
@@ -194,7 +218,10 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     if equals:
         return name, value
     if name not in environ:
-        raise SpecError(f"--env {name}: the notebook has no such variable.", f"Write --env {name}=VALUE.")
+        raise SpecError(
+            f"--env {name}: the notebook has no such variable.",
+            f"Write --env {name}=VALUE.",
+        )
     return name, environ[name]
 
 
@@ -209,11 +236,15 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
         "warm_idle_s": args.warm_idle,
         "cold": args.cold or None,
     }
-    given = {name: value for name, value in fields_of_flags.items() if value is not None}
+    given = {
+        name: value for name, value in fields_of_flags.items() if value is not None
+    }
     return replace(base, pythons=tuple(pythons.items()), **given)
 
 
-def _allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> AllocationRequest | None:
+def _allocation(
+    args: argparse.Namespace, environ: Mapping[str, str]
+) -> AllocationRequest | None:
     """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
     options = []
     for name in SBATCH_FLAGS:
@@ -221,21 +252,35 @@ def _allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> Allocat
         if value not in (None, False):
             options.append((name, "" if value is True else value))
     options += args.slurm
-    for name, value in (*options, ("nodes", args.nodes), ("setup", args.setup), ("idle", args.idle)):
+    for name, value in (
+        *options,
+        ("nodes", args.nodes),
+        ("setup", args.setup),
+        ("idle", args.idle),
+    ):
         if args.on is None and value is not None:
-            raise SpecError(f"--{name} is for hosts of a scheduler.", "Add --on slurm, or leave it out.")
+            raise SpecError(
+                f"--{name} is for hosts of a scheduler.",
+                "Add --on slurm, or leave it out.",
+            )
     if args.on is None:
         return None
     if args.hosts is not None or args.hostfile is not None:
-        raise SpecError("--on asks a scheduler for hosts, and --hosts or --hostfile names some.", "Keep one of them.")
+        raise SpecError(
+            "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
+            "Keep one of them.",
+        )
     login, job = parse_place(args.on)
     if not (login or job or options or args.nodes):
-        job = environ.get("SLURM_JOB_ID", "")  # of a JupyterLab that runs on one of the nodes
+        job = environ.get(
+            "SLURM_JOB_ID", ""
+        )  # of a JupyterLab that runs on one of the nodes
     given = {"nodes": args.nodes, "setup": args.setup, "idle_s": args.idle}
     known = {name: value for name, value in given.items() if value is not None}
     if job and (options or args.nodes or args.setup):
         raise SpecError(
-            f"Slurm job {job} has its nodes already.", "Leave out --nodes, --setup and what sbatch would be told."
+            f"Slurm job {job} has its nodes already.",
+            "Leave out --nodes, --setup and what sbatch would be told.",
         )
     return AllocationRequest(login=login, job=job, options=tuple(options), **known)
 
@@ -263,7 +308,16 @@ def _hyphened(word: str) -> str:
 
 # Flags of other launchers for what has another name here, and whose nearest name here is something else.
 _FOREIGN = dict.fromkeys(
-    ("--nprocs", "--nproc", "--num-processes", "--gpus", "--ngpus", "--num-gpus", "-np", "-n"),
+    (
+        "--nprocs",
+        "--nproc",
+        "--num-processes",
+        "--gpus",
+        "--ngpus",
+        "--num-gpus",
+        "-np",
+        "-n",
+    ),
     "--nproc-per-node",
 )
 
@@ -271,23 +325,35 @@ _FOREIGN = dict.fromkeys(
 def _unknown(word: str) -> SpecError:
     if not word.startswith("-"):
         return SpecError(
-            f"{word!r} is not a flag.", f"Hosts are named with --hosts {word}; %distributed --help lists all flags."
+            f"{word!r} is not a flag.",
+            f"Hosts are named with --hosts {word}; %distributed --help lists all flags.",
         )
     name = word.partition("=")[0]
     if name in _FOREIGN:
         return SpecError(
-            f"{name} is not a flag of %%distributed.", f"The number of ranks on each host is {_FOREIGN[name]}."
+            f"{name} is not a flag of %%distributed.",
+            f"The number of ranks on each host is {_FOREIGN[name]}.",
         )
-    close = difflib.get_close_matches(name, flag_names(), n=1) if name.startswith("--") else []
+    close = (
+        difflib.get_close_matches(name, flag_names(), n=1)
+        if name.startswith("--")
+        else []
+    )
     guess = f"Did you mean {close[0]}? " if close else ""
-    return SpecError(f"{name} is not a flag of %%distributed.", f"{guess}%distributed --help lists all flags.")
+    return SpecError(
+        f"{name} is not a flag of %%distributed.",
+        f"{guess}%distributed --help lists all flags.",
+    )
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse that neither prints nor exits."""
 
     def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{message.removeprefix('argument ')}.", "%distributed --help lists all flags.")
+        raise SpecError(
+            f"{message.removeprefix('argument ')}.",
+            "%distributed --help lists all flags.",
+        )
 
 
 def _parser() -> _Parser:
@@ -296,7 +362,9 @@ def _parser() -> _Parser:
         description="Run the cell's last expression on every rank of the hosts, under torchrun.",
         add_help=False,
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+        formatter_class=lambda prog: argparse.HelpFormatter(
+            prog, max_help_position=32, width=110
+        ),
     )
     parser.add_argument("-h", "--help", action="store_true", help="print this text")
     for flag in _FLAGS:
@@ -305,10 +373,17 @@ def _parser() -> _Parser:
             parser.add_argument(*names, action="store_true", help=flag.help)
         elif flag.name in ("env", "python", "slurm"):  # may be repeated
             parser.add_argument(
-                *names, metavar=flag.metavar, type=flag.read, action="append", default=[], help=flag.help
+                *names,
+                metavar=flag.metavar,
+                type=flag.read,
+                action="append",
+                default=[],
+                help=flag.help,
             )
         else:
-            parser.add_argument(*names, metavar=flag.metavar, type=flag.read, help=flag.help)
+            parser.add_argument(
+                *names, metavar=flag.metavar, type=flag.read, help=flag.help
+            )
     return parser
 
 
@@ -340,7 +415,10 @@ def _idle(text: str) -> float:
 def _nnodes(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
     if found is None:
-        raise SpecError(f"--nnodes: {text!r} is not a number of nodes.", "Write --nnodes 2 or --nnodes 1:4.")
+        raise SpecError(
+            f"--nnodes: {text!r} is not a number of nodes.",
+            "Write --nnodes 2 or --nnodes 1:4.",
+        )
     return int(found[1]), int(found[2] or found[1])
 
 
@@ -350,14 +428,19 @@ def _python(text: str) -> tuple[str, str]:
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
     if not path:
-        raise SpecError(f"--python {text!r} names no interpreter.", "Write --python PATH or --python HOST=PATH.")
+        raise SpecError(
+            f"--python {text!r} names no interpreter.",
+            "Write --python PATH or --python HOST=PATH.",
+        )
     return host, path
 
 
 def variable_name(text: str, where: str = "-o") -> str:
     """Return the name of a variable of the notebook. Raises `SpecError` naming `where`."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise SpecError(f"{where} {text!r} is not a variable's name.", f"Write {where} run.")
+        raise SpecError(
+            f"{where} {text!r} is not a variable's name.", f"Write {where} run."
+        )
     return text
 
 
@@ -372,11 +455,21 @@ class _Flag:
 
 
 _FLAGS = (
-    _Flag("hosts", "hosts and their ranks: gpu-a:4,user@gpu-b:2222:2", "LIST", parse_hosts),
+    _Flag(
+        "hosts", "hosts and their ranks: gpu-a:4,user@gpu-b:2222:2", "LIST", parse_hosts
+    ),
     _Flag("hostfile", "a file with a host a line: gpu-a slots=4", "FILE"),
     _Flag("ssh-config", "OpenSSH configuration instead of ~/.ssh/config", "FILE"),
-    _Flag("ssh-command", "reach hosts with the system's ssh program, such as ssh", "PROGRAM"),
-    _Flag("on", "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB", "PLACE"),
+    _Flag(
+        "ssh-command",
+        "reach hosts with the system's ssh program, such as ssh",
+        "PROGRAM",
+    ),
+    _Flag(
+        "on",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB",
+        "PLACE",
+    ),
     _Flag("nodes", "nodes of the allocation (1)", "N", _number("--nodes")),
     _Flag("gpus-per-node", "GPUs on each node, as sbatch takes them", "N"),
     _Flag("partition", "partition of the allocation", "NAME"),
@@ -387,32 +480,111 @@ _FLAGS = (
     _Flag("mem", "memory of each node: 64G", "SIZE"),
     _Flag("exclusive", "whole nodes"),
     _Flag("reservation", "reservation to take the nodes from", "NAME"),
-    _Flag("slurm", "any other option of sbatch; may be repeated", "NAME[=VALUE]", _sbatch_option),
+    _Flag(
+        "slurm",
+        "any other option of sbatch; may be repeated",
+        "NAME[=VALUE]",
+        _sbatch_option,
+    ),
     _Flag("setup", "shell that every node runs first: 'module load cuda'", "TEXT"),
-    _Flag("idle", f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)", "TIME", _time("--idle")),
-    _Flag("connect-timeout", f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)", "TIME", _time("--connect-timeout")),
-    _Flag("python", "interpreter of all hosts, or of one; may be repeated", "[HOST=]PATH", _python),
-    _Flag("nproc-per-node", "ranks a host: N, gpu, cpu or auto", "N", lambda t: parse_slots(t, "--nproc-per-node")),
-    _Flag("nnodes", "number of nodes, or the range of an elastic job", "MIN[:MAX]", _nnodes),
-    _Flag("max-restarts", "restarts of all ranks after a failure (0)", "N", _number("--max-restarts")),
+    _Flag(
+        "idle",
+        f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",
+        "TIME",
+        _time("--idle"),
+    ),
+    _Flag(
+        "connect-timeout",
+        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
+        "TIME",
+        _time("--connect-timeout"),
+    ),
+    _Flag(
+        "python",
+        "interpreter of all hosts, or of one; may be repeated",
+        "[HOST=]PATH",
+        _python,
+    ),
+    _Flag(
+        "nproc-per-node",
+        "ranks a host: N, gpu, cpu or auto",
+        "N",
+        lambda t: parse_slots(t, "--nproc-per-node"),
+    ),
+    _Flag(
+        "nnodes",
+        "number of nodes, or the range of an elastic job",
+        "MIN[:MAX]",
+        _nnodes,
+    ),
+    _Flag(
+        "max-restarts",
+        "restarts of all ranks after a failure (0)",
+        "N",
+        _number("--max-restarts"),
+    ),
     _Flag("rdzv-backend", "rendezvous: static or c10d", "NAME"),
     _Flag("rdzv-endpoint", "address at which the nodes meet", "HOST[:PORT]"),
     _Flag("rdzv-id", "name of the job at the rendezvous", "ID"),
-    _Flag("master-port", "port on the first host (a free one)", "PORT", _number("--master-port")),
+    _Flag(
+        "master-port",
+        "port on the first host (a free one)",
+        "PORT",
+        _number("--master-port"),
+    ),
     _Flag("local-addr", "address that a node announces to the others", "ADDRESS"),
-    _Flag("env", "variable of every rank, NAME alone: as here; may be repeated", "NAME[=VALUE]"),
+    _Flag(
+        "env",
+        "variable of every rank, NAME alone: as here; may be repeated",
+        "NAME[=VALUE]",
+    ),
     _Flag("cwd", "working directory on the hosts, instead of the run's own", "DIR"),
-    _Flag("sync", "folder of this machine that hosts get a copy of, only what has changed", "DIR"),
-    _Flag("name", "name of the run's working directory on the hosts (the notebook's or script's)", "NAME"),
+    _Flag(
+        "sync",
+        "folder of this machine that hosts get a copy of, only what has changed",
+        "DIR",
+    ),
+    _Flag(
+        "name",
+        "name of the run's working directory on the hosts (the notebook's or script's)",
+        "NAME",
+    ),
     _Flag("fresh", "begin in an empty working directory"),
     _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
-    _Flag("hang-timeout", "end the run when no rank advances for 5m", "TIME", _time("--hang-timeout")),
-    _Flag("lease", f"how long ranks outlive a lost notebook ({LEASE_S:g}s)", "TIME", _time("--lease")),
-    _Flag("on-disconnect", "without the notebook for that long: stop (usual) or keep going", "WHAT"),
-    _Flag("node-lost-after", "a silent host is lost (10s)", "TIME", _time("--node-lost-after")),
+    _Flag(
+        "hang-timeout",
+        "end the run when no rank advances for 5m",
+        "TIME",
+        _time("--hang-timeout"),
+    ),
+    _Flag(
+        "lease",
+        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
+        "TIME",
+        _time("--lease"),
+    ),
+    _Flag(
+        "on-disconnect",
+        "without the notebook for that long: stop (usual) or keep going",
+        "WHAT",
+    ),
+    _Flag(
+        "node-lost-after",
+        "a silent host is lost (10s)",
+        "TIME",
+        _time("--node-lost-after"),
+    ),
     _Flag("detach", "return as soon as the job runs; it needs no notebook then"),
-    _Flag("warm-idle", "how long hosts keep torch loaded for the next run (15m; 0: not at all)", "TIME", _idle),
-    _Flag("cold", "start every process anew: nothing is kept loaded, and nothing that is gets used"),
+    _Flag(
+        "warm-idle",
+        "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
+        "TIME",
+        _idle,
+    ),
+    _Flag(
+        "cold",
+        "start every process anew: nothing is kept loaded, and nothing that is gets used",
+    ),
     _Flag(
         "payload-limit",
         f"largest captured data ({PAYLOAD_LIMIT_BYTES >> 20}M)",
@@ -422,5 +594,10 @@ _FLAGS = (
     _Flag("whole", "run nothing here: the whole cell is every rank's program"),
     _Flag("script", "the same, with arguments for sys.argv: --script -- 50 10"),
     _Flag("dry-run", "print what every host would run; the cell is not executed"),
-    _Flag("output", "variable that gets the run, also when it fails; _run has the last one", "NAME", variable_name),
+    _Flag(
+        "output",
+        "variable that gets the run, also when it fails; _run has the last one",
+        "NAME",
+        variable_name,
+    ),
 )

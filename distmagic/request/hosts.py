@@ -11,7 +11,9 @@ from distmagic.errors import SpecError
 
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
-_NAME = re.compile(r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z")  # a dash in front would be an option of ssh
+_NAME = re.compile(
+    r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z"
+)  # a dash in front would be an option of ssh
 # Names, users and zones can come from somebody else's hostfile, and OpenSSH's %h, %n and %r put them into the shell
 # lines of ProxyCommand and `Match exec`. OpenSSH itself refuses characters of a shell there since 9.6 (CVE-2023-51385).
 _SHELL = r"'`\"$;&<>|(){}"
@@ -38,7 +40,12 @@ class Host:
     @property
     def is_local(self) -> bool:
         """Whether it is this machine, reached without SSH."""
-        return self.name == "localhost" and self.user is None and self.port is None and not self.allocation
+        return (
+            self.name == "localhost"
+            and self.user is None
+            and self.port is None
+            and not self.allocation
+        )
 
     @property
     def by_hand(self) -> str:
@@ -59,9 +66,15 @@ def parse_slots(text: str, where: str) -> Slots:
     if text in SLOT_WORDS:
         return text
     if re.fullmatch(r"[+-]?[0-9]{1,6}", text) is None:
-        raise SpecError(f"{where}: {text!r} is not a number of ranks.", "Use a number, or gpu, cpu or auto.")
+        raise SpecError(
+            f"{where}: {text!r} is not a number of ranks.",
+            "Use a number, or gpu, cpu or auto.",
+        )
     if int(text) < 1:
-        raise SpecError(f"{where}: {text} ranks were asked for; a host runs at least 1.", "Use 1 or more.")
+        raise SpecError(
+            f"{where}: {text} ranks were asked for; a host runs at least 1.",
+            "Use 1 or more.",
+        )
     return int(text)
 
 
@@ -84,7 +97,10 @@ def _split_name(rest: str, whole: str) -> tuple[str, list[str]]:
     if rest.startswith("["):
         address, bracket, tail = rest[1:].partition("]")
         if not bracket or not _is_ipv6(address) or (tail and not tail.startswith(":")):
-            raise SpecError(f"{whole!r}: the part in brackets is not an IPv6 address.", "Write [fe80::1]:22.")
+            raise SpecError(
+                f"{whole!r}: the part in brackets is not an IPv6 address.",
+                "Write [fe80::1]:22.",
+            )
         return address, tail[1:].split(":") if tail else []
     if rest.count(":") > 1 and _is_ipv6(rest.partition("%")[0]):
         return (rest if _is_ipv6(rest) else ""), []  # else its zone is none
@@ -109,7 +125,9 @@ def _port_and_slots(numbers: list[str], whole: str) -> tuple[int | None, Slots |
         return None, parse_slots(numbers[0], f"host {whole!r}")
     port, *ranks = numbers
     if not is_port(port):
-        raise SpecError(f"host {whole!r}: {port!r} is not a port (1 to 65535).", _HOSTS_HINT)
+        raise SpecError(
+            f"host {whole!r}: {port!r} is not a port (1 to 65535).", _HOSTS_HINT
+        )
     slots = parse_slots(ranks[0], f"host {whole!r}") if ranks else None
     return int(port), slots
 
@@ -139,7 +157,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def _no_twin(host: Host, others: Iterable[Host]) -> Host:
     """Return `host`; raise `SpecError` if one of the others is the same place."""
     if any(replace(host, slots=other.slots) == other for other in others):
-        raise SpecError(f"{host.name} is listed twice.", "Write it once, with all its ranks.")
+        raise SpecError(
+            f"{host.name} is listed twice.", "Write it once, with all its ranks."
+        )
     return host
 
 
@@ -155,9 +175,13 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
             if words:
                 hosts.append(_no_twin(_hostfile_host(words), hosts))
         except SpecError as error:
-            raise SpecError(f"{path}, line {number}: {error.message}", error.hint) from None
+            raise SpecError(
+                f"{path}, line {number}: {error.message}", error.hint
+            ) from None
     if not hosts:
-        raise SpecError(f"{path}: no host in this hostfile.", "Write one host a line: gpu-a slots=4")
+        raise SpecError(
+            f"{path}: no host in this hostfile.", "Write one host a line: gpu-a slots=4"
+        )
     return tuple(hosts)
 
 

@@ -21,7 +21,14 @@ _NAMED_AT_MOST = 4
 
 _ENVIRON = ("os.environ", "environ")
 _GETENV = ("os.getenv", "getenv", "os.environ.get", "environ.get")
-_SETENV = ("os.putenv", "putenv", "os.environ.setdefault", "environ.setdefault", "os.environ.pop", "environ.pop")
+_SETENV = (
+    "os.putenv",
+    "putenv",
+    "os.environ.setdefault",
+    "environ.setdefault",
+    "os.environ.pop",
+    "environ.pop",
+)
 _SETENV_MANY = ("os.environ.update", "environ.update")
 _PARSE = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 _SEEDS = {
@@ -31,8 +38,14 @@ _SEEDS = {
 }  # fmt: skip
 
 Kind = Literal["rank", "argv", "sets argv", "seed", "group", "variable"]
-_Act = tuple[Kind, str, str]  # what is done: its kind, in words, and the environment variable
-_READS_ARGV: _Act = ("argv", "reads the command line of the notebook, not of a rank", "")
+_Act = tuple[
+    Kind, str, str
+]  # what is done: its kind, in words, and the environment variable
+_READS_ARGV: _Act = (
+    "argv",
+    "reads the command line of the notebook, not of a rank",
+    "",
+)
 _SETS_ARGV: _Act = ("sets argv", "sets sys.argv of the notebook, not of the ranks", "")
 
 
@@ -50,7 +63,9 @@ class LocalEffect:
     name: str = ""
 
 
-def local_effects(statements: Sequence[ast.stmt], given: Collection[str] = ()) -> tuple[LocalEffect, ...]:
+def local_effects(
+    statements: Sequence[ast.stmt], given: Collection[str] = ()
+) -> tuple[LocalEffect, ...]:
     """Return what these statements do in the notebook alone, in order. `given` are variables that the ranks get anyway.
 
     A seed counts only where no later statement makes something of it here: data that is drawn here travels to the ranks.
@@ -61,7 +76,9 @@ def local_effects(statements: Sequence[ast.stmt], given: Collection[str] = ()) -
         if any(_computes(later) for later in statements[index:]):
             effects = [effect for effect in effects if effect.kind != "seed"]
         for effect in effects:
-            is_ours = effect.name.startswith("DISTMAGIC_")  # read by this package, in the notebook
+            is_ours = effect.name.startswith(
+                "DISTMAGIC_"
+            )  # read by this package, in the notebook
             if not is_ours and (not effect.name or effect.name not in given):
                 found.append(effect)
     return tuple(_without_own_argv(found))
@@ -85,7 +102,9 @@ def _without_own_argv(effects: Sequence[LocalEffect]) -> list[LocalEffect]:
     """Leave out a command line that the cell itself has written and then parses: its arguments travel as values."""
     kinds = [effect.kind for effect in effects]
     if "sets argv" in kinds and "argv" in kinds[kinds.index("sets argv") :]:
-        return [effect for effect in effects if effect.kind not in ("argv", "sets argv")]
+        return [
+            effect for effect in effects if effect.kind not in ("argv", "sets argv")
+        ]
     return list(effects)
 
 
@@ -111,12 +130,22 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
             acts = [_SETS_ARGV if id(node) in assigned else _READS_ARGV]
         for kind, does, name in acts:
             lineno = getattr(node, "lineno", statement.lineno)
-            yield LocalEffect(kind=kind, lineno=lineno, lines=lines, words=f"line {lineno} {does}", name=name)
+            yield LocalEffect(
+                kind=kind,
+                lineno=lineno,
+                lines=lines,
+                words=f"line {lineno} {does}",
+                name=name,
+            )
 
 
 def _of_environ(node: ast.Subscript | ast.Compare) -> Iterator[_Act]:
     """Yield what `os.environ[...]`, read or written, and `... in os.environ` do."""
-    environ, key = (node.value, node.slice) if isinstance(node, ast.Subscript) else (node.comparators[-1], node.left)
+    environ, key = (
+        (node.value, node.slice)
+        if isinstance(node, ast.Subscript)
+        else (node.comparators[-1], node.left)
+    )
     name = _text(key)
     if _dotted(environ) not in _ENVIRON:
         return
@@ -137,13 +166,19 @@ def _of_call(call: ast.Call) -> Iterator[_Act]:
         yield "variable", _sets(first), first
     elif called in _SETENV_MANY:
         yield "variable", _sets(""), ""
-    elif last in _PARSE and not call.args and not any(keyword.arg == "args" for keyword in call.keywords):
+    elif (
+        last in _PARSE
+        and not call.args
+        and not any(keyword.arg == "args" for keyword in call.keywords)
+    ):
         yield _READS_ARGV
     elif called in _SEEDS:
         yield "seed", "seeds the notebook, not the ranks", ""
     elif last == "init_process_group":
         yield "group", "makes a process group in the notebook, which is no rank", ""
-    elif last == "run_line_magic" and first in ("env", "set_env") and len(call.args) > 1:
+    elif (
+        last == "run_line_magic" and first in ("env", "set_env") and len(call.args) > 1
+    ):
         name = _text(call.args[1]).replace("=", " ").split(" ")[0]
         if name and name != _text(call.args[1]):
             yield "variable", _sets(name), name
@@ -182,4 +217,8 @@ def _dotted(node: ast.AST) -> str:
 
 def _text(node: ast.AST) -> str:
     """Return the text of a constant, "" for anything else."""
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+    return (
+        node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        else ""
+    )

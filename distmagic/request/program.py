@@ -41,5 +41,8 @@ def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
 
 def _module(words: Sequence[str]) -> Program:
     if not words or not all(part.isidentifier() for part in words[0].split(".")):
-        raise SpecError(f"-m {' '.join(words[:1])}: this is not a module's name.", "Write -m package.module.")
+        raise SpecError(
+            f"-m {' '.join(words[:1])}: this is not a module's name.",
+            "Write -m package.module.",
+        )
     return Program(target=words[0], args=tuple(words[1:]), is_module=True)

@@ -24,13 +24,21 @@ WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
 _MOST_RESTARTS = 1_000_000
-_KINDS = {str: "a text", bool: "True or False", numbers.Integral: "a whole number", numbers.Real: "a number"}
+_KINDS = {
+    str: "a text",
+    bool: "True or False",
+    numbers.Integral: "a whole number",
+    numbers.Real: "a number",
+}
 
 
 def check_system() -> None:
     """Raise `SpecError` on Windows: its processes, sockets and terminals are others."""
     if sys.platform == "win32":
-        raise SpecError("distmagic needs Linux or macOS on the notebook's side.", "On Windows, run Jupyter in WSL.")
+        raise SpecError(
+            "distmagic needs Linux or macOS on the notebook's side.",
+            "On Windows, run Jupyter in WSL.",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,25 +76,42 @@ class JobSpec:
         _check_nproc(self.nproc_per_node)
         _check_rendezvous(self)
         if self.max_restarts < 0:
-            raise SpecError(f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more.")
+            raise SpecError(
+                f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more."
+            )
         if self.max_restarts > _MOST_RESTARTS:
-            raise SpecError("--max-restarts is too large.", f"Use at most {_MOST_RESTARTS:,}.")
+            raise SpecError(
+                "--max-restarts is too large.", f"Use at most {_MOST_RESTARTS:,}."
+            )
         if self.timeout_s is not None and not self.timeout_s > 0:
-            raise SpecError(f"--timeout {self.timeout_s:g} is not a time.", "Use a number of seconds above 0.")
+            raise SpecError(
+                f"--timeout {self.timeout_s:g} is not a time.",
+                "Use a number of seconds above 0.",
+            )
         _check_hang_timeout(self)
         _check_env(self.env)
-        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name):
+        if self.name is not None and not re.fullmatch(
+            r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name
+        ):
             raise SpecError(
-                f"--name {self.name!r} is not the name of a directory.", "Use letters, digits, and . _ - between them."
+                f"--name {self.name!r} is not the name of a directory.",
+                "Use letters, digits, and . _ - between them.",
             )
         if self.sync == "":
-            raise SpecError("--sync names no folder.", "Write --sync DIR; --sync . is the current directory.")
+            raise SpecError(
+                "--sync names no folder.",
+                "Write --sync DIR; --sync . is the current directory.",
+            )
         if not _SHORTEST_LOSS_S <= self.node_lost_after_s <= _DAY_S:
             raise SpecError(
-                f"--node-lost-after {self.node_lost_after_s:g} is not a time.", "Use 2 seconds to a day; 10 is usual."
+                f"--node-lost-after {self.node_lost_after_s:g} is not a time.",
+                "Use 2 seconds to a day; 10 is usual.",
             )
         if self.on_disconnect not in ON_DISCONNECT:
-            raise SpecError(f"--on-disconnect {self.on_disconnect!r} is not known.", "Use stop or keep.")
+            raise SpecError(
+                f"--on-disconnect {self.on_disconnect!r} is not known.",
+                "Use stop or keep.",
+            )
 
     @property
     def is_elastic(self) -> bool:
@@ -96,16 +121,24 @@ class JobSpec:
 
 def _check_nproc(nproc: Slots | None) -> None:
     if isinstance(nproc, str) and nproc not in SLOT_WORDS:
-        raise SpecError(f"--nproc-per-node {nproc!r} is not a number of ranks.", "Use a number, or gpu, cpu or auto.")
+        raise SpecError(
+            f"--nproc-per-node {nproc!r} is not a number of ranks.",
+            "Use a number, or gpu, cpu or auto.",
+        )
     if isinstance(nproc, int) and nproc < 1:
-        raise SpecError(f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more.")
+        raise SpecError(
+            f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more."
+        )
 
 
 def _check_hang_timeout(spec: JobSpec) -> None:
     if spec.hang_timeout_s is None:
         return
     if not spec.hang_timeout_s > 0:
-        raise SpecError(f"--hang-timeout {spec.hang_timeout_s:g} is not a time.", "Use a number of seconds above 0.")
+        raise SpecError(
+            f"--hang-timeout {spec.hang_timeout_s:g} is not a time.",
+            "Use a number of seconds above 0.",
+        )
     if spec.detach:
         raise SpecError(
             "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
@@ -116,24 +149,40 @@ def _check_hang_timeout(spec: JobSpec) -> None:
 def _check_env(env: tuple[tuple[str, str], ...]) -> None:
     for name, value in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SpecError(f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE.")
+            raise SpecError(
+                f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE."
+            )
         if name in TORCHRUN_VARIABLES:
-            raise SpecError(f"--env {name}: torchrun sets this variable itself.", "Leave it out.")
+            raise SpecError(
+                f"--env {name}: torchrun sets this variable itself.", "Leave it out."
+            )
         if "\0" in value:
-            raise SpecError(f"--env {name}: the value has a zero byte in it.", "Variables can't hold one.")
+            raise SpecError(
+                f"--env {name}: the value has a zero byte in it.",
+                "Variables can't hold one.",
+            )
 
 
 def _check_rendezvous(spec: JobSpec) -> None:
     if spec.rdzv_backend not in (None, *BACKENDS):
-        raise SpecError(f"--rdzv-backend {spec.rdzv_backend!r} is not known.", "Use static or c10d.")
+        raise SpecError(
+            f"--rdzv-backend {spec.rdzv_backend!r} is not known.", "Use static or c10d."
+        )
     if spec.nnodes is not None:
         low, high = spec.nnodes
         if not 1 <= low <= high:
-            raise SpecError(f"--nnodes {low}:{high} is not a range.", "Write --nnodes MIN:MAX.")
+            raise SpecError(
+                f"--nnodes {low}:{high} is not a range.", "Write --nnodes MIN:MAX."
+            )
     if spec.is_elastic and spec.rdzv_backend == "static":
-        raise SpecError("--rdzv-backend static can't change the number of nodes.", "Use --rdzv-backend c10d.")
+        raise SpecError(
+            "--rdzv-backend static can't change the number of nodes.",
+            "Use --rdzv-backend c10d.",
+        )
     if spec.master_port is not None and not 1 <= spec.master_port <= 65535:
-        raise SpecError(f"--master-port {spec.master_port} is not a port.", "Use 1 to 65535.")
+        raise SpecError(
+            f"--master-port {spec.master_port} is not a port.", "Use 1 to 65535."
+        )
     if spec.rdzv_endpoint is not None:
         split_endpoint(spec.rdzv_endpoint)  # its port goes before --master-port
 
@@ -148,8 +197,12 @@ def split_endpoint(text: str) -> tuple[str, int | None]:
     else:
         address, colon, rest = text.partition(":")
         port = rest if colon else None
-    if not re.fullmatch(r"[A-Za-z0-9._:%-]+", address) or not (port is None or is_port(port)):
-        raise SpecError(f"--rdzv-endpoint {text!r} is not address:port.", "Write 10.0.0.1:29500.")
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]+", address) or not (
+        port is None or is_port(port)
+    ):
+        raise SpecError(
+            f"--rdzv-endpoint {text!r} is not address:port.", "Write 10.0.0.1:29500."
+        )
     return address, None if port is None else int(port)
 
 
@@ -189,19 +242,25 @@ class Access:
 def check_connect_timeout(seconds: float, where: str = "--connect-timeout") -> None:
     """Raise `SpecError` naming `where` unless a host can be given so long to answer."""
     if not 0 < seconds <= _DAY_S:
-        raise SpecError(f"{where} {seconds:g} is not a time.", "Use seconds, up to a day.")
+        raise SpecError(
+            f"{where} {seconds:g} is not a time.", "Use seconds, up to a day."
+        )
 
 
 def check_lease(seconds: float, where: str = "--lease") -> None:
     """Raise `SpecError` naming `where` unless ranks can outlive their notebook for so long."""
     if not 1 <= seconds <= _DAY_S:
-        raise SpecError(f"{where} {seconds:g} is not a lease.", "Use 1 second to a day.")
+        raise SpecError(
+            f"{where} {seconds:g} is not a lease.", "Use 1 second to a day."
+        )
 
 
 def check_warm_idle(seconds: float, where: str = "--warm-idle") -> None:
     """Raise `SpecError` naming `where` unless a host can keep torch loaded for so long."""
     if not 0 <= seconds <= _DAY_S:
-        raise SpecError(f"{where} {seconds:g} is not a time.", "Use 0 (never) to a day.")
+        raise SpecError(
+            f"{where} {seconds:g} is not a time.", "Use 0 (never) to a day."
+        )
 
 
 def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
@@ -234,7 +293,9 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
 
 def unknown_option(name: str, known: Sequence[str]) -> SpecError:
     """Return the error of a keyword argument that is none of the known ones, with the one that may have been meant."""
-    close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+    close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(
+        name, known, n=1
+    )
     hint = f"Did you mean {close[0]}?" if close else ""
     return SpecError(f"There is no option {name!r}.", hint)
 
@@ -243,11 +304,19 @@ def _check_kind(name: str, value: object) -> None:
     """Raise `SpecError` unless the value of an option is of the kind that its field says, where that is a simple one."""
     hints = {**get_type_hints(JobSpec), **get_type_hints(Access)}
     kinds_of_field = get_args(hints.get(name)) or (hints.get(name),)
-    simple = {str: str, bool: bool, int: numbers.Integral, float: numbers.Real, type(None): type(None)}
+    simple = {
+        str: str,
+        bool: bool,
+        int: numbers.Integral,
+        float: numbers.Real,
+        type(None): type(None),
+    }
     wanted = [simple[kind] for kind in kinds_of_field if kind in simple]
     if len(wanted) < len(kinds_of_field):
         return  # a tuple, say, whose items are checked where they are used
     is_flag = isinstance(value, bool)  # Python takes it for a number, too
     if not isinstance(value, tuple(wanted)) or (is_flag and bool not in wanted):
         kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
-        raise SpecError(f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}.")
+        raise SpecError(
+            f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}."
+        )

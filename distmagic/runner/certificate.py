@@ -29,8 +29,14 @@ def one_time_secret() -> Secret:
         not_valid_before=_LONG_AGO,
         not_valid_after=_FAR_AWAY,
     )
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
     certificate = builder.sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Secret(certificate=certificate.public_bytes(pem).decode(), key=private.decode())
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Secret(
+        certificate=certificate.public_bytes(pem).decode(), key=private.decode()
+    )

@@ -27,10 +27,14 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob
 from distmagic.runner.certificate import one_time_secret
 
-SPREAD_BYTES = 8 << 20  # less than this goes straight: it takes no longer than to arrange a chain
+SPREAD_BYTES = (
+    8 << 20
+)  # less than this goes straight: it takes no longer than to arrange a chain
 _OTHERS_S = 1.0  # after a first failure, for others that fail of the same cause
 _TELL_S = 0.1
-_ASKED_AT_MOST = 2  # the rest of a blob, and all of it when what came from a host was damaged
+_ASKED_AT_MOST = (
+    2  # the rest of a blob, and all of it when what came from a host was damaged
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,7 +69,10 @@ class Routes:
 
 
 def routes(
-    blobs: Sequence[Blob], lacking: Sequence[frozenset[str]], joins: Sequence[bool], spread_bytes: int
+    blobs: Sequence[Blob],
+    lacking: Sequence[frozenset[str]],
+    joins: Sequence[bool],
+    spread_bytes: int,
 ) -> Routes:
     """Return how blobs get to nodes. `lacking` are SHA-256s by node; `joins` says of each node whether it may take part in chains.
 
@@ -117,7 +124,9 @@ class Delivery:
 
     def run(self) -> None:
         """Bring it to every host. Raises what went wrong: one error, or `HostErrors`."""
-        joins = [not link.host.is_local for link in self._links]  # nothing listens on the notebook's own machine
+        joins = [
+            not link.host.is_local for link in self._links
+        ]  # nothing listens on the notebook's own machine
         nodes = range(len(self._links))
         blobs = tuple(local.blob for local in self._files.values())
         if sum(blob.size_bytes for blob in blobs) < SPREAD_BYTES or sum(joins) < 2:
@@ -125,12 +134,16 @@ class Delivery:
             return
         lacking = self._each(lambda node: frozenset(self._lacking(node, blobs)), nodes)
         plan = routes(blobs, lacking, joins, SPREAD_BYTES)
-        self._each(lambda node: self._straight(node, plan.straight[node]), tuple(plan.straight))
+        self._each(
+            lambda node: self._straight(node, plan.straight[node]), tuple(plan.straight)
+        )
         for chain in plan.chains:
             self._spread(chain)
 
     def _lacking(self, node: int, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
-        self._links[node].send(protocol.CheckBlobs(blobs=blobs))  # it may take its time: all files are read
+        self._links[node].send(
+            protocol.CheckBlobs(blobs=blobs)
+        )  # it may take its time: all files are read
         lacking = self._links[node].answer(protocol.MissingBlobs).sha256
         total_bytes = sum(blob.size_bytes for blob in blobs if blob.sha256 in lacking)
         self._meters[node].expect(total_bytes)
@@ -153,8 +166,12 @@ class Delivery:
         meter = self._meters[node]
         start = meter.size_bytes
         files = tuple(self._files[blob.sha256] for blob in blobs)
-        self._links[node].deliver(files, lambda sent_bytes, _: meter.reach(start + sent_bytes))
-        meter.reach(start + sum(blob.size_bytes for blob in blobs))  # it may have come into a home that is shared
+        self._links[node].deliver(
+            files, lambda sent_bytes, _: meter.reach(start + sent_bytes)
+        )
+        meter.reach(
+            start + sum(blob.size_bytes for blob in blobs)
+        )  # it may have come into a home that is shared
 
     # ---- from host to host
 
@@ -172,24 +189,38 @@ class Delivery:
             return self._links[server].query(request, protocol.Serving)
 
         before = {}  # by taker: the host that serves it, and where
-        for (server, taker), found in zip(chain.links, self._each(serve, chain.links), strict=True):
+        for (server, taker), found in zip(
+            chain.links, self._each(serve, chain.links), strict=True
+        ):
             before[taker] = (server, found)
 
         def take(node: int) -> None:
             server, found = before.get(node, (None, None))
             if server is None or found is None:
-                self._take(node, chain, "", protocol.ReceiveBlobs(blobs=chain.blobs, secret=secret))
+                self._take(
+                    node,
+                    chain,
+                    "",
+                    protocol.ReceiveBlobs(blobs=chain.blobs, secret=secret),
+                )
                 return
             address = self._addresses[server]
             name = self._links[server].host.name
             if not found.port:
-                self._note(node, f"its data came from the notebook and not from {name}, which can't serve: {found.why}")
-            request = protocol.ReceiveBlobs(blobs=chain.blobs, address=address, port=found.port, secret=secret)
+                self._note(
+                    node,
+                    f"its data came from the notebook and not from {name}, which can't serve: {found.why}",
+                )
+            request = protocol.ReceiveBlobs(
+                blobs=chain.blobs, address=address, port=found.port, secret=secret
+            )
             self._take(node, chain, name if found.port else "", request)
 
         self._each(take, chain.takers)
 
-    def _take(self, node: int, chain: Chain, server: str, request: protocol.ReceiveBlobs) -> None:
+    def _take(
+        self, node: int, chain: Chain, server: str, request: protocol.ReceiveBlobs
+    ) -> None:
         """Have a node take the blobs of a chain from the host `server`, and send it what it asks for itself."""
         link = self._links[node]
         meter = self._meters[node]
@@ -201,7 +232,9 @@ class Delivery:
         asked: Counter[str] = Counter()
         link.send(request)
         while True:
-            answer: object = link.answer(protocol.ReceivedBytes, protocol.NeedBlob, protocol.MissingBlobs)
+            answer: object = link.answer(
+                protocol.ReceivedBytes, protocol.NeedBlob, protocol.MissingBlobs
+            )
             if isinstance(answer, protocol.MissingBlobs):
                 meter.reach(start + chain.size_bytes)
                 return
@@ -211,18 +244,29 @@ class Delivery:
                 asked[answer.sha256] += 1
                 self._check(link, answer, at, asked[answer.sha256])
                 if server and answer.why:
-                    self._note(node, f"its data came from the notebook and not from {server}: {answer.why}")
+                    self._note(
+                        node,
+                        f"its data came from the notebook and not from {server}: {answer.why}",
+                    )
                     server = ""
                 meter.reach(at[answer.sha256] + answer.offset)
                 for size in link.pour(self._files[answer.sha256], answer.offset):
                     meter.reach(meter.size_bytes + size)
 
-    def _check(self, link: Link, need: protocol.NeedBlob, offered: Mapping[str, int], times: int) -> None:
+    def _check(
+        self,
+        link: Link,
+        need: protocol.NeedBlob,
+        offered: Mapping[str, int],
+        times: int,
+    ) -> None:
         size_bytes = -1
         if need.sha256 in offered:
             size_bytes = self._files[need.sha256].blob.size_bytes
         if not 0 <= need.offset <= size_bytes or times > _ASKED_AT_MOST:
-            raise ProtocolError(f"{link.host.name} asked for bytes that nobody offered.")
+            raise ProtocolError(
+                f"{link.host.name} asked for bytes that nobody offered."
+            )
 
     def _each(self, act: Callable[[T], R], things: Sequence[T]) -> list[R]:
         """Act on all things at the same time; of failures the first ones are raised, without waiting for the others."""

@@ -11,8 +11,12 @@ from typing import Any
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Event, Launched
 
-_AHEAD_BYTES = 1 << 20  # of one node that may wait to be folded; a host that sends more is not read meanwhile
-_LEAST_BYTES = 4096  # that an event counts as, however short it is: so 256 of them wait at most
+_AHEAD_BYTES = (
+    1 << 20
+)  # of one node that may wait to be folded; a host that sends more is not read meanwhile
+_LEAST_BYTES = (
+    4096  # that an event counts as, however short it is: so 256 of them wait at most
+)
 _GATHER_S = 0.0003  # a node: to fold one event costs as much as to fold what all nodes send meanwhile
 
 
@@ -26,7 +30,9 @@ class _Room:
     def take(self, size_bytes: int, is_over: threading.Event) -> bool:
         """Wait until so much more may wait, and count it; return False where nobody reads any more."""
         with self._has_less:
-            while self._waiting_bytes and self._waiting_bytes + size_bytes > _AHEAD_BYTES:
+            while (
+                self._waiting_bytes and self._waiting_bytes + size_bytes > _AHEAD_BYTES
+            ):
                 if is_over.is_set():
                     return False
                 self._has_less.wait(1.0)
@@ -45,12 +51,16 @@ class EventQueue:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._events: queue.SimpleQueue[tuple[Event, int]] = queue.SimpleQueue()  # with what it counts in its room
+        self._events: queue.SimpleQueue[tuple[Event, int]] = (
+            queue.SimpleQueue()
+        )  # with what it counts in its room
         self._rooms: dict[int, _Room] = {}
         self._rooms_lock = threading.Lock()
         self._is_over = threading.Event()
 
-    def put(self, node_rank: int, what: protocol.Message | Launched, size_bytes: int = 0) -> None:
+    def put(
+        self, node_rank: int, what: protocol.Message | Launched, size_bytes: int = 0
+    ) -> None:
         """Queue an event of a node, which came in a line of so many bytes. Blocks while much of this node is unread.
 
         So never call it on the thread that calls `batch`: it would deadlock.
@@ -59,7 +69,12 @@ class EventQueue:
             room = self._rooms.setdefault(node_rank, _Room())
         counted = max(_LEAST_BYTES, size_bytes)
         if room.take(counted, self._is_over):
-            event = Event(node_rank=node_rank, at_s=self._clock(), what=what, size_bytes=size_bytes)
+            event = Event(
+                node_rank=node_rank,
+                at_s=self._clock(),
+                what=what,
+                size_bytes=size_bytes,
+            )
             self._events.put((event, counted))
 
     def tell(self, what: Any, node_rank: int = 0) -> None:
@@ -75,7 +90,11 @@ class EventQueue:
         """Return the events that have come, after at most `timeout_s`; [] for none."""
         found: list[tuple[Event, int]] = []
         try:
-            first = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            first = (
+                self._events.get(timeout=timeout_s)
+                if timeout_s > 0
+                else self._events.get_nowait()
+            )
             found.append(first)
             time.sleep(_GATHER_S * len(self._rooms))
             while len(found) < 100_000:

@@ -44,7 +44,12 @@ class Executor:
     """
 
     def __init__(
-        self, job: str, queue: EventQueue, reaching: Reaching, lease_s: float, joiner: NodeJoiner | None = None
+        self,
+        job: str,
+        queue: EventQueue,
+        reaching: Reaching,
+        lease_s: float,
+        joiner: NodeJoiner | None = None,
     ) -> None:
         self._job = job
         self._queue = queue
@@ -79,16 +84,22 @@ class Executor:
                 self._queue.put(action.node_rank, message, action.link.line_bytes)
         except Exception as caught:  # noqa: BLE001 - a bug here must end the run, not let it wait for ever
             error = caught
-        self._tell(action.node_rank, LinkEnded(link=action.link, last=last, error=error))
+        self._tell(
+            action.node_rank, LinkEnded(link=action.link, last=last, error=error)
+        )
 
     def _reconnect(self, action: Reconnect) -> None:
         link: Link | None = None
         try:
-            link = self._reaching.link(action.host_index, broken=action.broken, can_ask=action.can_ask)
+            link = self._reaching.link(
+                action.host_index, broken=action.broken, can_ask=action.can_ask
+            )
             if action.broken is not None and action.broken.kept is not None:
                 link.kept = action.broken.kept
                 link.send(link.kept)
-            request = protocol.FollowJob(job=self._job, node_rank=action.node_rank, after=action.after)
+            request = protocol.FollowJob(
+                job=self._job, node_rank=action.node_rank, after=action.after
+            )
             link.attach(request)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
             self._fail_attempt(action.node_rank, link, error)
@@ -109,7 +120,9 @@ class Executor:
             return
         self._tell(action.node_rank, Linked(link=link))
 
-    def _fail_attempt(self, node_rank: int, link: Link | None, error: Exception | None) -> None:
+    def _fail_attempt(
+        self, node_rank: int, link: Link | None, error: Exception | None
+    ) -> None:
         """End an attempt that gave no link which follows the node; a link that was opened is closed."""
         if link is not None:
             link.close()
@@ -117,7 +130,9 @@ class Executor:
 
     def _collect(self, action: Collect) -> None:
         try:
-            results = job_requests.small_results(action.link, self._job, action.node_rank, action.sizes)
+            results = job_requests.small_results(
+                action.link, self._job, action.node_rank, action.sizes
+            )
             self._reaching.rest(action.host_index, action.link)
         except Exception:  # noqa: BLE001 - also for a bug, the run ends; results wait on their host until looked at
             self._tell(action.node_rank, Collected(results={}, has_rested=False))
@@ -135,7 +150,12 @@ class Executor:
                 link.close()
             self._tell(0, JoinFailed(host_index=action.host_index, error=error))
             return
-        admitted = Admitted(host_index=action.host_index, request_id=action.request_id, link=link, start=start)
+        admitted = Admitted(
+            host_index=action.host_index,
+            request_id=action.request_id,
+            link=link,
+            start=start,
+        )
         self._tell(0, admitted)
 
     def _start_joined(self, action: StartJoined) -> None:
@@ -143,10 +163,18 @@ class Executor:
             action.link.start(action.start)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
             action.link.close()
-            failed = JoinFailed(host_index=action.host_index, error=error, node_rank=action.start.node_rank)
+            failed = JoinFailed(
+                host_index=action.host_index,
+                error=error,
+                node_rank=action.start.node_rank,
+            )
             self._tell(0, failed)
             return
-        joined = Joined(host_index=action.host_index, link=action.link, node_rank=action.start.node_rank)
+        joined = Joined(
+            host_index=action.host_index,
+            link=action.link,
+            node_rank=action.start.node_rank,
+        )
         self._tell(0, joined)
 
     def _tell(self, node_rank: int, what: object) -> None:

@@ -42,11 +42,21 @@ from distmagic.runner.prepare import prepare
 from distmagic.runner.rollback import cancelled, roll_back
 from distmagic.runner.run_loop import RunLoop, clock_since
 from distmagic.state.decide import Limits
-from distmagic.state.events import Connected, Planned, Sending, Starting, Swept, Unusable, Warned
+from distmagic.state.events import (
+    Connected,
+    Planned,
+    Sending,
+    Starting,
+    Swept,
+    Unusable,
+    Warned,
+)
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 
-_ENDED_S = 1.0  # for a host that is down to come back, when a job is looked at that has ended
+_ENDED_S = (
+    1.0  # for a host that is down to come back, when a job is looked at that has ended
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +84,33 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     """
     clock = clock_since(time.monotonic())
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
-    with interrupts.noted() as noted, blobs.kept_young(payload.blobs):  # hosts that come later still need them
-        loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
+    with (
+        interrupts.noted() as noted,
+        blobs.kept_young(payload.blobs),
+    ):  # hosts that come later still need them
+        loop = RunLoop(
+            state,
+            EventQueue(clock),
+            screen,
+            reaching.asker.serve,
+            noted,
+            clock,
+            _new_id,
+        )
         with loop.opening():
-            links = _connect(loop, reaching, enough_hosts(spec, reaching), needs_remote=True)
+            links = _connect(
+                loop, reaching, enough_hosts(spec, reaching), needs_remote=True
+            )
             with _given_back(reaching, links):
-                check_orphans(found_jobs([link.facts.running for link in links]), owner, followed)
+                check_orphans(
+                    found_jobs([link.facts.running for link in links]), owner, followed
+                )
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
-            start = _Start(loop=loop, reaching=reaching, plan=plan, payload=payload, links=links)
+            start = _Start(
+                loop=loop, reaching=reaching, plan=plan, payload=payload, links=links
+            )
             lead, lost = start.run()
         growth, joiner = None, None
         if plan.terms.is_elastic:
@@ -95,7 +122,14 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         executor = Executor(job, loop.queue, reaching, lease_s, joiner)
         limits = Limits(timeout_s=spec.timeout_s, hang_timeout_s=spec.hang_timeout_s)
         try:
-            loop.follow(table, executor, dict(enumerate(links)), limits, detach=spec.detach, lost=lost)
+            loop.follow(
+                table,
+                executor,
+                dict(enumerate(links)),
+                limits,
+                detach=spec.detach,
+                lost=lost,
+            )
             _sweep(loop, reaching, table)
         finally:
             executor.close(table.links)
@@ -111,28 +145,48 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
     clock = clock_since(time.monotonic())
     state = begin(job.name, job.hosts, job.terms.max_restarts)
     # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
-    state = replace(state, before_s=job.age_s, detached_by="asked" if job.is_detached else "")
+    state = replace(
+        state, before_s=job.age_s, detached_by="asked" if job.is_detached else ""
+    )
     with interrupts.noted() as noted:
-        loop = RunLoop(state, EventQueue(clock), screen, reaching.asker.serve, noted, clock, _new_id)
+        loop = RunLoop(
+            state,
+            EventQueue(clock),
+            screen,
+            reaching.asker.serve,
+            noted,
+            clock,
+            _new_id,
+        )
         with loop.opening():
             there = _connect(loop, reaching, enough=1)
         links = dict(zip(reaching.present, there, strict=True))
         addresses = [""] * len(reaching.hosts)
         for node, link in links.items():
             addresses[node] = link.facts.address
-        missed = [Warned(text=f"{why} It is tried again.") for why in reaching.absent.values()]
-        loop.note(Planned(addresses=tuple(addresses), min_nodes=job.terms.min_nodes), *missed)
+        missed = [
+            Warned(text=f"{why} It is tried again.") for why in reaching.absent.values()
+        ]
+        loop.note(
+            Planned(addresses=tuple(addresses), min_nodes=job.terms.min_nodes), *missed
+        )
         growth, joiner = None, None
         if job.grows:
-            growth = Growth(host_names=_names(reaching), awaited=_awaited(reaching, job))
+            growth = Growth(
+                host_names=_names(reaching), awaited=_awaited(reaching, job)
+            )
             joiner = NodeJoiner(job.name, partial(reaching.link, 0))
-        host_indices = [reaching.hosts.index(host) for host in reaching.hosts]  # one host may be several nodes
+        host_indices = [
+            reaching.hosts.index(host) for host in reaching.hosts
+        ]  # one host may be several nodes
         patience_s = job.terms.lease_s if job.is_running else _ENDED_S
         table = NodeTable(host_indices, patience_s, _new_id, growth)
         executor = Executor(job.name, loop.queue, reaching, patience_s, joiner)
         try:
             links = _following(links, job.name)
-            loop.follow(table, executor, links, Limits(hang_timeout_s=job.terms.hang_timeout_s))
+            loop.follow(
+                table, executor, links, Limits(hang_timeout_s=job.terms.hang_timeout_s)
+            )
             _sweep(loop, reaching, table)
         finally:
             executor.close(table.links)
@@ -153,11 +207,15 @@ def _following(links: Mapping[int, Link], job: str) -> dict[int, Link]:
 
     are_followed = in_parallel(follow, list(links))
     return {
-        node_rank: links[node_rank] for node_rank, is_followed in zip(links, are_followed, strict=True) if is_followed
+        node_rank: links[node_rank]
+        for node_rank, is_followed in zip(links, are_followed, strict=True)
+        if is_followed
     }
 
 
-def _followed(loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts) -> Followed:
+def _followed(
+    loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts
+) -> Followed:
     loop.finish()  # while interrupts are still noted: one that comes now must not take the run away
     return Followed(
         state=loop.state,
@@ -189,7 +247,12 @@ def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
 
     Of more hosts than its maximum it can't leave out any; nor where the user has said what the first one's address is.
     """
-    if spec.nnodes is None or not spec.is_elastic or spec.rdzv_endpoint or spec.local_addr:
+    if (
+        spec.nnodes is None
+        or not spec.is_elastic
+        or spec.rdzv_endpoint
+        or spec.local_addr
+    ):
         return None
     low, high = spec.nnodes
     return low if len(reaching.hosts) <= high else None
@@ -232,7 +295,14 @@ def _plan(
     pool = threads_for(1, "prepare")
     awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
     prepared = pool.submit(
-        prepare, links, spec, job, lease_s=reaching.access.lease_s, owner=owner, work=work, awaited=awaited
+        prepare,
+        links,
+        spec,
+        job,
+        lease_s=reaching.access.lease_s,
+        owner=owner,
+        work=work,
+        awaited=awaited,
     )
     pool.shutdown(wait=False)
     plan, warnings = loop.result(prepared)
@@ -294,7 +364,9 @@ class _Start:
             requests = self._requests(self.loop.result(pool.submit(self._at_free_port)))
             for node_rank, request in enumerate(requests):
                 self.loop.note(Starting(), node_rank=node_rank)
-                started.append(pool.submit(self._start_node, node_rank, request, lease_keeper))
+                started.append(
+                    pool.submit(self._start_node, node_rank, request, lease_keeper)
+                )
             self.loop.wait_for(started)
             lost = lost_at_start(self.plan, [future.exception() for future in started])
             if not lost:
@@ -306,9 +378,7 @@ class _Start:
             if isinstance(error, KeyboardInterrupt):
                 raise cancelled(began=bool(started), unsure=unsure) from None
             if isinstance(error, ConnectionLost) and not error.hint:
-                error.hint = (
-                    "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
-                )
+                error.hint = "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
             raise
         finally:
             lease_keeper.close()
@@ -318,7 +388,10 @@ class _Start:
     def _tell_of_work_dirs(self) -> None:
         for node_rank, link in enumerate(self.links):
             if link.work is not None and link.work.notice:
-                self.loop.note(Warned(text=f"{link.host.name}: {link.work.notice}"), node_rank=node_rank)
+                self.loop.note(
+                    Warned(text=f"{link.host.name}: {link.work.notice}"),
+                    node_rank=node_rank,
+                )
 
     def _at_free_port(self) -> Plan:
         """Return the plan with a port that is free now: minutes may have gone by since it was made."""
@@ -337,14 +410,18 @@ class _Start:
             requests.append(start_message(plan, node, self.payload, secret, link.warm))
         return requests
 
-    def _start_node(self, node_rank: int, request: protocol.StartNode, lease_keeper: LeaseKeeper) -> None:
+    def _start_node(
+        self, node_rank: int, request: protocol.StartNode, lease_keeper: LeaseKeeper
+    ) -> None:
         self.links[node_rank].start(request)
         lease_keeper.keep_over_one_more(self.links[node_rank])
 
     def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
         """Close a link. One whose host has refused to start has nothing more to say, and may rest."""
         if _has_refused(started, node_rank):
-            self.reaching.give_back(self.reaching.present[node_rank], self.links[node_rank])
+            self.reaching.give_back(
+                self.reaching.present[node_rank], self.links[node_rank]
+            )
         else:
             self.links[node_rank].close()
 
@@ -352,7 +429,10 @@ class _Start:
         queue = self.loop.queue
 
         def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
-            queue.tell(Sending(sent_bytes=sent_bytes, total_bytes=total_bytes), node_rank=node_rank)
+            queue.tell(
+                Sending(sent_bytes=sent_bytes, total_bytes=total_bytes),
+                node_rank=node_rank,
+            )
 
         def note(node_rank: int, text: str) -> None:
             host = self.links[node_rank].host.name
@@ -364,7 +444,11 @@ class _Start:
 
 def _has_refused(started: Sequence[Future[None]], node_rank: int) -> bool:
     """Whether the host of this node has answered that it does not start it."""
-    if node_rank >= len(started) or not started[node_rank].done() or started[node_rank].cancelled():
+    if (
+        node_rank >= len(started)
+        or not started[node_rank].done()
+        or started[node_rank].cancelled()
+    ):
         return False
     return isinstance(started[node_rank].exception(), PreflightError)
 

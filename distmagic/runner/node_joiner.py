@@ -34,7 +34,11 @@ class NodeJoiner:
     """
 
     def __init__(
-        self, job: str, open_lead: Callable[[], Link], begun: StartNode | None = None, payload: Sequence[LocalBlob] = ()
+        self,
+        job: str,
+        open_lead: Callable[[], Link],
+        begun: StartNode | None = None,
+        payload: Sequence[LocalBlob] = (),
     ) -> None:
         self.job = job
         self._open_lead = open_lead
@@ -48,10 +52,14 @@ class NodeJoiner:
         host, or not this one now, and `HostError` if the host doesn't fit.
         """
         if any(one.job == self.job for one in link.facts.running):
-            raise SpecError(f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs.")
+            raise SpecError(
+                f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs."
+            )
         preflight.check(link.host.name, link.facts, facts.torch_version())
         with closing(self._open_lead()) as lead:
-            preflight.check_among((lead.host.name, link.host.name), (lead.facts, link.facts))
+            preflight.check_among(
+                (lead.host.name, link.host.name), (lead.facts, link.facts)
+            )
             self._begun = self._begun or job_requests.get_start(lead, self.job)
         link.deliver(self._lacking(link, self._begun))
         assert self._begun.membership is not None
@@ -60,7 +68,9 @@ class NodeJoiner:
             hosts = job_requests.add_node(lead, self.job, link.host.name, request_id)
         link.sweep(self.job)  # what an agent has left that was killed
         reached = Reached(host=link.host, facts=link.facts, route=route)
-        return start_messages.join_message(self._begun, hosts, reached, local_cwd=str(Path.cwd()))
+        return start_messages.join_message(
+            self._begun, hosts, reached, local_cwd=str(Path.cwd())
+        )
 
     def _lacking(self, link: Link, begun: StartNode) -> tuple[LocalBlob, ...]:
         """Return the part of the payload that a host lacks, here on this machine."""
@@ -99,4 +109,6 @@ class NodeJoiner:
                 blobs.receive(local, lambda write: lead.fetch_blob(local.blob, write))
             except OSError as error:
                 name = lead.host.name
-                raise ProtocolError(f"{name}: what the job needs could not be taken from there: {error}.") from None
+                raise ProtocolError(
+                    f"{name}: what the job needs could not be taken from there: {error}."
+                ) from None

@@ -37,7 +37,9 @@ class NodeRow:
 
     host_index: int
     link: Link | None = None
-    state: Literal["waiting", "following", "reconnecting", "meeting", "collecting", "gone", "lost"] = "waiting"
+    state: Literal[
+        "waiting", "following", "reconnecting", "meeting", "collecting", "gone", "lost"
+    ] = "waiting"
     last: int = 0
     is_final: bool = False
     is_missed: bool = False

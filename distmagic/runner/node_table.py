@@ -53,8 +53,23 @@ from distmagic.runner.actions import (
     Send,
     StartJoined,
 )
-from distmagic.runner.node_row import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Growth, HostJoin, NodeRow
-from distmagic.state.events import NEVER_BEGAN, Broken, Event, Gone, Lost, Mended, Warned
+from distmagic.runner.node_row import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Attempts,
+    Growth,
+    HostJoin,
+    NodeRow,
+)
+from distmagic.state.events import (
+    NEVER_BEGAN,
+    Broken,
+    Event,
+    Gone,
+    Lost,
+    Mended,
+    Warned,
+)
 
 REFUSED_PAUSE_S = 60.0  # between attempts to join, after one that was refused
 
@@ -63,7 +78,11 @@ class NodeTable:
     """All nodes of one run. `new_id` makes the name of a request; `lease_s` is for how long a link may be broken."""
 
     def __init__(
-        self, host_indices: Iterable[int], lease_s: float, new_id: Callable[[], str], growth: Growth | None = None
+        self,
+        host_indices: Iterable[int],
+        lease_s: float,
+        new_id: Callable[[], str],
+        growth: Growth | None = None,
     ) -> None:
         self.rows = [NodeRow(host_index=index) for index in host_indices]
         # By node and rank: a host speaks for its own ranks only.
@@ -81,7 +100,9 @@ class NodeTable:
 
     # ---- beginning
 
-    def follow(self, links: Mapping[int, Link], now_s: float, lost: Mapping[int, str] = {}) -> list[Action]:
+    def follow(
+        self, links: Mapping[int, Link], now_s: float, lost: Mapping[int, str] = {}
+    ) -> list[Action]:
         """Begin to follow all nodes. One without a link is connected to; those that are `lost` are not followed."""
         actions: list[Action] = []
         for node_rank, row in enumerate(self.rows):
@@ -97,7 +118,9 @@ class NodeTable:
                 self._begin_join(host_index, None, now_s)
         return actions
 
-    def stop(self, node_ranks: Iterable[int], message: protocol.StopNode) -> list[Action]:
+    def stop(
+        self, node_ranks: Iterable[int], message: protocol.StopNode
+    ) -> list[Action]:
         """End nodes. The message waits where a link is broken, until there is a new one; no host joins from now on."""
         self.is_stopping = True
         actions: list[Action] = []
@@ -132,23 +155,38 @@ class NodeTable:
             row.is_missed = True
         return []
 
-    def _rank_ended(self, node_rank: int, what: protocol.Ended, _: float) -> list[Action]:
+    def _rank_ended(
+        self, node_rank: int, what: protocol.Ended, _: float
+    ) -> list[Action]:
         if job_requests.is_small(what.result_bytes):
             self.rows[node_rank].sizes[what.rank] = what.result_bytes or 0
         return []
 
-    def _link_ended(self, node_rank: int, what: LinkEnded, now_s: float) -> list[Action]:
+    def _link_ended(
+        self, node_rank: int, what: LinkEnded, now_s: float
+    ) -> list[Action]:
         row = self.rows[node_rank]
         row.last = what.last
         if row.is_final and what.error is None:
             row.state = "collecting"
             sizes = dict(row.sizes)
-            return [Collect(node_rank=node_rank, host_index=row.host_index, link=what.link, sizes=sizes)]
+            return [
+                Collect(
+                    node_rank=node_rank,
+                    host_index=row.host_index,
+                    link=what.link,
+                    sizes=sizes,
+                )
+            ]
         if row.is_final:
             return self._end(node_rank, now_s)
         if what.error is None:
             error = what.link.agent_error
-            why = f"its agent broke down: {error}" if error else "its agent ended without a word (was it killed?)"
+            why = (
+                f"its agent broke down: {error}"
+                if error
+                else "its agent ended without a word (was it killed?)"
+            )
             return self._lose(node_rank, why, now_s)
         if isinstance(what.error, ConnectionLost):
             return self._break(node_rank, what.error.message, now_s)
@@ -172,13 +210,17 @@ class NodeTable:
             actions.append(Note(node_rank=node_rank, what=Mended()))
         return actions + self._listen(node_rank, what.link)
 
-    def _attempt_failed(self, node_rank: int, what: AttemptFailed, now_s: float) -> list[Action]:
+    def _attempt_failed(
+        self, node_rank: int, what: AttemptFailed, now_s: float
+    ) -> list[Action]:
         row = self.rows[node_rank]
         assert row.attempts is not None
         if what.error is None or isinstance(what.error, (ConnectionLost, Unreachable)):
             row.attempts = row.attempts.again(now_s)
             return []
-        if isinstance(what.error, HostKeyError) or not isinstance(what.error, (HostError, ProtocolError)):
+        if isinstance(what.error, HostKeyError) or not isinstance(
+            what.error, (HostError, ProtocolError)
+        ):
             return self._lose(node_rank, _words(what.error), now_s)
         # A refusal may pass: a key agent that is still locked, nologin while a machine boots. Nobody is asked twice.
         row.can_ask = False
@@ -189,7 +231,9 @@ class NodeTable:
 
     # ---- hosts that join an elastic job
 
-    def _node_added(self, node_rank: int, what: protocol.NodeAdded, now_s: float) -> list[Action]:
+    def _node_added(
+        self, node_rank: int, what: protocol.NodeAdded, now_s: float
+    ) -> list[Action]:
         """The lead counted hosts as new nodes: through this notebook, or through another one that starts them."""
         if node_rank != 0:
             return []
@@ -226,13 +270,18 @@ class NodeTable:
             "Name it with %distributed hosts and attach to see them."
         )
         lost = Lost(why="it is not among the hosts of this notebook")
-        return [Note(node_rank=node_rank, what=Warned(text=text)), Note(node_rank=node_rank, what=lost)]
+        return [
+            Note(node_rank=node_rank, what=Warned(text=text)),
+            Note(node_rank=node_rank, what=lost),
+        ]
 
     def _begin_join(self, host_index: int, broken: Link | None, now_s: float) -> None:
         if self._growth is None or self.is_stopping or host_index == UNKNOWN_HOST:
             return
         attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S)
-        self._joins[host_index] = HostJoin(own={self._newest(host_index)}, attempts=attempts, broken=broken)
+        self._joins[host_index] = HostJoin(
+            own={self._newest(host_index)}, attempts=attempts, broken=broken
+        )
 
     def _newest(self, host_index: int) -> int:
         """Return the last node that a host was, -1 for none."""
@@ -244,7 +293,9 @@ class NodeTable:
 
     def _admitted(self, _: int, what: Admitted, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
-        if join is None or join.request_id != what.request_id:  # the run is being stopped meanwhile
+        if (
+            join is None or join.request_id != what.request_id
+        ):  # the run is being stopped meanwhile
             lost = self._lose_unstarted(what.start.node_rank, NEVER_BEGAN, now_s)
             return [Close(link=what.link), *lost]
         join.admitted = what
@@ -255,7 +306,11 @@ class NodeTable:
         if join.admitted is None or join.node_rank is None:
             return []
         admitted = join.admitted
-        return [StartJoined(host_index=admitted.host_index, link=admitted.link, start=admitted.start)]
+        return [
+            StartJoined(
+                host_index=admitted.host_index, link=admitted.link, start=admitted.start
+            )
+        ]
 
     def _joined(self, _: int, what: Joined, __: float) -> list[Action]:
         self._joins.pop(what.host_index, None)
@@ -265,7 +320,9 @@ class NodeTable:
             actions.append(Send(links=(what.link,), message=late))
         return actions
 
-    def _lose_unstarted(self, node_rank: int | None, why: str, now_s: float) -> list[Action]:
+    def _lose_unstarted(
+        self, node_rank: int | None, why: str, now_s: float
+    ) -> list[Action]:
         """Count a node as lost that the lead has counted and that was never started."""
         if node_rank is None or node_rank >= len(self.rows):
             return []
@@ -294,7 +351,11 @@ class NodeTable:
         actions.append(Note(node_rank=0, what=warning))
         # It may pass: a machine that boots refuses every log-in at first.
         if isinstance(what.error, DistmagicError):
-            join.attempts = replace(join.attempts, next_at_s=now_s + REFUSED_PAUSE_S, pause_s=REFUSED_PAUSE_S)
+            join.attempts = replace(
+                join.attempts,
+                next_at_s=now_s + REFUSED_PAUSE_S,
+                pause_s=REFUSED_PAUSE_S,
+            )
         else:
             del self._joins[what.host_index]
         return actions
@@ -311,8 +372,16 @@ class NodeTable:
             if row.attempts is None or row.attempts.next_at_s is None:
                 continue
             until_s = row.attempts.until_s
-            if until_s is not None and now_s >= until_s and node_rank not in alive_elsewhere:
-                why = NEVER_BEGAN if row.state == "meeting" else f"no connection for {self._lease_s:g} s"
+            if (
+                until_s is not None
+                and now_s >= until_s
+                and node_rank not in alive_elsewhere
+            ):
+                why = (
+                    NEVER_BEGAN
+                    if row.state == "meeting"
+                    else f"no connection for {self._lease_s:g} s"
+                )
                 actions += self._lose(node_rank, why, now_s)
             elif now_s >= row.attempts.next_at_s:
                 row.attempts = replace(row.attempts, next_at_s=None)
@@ -320,17 +389,29 @@ class NodeTable:
         for host_index, join in list(self._joins.items()):
             if self._newest(host_index) not in join.own:
                 del self._joins[host_index]  # another notebook has started it
-            elif join.attempts.next_at_s is not None and now_s >= join.attempts.next_at_s:
+            elif (
+                join.attempts.next_at_s is not None and now_s >= join.attempts.next_at_s
+            ):
                 join.attempts = replace(join.attempts, next_at_s=None)
                 join.request_id = self._new_id()
-                actions.append(Join(host_index=host_index, request_id=join.request_id, broken=join.broken))
+                actions.append(
+                    Join(
+                        host_index=host_index,
+                        request_id=join.request_id,
+                        broken=join.broken,
+                    )
+                )
         return actions
 
     def _attempt(self, node_rank: int, row: NodeRow) -> Action:
         if row.state == "meeting":
             return Meet(node_rank=node_rank, host_index=row.host_index)
         return Reconnect(
-            node_rank=node_rank, host_index=row.host_index, after=row.last, broken=row.link, can_ask=row.can_ask
+            node_rank=node_rank,
+            host_index=row.host_index,
+            after=row.last,
+            broken=row.link,
+            can_ask=row.can_ask,
         )
 
     # ---- transitions
@@ -346,7 +427,9 @@ class NodeTable:
     def _break(self, node_rank: int, why: str, now_s: float) -> list[Action]:
         row = self.rows[node_rank]
         row.state = "reconnecting"
-        row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + self._lease_s)
+        row.attempts = Attempts(
+            next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + self._lease_s
+        )
         return [Note(node_rank=node_rank, what=Broken(why=why))]
 
     def _end(self, node_rank: int, now_s: float) -> list[Action]:
@@ -380,4 +463,8 @@ class NodeTable:
 
 
 def _words(error: Exception) -> str:
-    return error.message if isinstance(error, DistmagicError) else f"a fault of distmagic: {error!r}"
+    return (
+        error.message
+        if isinstance(error, DistmagicError)
+        else f"a fault of distmagic: {error!r}"
+    )

@@ -29,7 +29,12 @@ class Run:
     """
 
     def __init__(
-        self, state: RunState, small_results: Mapping[int, bytes], open_link: Callable[[int], Link], *, shown: bool
+        self,
+        state: RunState,
+        small_results: Mapping[int, bytes],
+        open_link: Callable[[int], Link],
+        *,
+        shown: bool,
     ) -> None:
         self.state = state
         self._files = _Files(state.job, open_link)
@@ -56,7 +61,9 @@ class Run:
                 column = f"{name}_" if name in ("rank", "at_s") else name
                 for point in series:
                     key = (rank, point.at_s, point.step)
-                    rows.setdefault(key, {"rank": rank, "at_s": point.at_s, "step": point.step})[column] = point.value
+                    rows.setdefault(
+                        key, {"rank": rank, "at_s": point.at_s, "step": point.step}
+                    )[column] = point.value
         return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
 
     def logs(self, rank: int, stream: str | None = None) -> str:
@@ -67,7 +74,10 @@ class Run:
         all hosts that are up. Of control characters only line breaks, carriage returns, tabs and colours are left: what
         is printed of it moves nothing in a terminal. Raises `SpecError` for an unknown rank.
         """
-        names = [journal.log_name(rank, one) for one in ([stream] if stream else ["stdout", "stderr"])]
+        names = [
+            journal.log_name(rank, one)
+            for one in ([stream] if stream else ["stdout", "stderr"])
+        ]
         lost = self.state.lost_nodes if self.state.is_elastic else set()
         there = [node for node in range(len(self.state.nodes)) if node not in lost]
         nodes = there if rank == -1 else [self._node_of(rank)]
@@ -81,7 +91,10 @@ class Run:
 
     def _node_of(self, rank: int) -> int:
         if rank not in self.state.workers:
-            raise SpecError(f"There is no rank {rank} in this run.", f"Its ranks: {sorted(self.state.workers)}.")
+            raise SpecError(
+                f"There is no rank {rank} in this run.",
+                f"Its ranks: {sorted(self.state.workers)}.",
+            )
         return self.state.workers[rank].node_rank
 
     def __repr__(self) -> str:
@@ -102,7 +115,9 @@ class Run:
         # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
         if self._shown_in is not None and self._shown_in == _cell_number():
             self._shown_in = None
-            if getattr(get_ipython(), "kernel", None) is None:  # a terminal has printed Out[3]: and waits for more
+            if (
+                getattr(get_ipython(), "kernel", None) is None
+            ):  # a terminal has printed Out[3]: and waits for more
                 print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
@@ -114,7 +129,13 @@ class _Files:
     def __init__(self, job: str, open_link: Callable[[int], Link]) -> None:
         self._job, self._open_link = job, open_link
 
-    def fetch(self, node_rank: int, name: str, write: Callable[[bytes], object], limit_bytes: int) -> int:
+    def fetch(
+        self,
+        node_rank: int,
+        name: str,
+        write: Callable[[bytes], object],
+        limit_bytes: int,
+    ) -> int:
         """Hand a file of a node to `write`, over a new connection where one breaks in the middle; return its size."""
         done = before = 0
 
@@ -125,7 +146,9 @@ class _Files:
 
         while True:
             link = self._open_link(node_rank)
-            request = protocol.GetFile(job=self._job, node_rank=node_rank, name=name, offset=done)
+            request = protocol.GetFile(
+                job=self._job, node_rank=node_rank, name=name, offset=done
+            )
             try:
                 link.fetch(request, take, limit_bytes=limit_bytes - done)
             except ConnectionLost:
@@ -152,7 +175,12 @@ class Detached:
     """A job that needs no notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it."""
 
     def __init__(
-        self, job: str, hosts: tuple[str, ...], *, attach: Callable[[], object], stop: Callable[[], None]
+        self,
+        job: str,
+        hosts: tuple[str, ...],
+        *,
+        attach: Callable[[], object],
+        stop: Callable[[], None],
     ) -> None:
         self.job, self.hosts = job, hosts
         self.attach, self.stop = attach, stop
@@ -163,14 +191,18 @@ class Detached:
                 f"job {self.job} was let go on alone, so there is no {name!r} here. Its run has that: "
                 f"run = job.attach(), or %distributed attach {self.job} run."
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+        )
 
     def __repr__(self) -> str:
         text = (
             f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "
             f"%distributed attach {self.job} follows it, %distributed stop {self.job} ends it"
         )
-        return sanitize.lines(text)  # a job that was found on hosts has the names that these told
+        return sanitize.lines(
+            text
+        )  # a job that was found on hosts has the names that these told
 
 
 class NotStarted:
@@ -181,14 +213,20 @@ class NotStarted:
 
     def __init__(self, name: str, why: str, before: object) -> None:
         self.why = sanitize.lines(why)
-        self.before: object = before.before if isinstance(before, NotStarted) else before
+        self.before: object = (
+            before.before if isinstance(before, NotStarted) else before
+        )
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"there is no {name!r}: {self!r}")
 
     def __repr__(self) -> str:
-        older = f" The run before it: {self._name}.before." if self.before is not None else ""
+        older = (
+            f" The run before it: {self._name}.before."
+            if self.before is not None
+            else ""
+        )
         return f"no run, because its cell failed before anything was started ({self.why}).{older}"
 
 
@@ -199,7 +237,9 @@ class Results(Mapping[int, Any]):
     A rank without one raises `NoResult`, which is a `KeyError` too. `clear()` lets go of what was looked at.
     """
 
-    def __init__(self, state: RunState, small: Mapping[int, bytes], fetch: Callable[..., int]) -> None:
+    def __init__(
+        self, state: RunState, small: Mapping[int, bytes], fetch: Callable[..., int]
+    ) -> None:
         self._state, self._small, self._fetch = state, small, fetch
         self._loaded: dict[int, Any] = {}
 
@@ -217,14 +257,24 @@ class Results(Mapping[int, Any]):
         return rank in set(self)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(r for r, w in self._state.workers.items() if w.ended and w.ended.result_bytes is not None))
+        return iter(
+            sorted(
+                r
+                for r, w in self._state.workers.items()
+                if w.ended and w.ended.result_bytes is not None
+            )
+        )
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def __repr__(self) -> str:
         sizes = {rank: self._size(rank) for rank in self}
-        return f"<results of {len(sizes)} ranks: " + ", ".join(f"{r}: {s:,} bytes" for r, s in sizes.items()) + ">"
+        return (
+            f"<results of {len(sizes)} ranks: "
+            + ", ".join(f"{r}: {s:,} bytes" for r, s in sizes.items())
+            + ">"
+        )
 
     def _size(self, rank: int) -> int:
         ended = self._state.workers[rank].ended
@@ -235,7 +285,11 @@ class Results(Mapping[int, Any]):
         worker = self._state.workers.get(rank)
         if worker is None:
             return NoResult(f"There is no rank {rank} in this run.", hint)
-        why = f": {worker.ended.meaning}" if worker.ended and worker.ended.outcome == "returned" else ""
+        why = (
+            f": {worker.ended.meaning}"
+            if worker.ended and worker.ended.outcome == "returned"
+            else ""
+        )
         return NoResult(f"{worker.label} left no result{why}.".replace("..", "."), hint)
 
     def _load(self, rank: int) -> Any:
@@ -246,7 +300,9 @@ class Results(Mapping[int, Any]):
         if rank in self._small:
             return parcel.load_bytes(self._small[rank], f"the result of rank {rank}")
         # Where TMPDIR is on NFS, a mapped file leaves a `.nfs...` behind, and its folder can't be removed yet.
-        with tempfile.TemporaryDirectory(prefix="distmagic-result-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="distmagic-result-", ignore_cleanup_errors=True
+        ) as folder:
             path = Path(folder) / "result"
             try:
                 with path.open("wb") as file:
@@ -257,7 +313,9 @@ class Results(Mapping[int, Any]):
                     f"{error.strerror or error}.",
                     "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
                 ) from error
-            return parcel.load(path)  # mapped: the file's name may go, its bytes stay until nobody looks at them
+            return parcel.load(
+                path
+            )  # mapped: the file's name may go, its bytes stay until nobody looks at them
 
     def _download(self, rank: int, file: io.BufferedWriter) -> None:
         line = _ProgressLine(f"result of rank {rank}", self._size(rank))
@@ -266,7 +324,12 @@ class Results(Mapping[int, Any]):
             file.write(data)
             line.add(len(data))
 
-        self._fetch(self._state.workers[rank].node_rank, f"rank{rank}.result", write, self._size(rank))
+        self._fetch(
+            self._state.workers[rank].node_rank,
+            f"rank{rank}.result",
+            write,
+            self._size(rank),
+        )
         line.end()
 
 

@@ -39,7 +39,9 @@ def prepare(
         except PreflightError as error:
             errors.append(error)
     if errors:
-        raise join_errors(errors)  # of all hosts at once, so that they can be mended at once
+        raise join_errors(
+            errors
+        )  # of all hosts at once, so that they can be mended at once
     facts_of_all = tuple(link.facts for link in links)
     preflight.check_among(names, facts_of_all)
     warnings += preflight.shared_machines(names, facts_of_all)
@@ -47,7 +49,14 @@ def prepare(
     for link, route in zip(links, _routes(links), strict=True):
         reached.append(Reached(host=link.host, facts=link.facts, route=route))
     plan = planning.make_plan(
-        spec, reached, job=job, lease_s=lease_s, owner=owner, local_cwd=str(Path.cwd()), work=work, awaited=awaited
+        spec,
+        reached,
+        job=job,
+        lease_s=lease_s,
+        owner=owner,
+        local_cwd=str(Path.cwd()),
+        work=work,
+        awaited=awaited,
     )
     return plan, tuple(warnings)
 

@@ -11,7 +11,9 @@ from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreacha
 from distmagic.remote.wire import protocol
 from distmagic.runner import interrupts
 
-_PATIENCE_S = 5.0  # for hosts to tell that they have started, and again that they have ended
+_PATIENCE_S = (
+    5.0  # for hosts to tell that they have started, and again that they have ended
+)
 
 
 def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
@@ -29,7 +31,9 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
         for link, future in tried:
             if future.done() and future.exception() is None:
                 running.append(link)
-        stopping = threads_for(len(running), "rollback")  # those of the starts may hang yet
+        stopping = threads_for(
+            len(running), "rollback"
+        )  # those of the starts may hang yet
         stops = [stopping.submit(_stop_and_wait, link) for link in running]
         stopping.shutdown(wait=False)
         wait(stops, _PATIENCE_S)
@@ -46,9 +50,13 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
 def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
     """Return the error of an interrupt while hosts start; `unsure` are those that did not confirm their end."""
     if not began:
-        return Cancelled("Interrupted while the hosts were being sent what they need; nothing was started.")
+        return Cancelled(
+            "Interrupted while the hosts were being sent what they need; nothing was started."
+        )
     if not unsure:
-        return Cancelled("Interrupted while the hosts were starting; what had started was stopped.")
+        return Cancelled(
+            "Interrupted while the hosts were starting; what had started was stopped."
+        )
     names = ", ".join(unsure)
     return Cancelled(
         f"Interrupted while the hosts were starting; {names} did not confirm that nothing runs there any more.",
@@ -61,7 +69,9 @@ def _stop_and_wait(link: Link) -> bool:
     try:
         link.send(protocol.StopNode(grace_s=0.0, reason="another host could not start"))
         for _, what in link.events():
-            if isinstance(what, protocol.Final):  # the agent itself may have to wait for the other nodes yet
+            if isinstance(
+                what, protocol.Final
+            ):  # the agent itself may have to wait for the other nodes yet
                 return not what.survivors
     except DistmagicError:
         pass  # the first error is the one to raise; this node's lease ends what is left

@@ -72,7 +72,9 @@ class RunLoop:
         self._table: NodeTable | None = None
         self._executor: Executor | None = None
         self._inquiry = Inquiry()
-        self._looked_at_s = -1.0  # when the ranks of a run that stands still were asked where they are
+        self._looked_at_s = (
+            -1.0
+        )  # when the ranks of a run that stands still were asked where they are
         self._give_up_at_s: float | None = None
         self._stopped_late: set[int] = set()
         self._has_left = False
@@ -81,7 +83,9 @@ class RunLoop:
 
     def note(self, *what: Launched, node_rank: int = 0) -> None:
         """Fold what happened to the run as a whole, or to one node."""
-        events = [Event(node_rank=node_rank, at_s=self._clock(), what=one) for one in what]
+        events = [
+            Event(node_rank=node_rank, at_s=self._clock(), what=one) for one in what
+        ]
         self.state = fold(self.state, events)
 
     def lose(self, node_ranks: Iterable[int], why: str) -> None:
@@ -91,7 +95,9 @@ class RunLoop:
 
     def step(self, timeout_s: float = BEAT_S) -> list[Event]:
         """Wait for events at most `timeout_s`, answer a question, fold, show; return the events."""
-        self._interrupts.ask(self._serve)  # before events are taken: an interrupt in the middle of it must lose none
+        self._interrupts.ask(
+            self._serve
+        )  # before events are taken: an interrupt in the middle of it must lose none
         events = self.queue.batch(timeout_s)
         if not self.state.is_over:  # time stands still when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
@@ -127,7 +133,9 @@ class RunLoop:
         # A future keeps its callbacks for good. So they refer neither to futures nor to this loop: each would keep the
         # other, and all that is known of the run, alive.
         for future in futures:
-            future.add_done_callback(wake)  # after callbacks that queue an event, so that none is left for later
+            future.add_done_callback(
+                wake
+            )  # after callbacks that queue an event, so that none is left for later
         timeout_s = 0.0  # the first look is at once
         while True:
             is_done = len(done) == len(futures)
@@ -151,7 +159,11 @@ class RunLoop:
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            error = interrupt if isinstance(interrupt, Cancelled) else Cancelled("Interrupted; nothing was started.")
+            error = (
+                interrupt
+                if isinstance(interrupt, Cancelled)
+                else Cancelled("Interrupted; nothing was started.")
+            )
             self._abandon_opening(error.message, is_wish=True)
             raise error from None
         except BaseException as error:
@@ -187,14 +199,20 @@ class RunLoop:
                         heap.freeze()
                     try:
                         self._beat(limits, detach=detach)
-                    except KeyboardInterrupt:  # raised all the same, of a thread that has no signals, say
+                    except (
+                        KeyboardInterrupt
+                    ):  # raised all the same, of a thread that has no signals, say
                         self._interrupts()
         except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
             self._abandon()
             raise
 
     def _is_done(self, *, detach: bool) -> bool:
-        return self.state.is_over or self._has_left or (detach and bool(self.state.detached_by))
+        return (
+            self.state.is_over
+            or self._has_left
+            or (detach and bool(self.state.detached_by))
+        )
 
     def _beat(self, limits: Limits, *, detach: bool) -> None:
         assert self._table is not None
@@ -210,28 +228,43 @@ class RunLoop:
 
     def _decide(self, limits: Limits, *, detach: bool) -> None:
         """Do what the state asks for. The order counts: lost nodes are known before it is decided whether to stop."""
-        self.lose(decide.overdue(self.state), f"it could not be reached for {decide.NODE_LOST_S:g} s")
+        self.lose(
+            decide.overdue(self.state),
+            f"it could not be reached for {decide.NODE_LOST_S:g} s",
+        )
         self.lose(decide.missed_by_peers(self.state), UNHEARD)
-        late = [node for node in decide.too_late(self.state) if node not in self._stopped_late]
+        late = [
+            node
+            for node in decide.too_late(self.state)
+            if node not in self._stopped_late
+        ]
         if late:
             self._stopped_late.update(late)
             self._send_stop(late, 0.0, "too late")
         reason = decide.reason_to_stop(self.state, limits.timeout_s, detach=detach)
         if reason == "timeout" and limits.timeout_s is not None:
-            inquiry = decide.timeout_inquiry(self.state, self._inquiry, limits.timeout_s, self._new_id)
+            inquiry = decide.timeout_inquiry(
+                self.state, self._inquiry, limits.timeout_s, self._new_id
+            )
             self._inquire(inquiry)
             if self._inquiry.reason:
                 reason = decide.reason_after_inquiry(self.state, self._inquiry)
         elif not reason:
-            inquiry = decide.hang_inquiry(self.state, self._inquiry, limits.hang_timeout_s, self._new_id)
+            inquiry = decide.hang_inquiry(
+                self.state, self._inquiry, limits.hang_timeout_s, self._new_id
+            )
             self._inquire(inquiry)
             reason = decide.reason_after_inquiry(self.state, self._inquiry)
-            if not self._inquiry.reason and is_worth_a_look(self.state, self._looked_at_s):
+            if not self._inquiry.reason and is_worth_a_look(
+                self.state, self._looked_at_s
+            ):
                 self._looked_at_s = self.state.at_s
                 self._ask_for_stacks(self._new_id())
         if reason and self._give_up_at_s is None:
             self._stop(reason, GRACE_S)
-        elif detach and decide.can_detach(self.state):  # in every step, until the lead's event says that it is so
+        elif detach and decide.can_detach(
+            self.state
+        ):  # in every step, until the lead's event says that it is so
             self._detach()
         if self._give_up_at_s is not None and self.state.at_s > self._give_up_at_s:
             self.lose(decide.answering(self.state), "it did not confirm its end")
@@ -244,7 +277,9 @@ class RunLoop:
         if self.state.detached_by:
             self._has_left = True
         elif decide.is_worth_asking(self.state, self._inquiry):
-            self._inquire(decide.begun_inquiry(self.state, "interrupted", self._new_id()))
+            self._inquire(
+                decide.begun_inquiry(self.state, "interrupted", self._new_id())
+            )
         else:
             self._stop("interrupted", GRACE_S if self._give_up_at_s is None else 0.0)
 
@@ -264,14 +299,23 @@ class RunLoop:
 
     def _ask_for_stacks(self, request_id: str) -> None:
         assert self._table is not None
-        self._perform([Send(links=self._table.links, message=protocol.DumpStacks(request_id=request_id))])
+        self._perform(
+            [
+                Send(
+                    links=self._table.links,
+                    message=protocol.DumpStacks(request_id=request_id),
+                )
+            ]
+        )
 
     def _stop(self, reason: StopReason, grace_s: float) -> None:
         self.note(StopRequested(reason=reason))
         self._give_up_at_s = self._clock() + grace_s + CONFIRM_S
         self._send_stop(decide.answering(self.state), grace_s, reason)
 
-    def _send_stop(self, node_ranks: Iterable[int], grace_s: float, reason: StopReason) -> None:
+    def _send_stop(
+        self, node_ranks: Iterable[int], grace_s: float, reason: StopReason
+    ) -> None:
         assert self._table is not None
         message = protocol.StopNode(grace_s=grace_s, reason=reason)
         self._perform(self._table.stop(node_ranks, message))
@@ -309,7 +353,9 @@ class _Heap:
     """The notebook's own objects, which the garbage collector need not look at while a run goes on."""
 
     def __init__(self) -> None:
-        self._is_ours = gc.get_freeze_count() == 0  # else it is somebody else's decision
+        self._is_ours = (
+            gc.get_freeze_count() == 0
+        )  # else it is somebody else's decision
         self._is_frozen = False
 
     def freeze(self) -> None:

@@ -27,7 +27,9 @@ class Pane:
     And so rarely that making it takes this thread a small share of its time: the curves of a thousand ranks take long.
     """
 
-    def __init__(self, widgets: tuple[Any, ...], every_s: float, bytes_per_s: int) -> None:
+    def __init__(
+        self, widgets: tuple[Any, ...], every_s: float, bytes_per_s: int
+    ) -> None:
         self._widgets = widgets
         self._every_s = every_s
         self._bytes_per_s = bytes_per_s
@@ -47,7 +49,9 @@ class Pane:
         took_s = time.thread_time() - began_s
         pause_for_bytes_s = size_bytes / self._bytes_per_s
         pause_for_drawing_s = min(_LONGEST_PAUSE_S, took_s / _DRAWING_PART)
-        self._next_s = now_s + max(self._every_s, pause_for_bytes_s, pause_for_drawing_s)
+        self._next_s = now_s + max(
+            self._every_s, pause_for_bytes_s, pause_for_drawing_s
+        )
 
 
 class Board:
@@ -56,7 +60,9 @@ class Board:
     def __init__(self) -> None:
         import ipywidgets
 
-        style = ipywidgets.HTML(value=render.style(), layout=ipywidgets.Layout(width="auto"))
+        style = ipywidgets.HTML(
+            value=render.style(), layout=ipywidgets.Layout(width="auto")
+        )
         # Layout and style are widgets too: shared, so that not every part opens two more.
         looks = {"layout": style.layout, "style": style.style}
         head = ipywidgets.HTML(**looks)
@@ -69,7 +75,9 @@ class Board:
         self._output = Pane((about, output), *OUTPUT_SHARE)
         self._parts = (style, head, table, curves, about, output)
         self._shared = tuple(looks.values())
-        self._box = ipywidgets.VBox(self._parts, layout=style.layout, _dom_classes=("distmagic",))
+        self._box = ipywidgets.VBox(
+            self._parts, layout=style.layout, _dom_classes=("distmagic",)
+        )
 
     @property
     def view(self) -> dict[str, object]:
@@ -80,7 +88,9 @@ class Board:
         """Send what changed."""
         self._table.offer(state.at_s, lambda: render.head_and_table(state))
         self._curves.offer(state.at_s, lambda: (render.curves(state),))
-        self._output.offer(state.at_s, lambda: render.about_and_output(state, _LIVE_LINES))
+        self._output.offer(
+            state.at_s, lambda: render.about_and_output(state, _LIVE_LINES)
+        )
 
     def close(self) -> None:
         """Leave no widget behind, and nothing in what a notebook might keep of one."""

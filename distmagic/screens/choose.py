@@ -24,5 +24,7 @@ def screen_for(shell: object = None) -> Screen:
         return SteadyScreen(NotebookScreen())
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         has_colours = "NO_COLOR" not in os.environ
-        return SteadyScreen(TerminalScreen(sys.stdout, shutil.get_terminal_size, colours=has_colours))
+        return SteadyScreen(
+            TerminalScreen(sys.stdout, shutil.get_terminal_size, colours=has_colours)
+        )
     return SteadyScreen(LogScreen(sys.stdout))

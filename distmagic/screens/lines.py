@@ -15,10 +15,14 @@ def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:
     """Return the lines of output after the first `seen`, and the number now seen; a text stands for those not kept."""
     fresh = max(0, state.lines_seen - seen)
     kept = state.lines[-fresh:] if fresh else ()
-    lines: list[OutputLine | str] = [line for line in kept if render.is_shown(state, line)]
+    lines: list[OutputLine | str] = [
+        line for line in kept if render.is_shown(state, line)
+    ]
     missed = fresh - len(kept)
     if missed:
-        lines.insert(0, f"... {missed:,} lines not shown; the whole log: run.logs(rank)")
+        lines.insert(
+            0, f"... {missed:,} lines not shown; the whole log: run.logs(rank)"
+        )
     return lines, state.lines_seen
 
 

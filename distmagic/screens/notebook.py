@@ -14,7 +14,9 @@ _SAVED_EVERY_S = 120.0
 _PLAIN_EVERY_S = 0.5
 _BYTES_PER_S = 100_000
 _WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
-WHILE_RUNNING = "This was saved while the run was going on; what came of it is not known here."
+WHILE_RUNNING = (
+    "This was saved while the run was going on; what came of it is not known here."
+)
 
 
 class NotebookScreen:

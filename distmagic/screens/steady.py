@@ -36,7 +36,9 @@ class SteadyScreen:
             act(state)
         except Exception as error:  # noqa: BLE001  # whatever it is, ranks are worth more than their picture
             self._is_broken = True
-            _write_if_possible(f"distmagic can't show the run: {type(error).__name__}: {error}. It goes on.\n")
+            _write_if_possible(
+                f"distmagic can't show the run: {type(error).__name__}: {error}. It goes on.\n"
+            )
 
 
 def _write_if_possible(text: str) -> None:

@@ -21,7 +21,9 @@ class TerminalScreen:
     `size` returns the size of the window, which the user may change meanwhile.
     """
 
-    def __init__(self, stream: TextIO, size: Callable[[], os.terminal_size], *, colours: bool) -> None:
+    def __init__(
+        self, stream: TextIO, size: Callable[[], os.terminal_size], *, colours: bool
+    ) -> None:
         self._stream = stream
         self._size = size
         self._colours = colours
@@ -48,7 +50,9 @@ class TerminalScreen:
 
     def _width(self) -> int:
         columns, _ = self._size()
-        return max(20, columns - 1)  # many terminals break a line that fills the last column
+        return max(
+            20, columns - 1
+        )  # many terminals break a line that fills the last column
 
     def _erased(self) -> str:
         """Return what takes the status away, also where the window has become narrower since."""

@@ -43,11 +43,19 @@ class Allocations:
         return tuple(host for one in self.alive for host in one.hosts)
 
     def get(
-        self, request: AllocationRequest, access: Access, asker: Asker, owner: str, *, is_elastic: bool
+        self,
+        request: AllocationRequest,
+        access: Access,
+        asker: Asker,
+        owner: str,
+        *,
+        is_elastic: bool,
     ) -> Allocation:
         """Return the allocation that a cell asks for: one that is held, or a new one, which is pending."""
         for one in self.alive:
-            is_wanted = one.request == request or (request.job and request.job == one.job)
+            is_wanted = one.request == request or (
+                request.job and request.job == one.job
+            )
             if is_wanted and one.check(asker):
                 return one
         shell = self.shell(request.login, access)
@@ -57,7 +65,13 @@ class Allocations:
         else:
             comment = submission.comment_of(owner)
             made = submitted(
-                request, shell, asker, comment=comment, python=python, lease_s=access.lease_s, is_elastic=is_elastic
+                request,
+                shell,
+                asker,
+                comment=comment,
+                python=python,
+                lease_s=access.lease_s,
+                is_elastic=is_elastic,
             )
         self._all.append(made)
         return made
@@ -80,12 +94,16 @@ class Allocations:
             if one.name == host.allocation:
                 return one.transport(host, asker)
         job = host.allocation.rpartition(":")[2]
-        raise AllocationEnded(f"Slurm job {job} has ended.", "Run the cell again: it asks for new nodes.")
+        raise AllocationEnded(
+            f"Slurm job {job} has ended.", "Run the cell again: it asks for new nodes."
+        )
 
     def listed(self, login: str, access: Access, asker: Asker) -> tuple[JobState, ...]:
         """Return what Slurm has of this user's allocations, those of other kernels too. Raises `Unreachable`."""
         states = slurm.look(self.shell(login, access), (), "", asker).values()
-        ours = [one for one in states if one.comment.startswith(f"{submission.JOB_NAME}:")]
+        ours = [
+            one for one in states if one.comment.startswith(f"{submission.JOB_NAME}:")
+        ]
         return tuple(one for one in ours if one.is_pending or one.is_running)
 
     def end(self) -> None:

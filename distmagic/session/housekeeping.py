@@ -10,11 +10,21 @@ from functools import partial
 
 from distmagic.connection import job_requests
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel, join_errors, raise_first, threads_for
+from distmagic.connection.parallel import (
+    in_parallel,
+    join_errors,
+    raise_first,
+    threads_for,
+)
 from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning.jobs import Job, found_jobs
-from distmagic.remote.wire.protocol import KeptWorkDir, ListTemplates, Template, Templates
+from distmagic.remote.wire.protocol import (
+    KeptWorkDir,
+    ListTemplates,
+    Template,
+    Templates,
+)
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.state.hangs import Explanation
 
@@ -50,10 +60,16 @@ class Housekeeping:
         Of several hosts some may be down: see `reaching.absent`.
         """
         with reaching.opened(enough=1) as links:
-            listings = dict(zip(links, in_parallel(Link.jobs, list(links.values())), strict=True))
-        return found_jobs([listings.get(host_index, ()) for host_index in range(len(reaching.hosts))])
+            listings = dict(
+                zip(links, in_parallel(Link.jobs, list(links.values())), strict=True)
+            )
+        return found_jobs(
+            [listings.get(host_index, ()) for host_index in range(len(reaching.hosts))]
+        )
 
-    def add(self, reaching: Reaching, job: Job, tell: Callable[[str, int], object]) -> None:
+    def add(
+        self, reaching: Reaching, job: Job, tell: Callable[[str, int], object]
+    ) -> None:
         """Bring hosts into an elastic job that runs; `tell` is called with each that has come, and its node rank.
 
         `reaching` are the host of its first node, and then these.
@@ -76,7 +92,9 @@ class Housekeeping:
                     tell(names[one], one.result())
         except KeyboardInterrupt:
             hint = "%distributed jobs shows which of them have come."
-            raise Cancelled(f"Interrupted while hosts were coming to job {job.name}.", hint) from None
+            raise Cancelled(
+                f"Interrupted while hosts were coming to job {job.name}.", hint
+            ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             for link in others:
@@ -91,7 +109,10 @@ class Housekeeping:
         not confirm the end in time, are no errors here: see `Stopped`. Raises what `wait` raises where no host is up.
         """
         there = reaching.wait(enough=1)
-        links = {job.known[host_index]: link for host_index, link in zip(reaching.present, there, strict=True)}
+        links = {
+            job.known[host_index]: link
+            for host_index, link in zip(reaching.present, there, strict=True)
+        }
         unknown: dict[str, DistmagicError] = {}
         for host_index, why in reaching.absent.items():
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
@@ -114,7 +135,9 @@ class Housekeeping:
         in_parallel(Link.close, there)
         ended = dict.fromkeys(job.hosts[node] for node in job.known)
         return Stopped(
-            ended=tuple(name for name in ended if name not in unknown), unknown=unknown, was_interrupted=was_interrupted
+            ended=tuple(name for name in ended if name not in unknown),
+            unknown=unknown,
+            was_interrupted=was_interrupted,
         )
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
@@ -138,7 +161,9 @@ class Housekeeping:
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
-            in_parallel(Link.close, there)  # they follow the job: nothing else can be asked over them
+            in_parallel(
+                Link.close, there
+            )  # they follow the job: nothing else can be asked over them
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes."""
@@ -153,21 +178,30 @@ class Housekeeping:
     def cached(self, reaching: Reaching, *, removes: bool = False) -> tuple[int, ...]:
         """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
         with reaching.opened(enough=1) as links:
-            return tuple(in_parallel(partial(Link.clear, removes=removes), list(links.values())))
+            return tuple(
+                in_parallel(partial(Link.clear, removes=removes), list(links.values()))
+            )
 
     def work_dirs(self, reaching: Reaching) -> dict[str, tuple[KeptWorkDir, ...]]:
         """Return the working directories that each host keeps, by the names of those that are up."""
         with reaching.opened(enough=1) as links:
             there = list(links.values())
             return {
-                link.host.name: found for link, found in zip(there, in_parallel(Link.work_dirs, there), strict=True)
+                link.host.name: found
+                for link, found in zip(
+                    there, in_parallel(Link.work_dirs, there), strict=True
+                )
             }
 
-    def remove_work_dirs(self, reaching: Reaching, names: Mapping[str, Sequence[str]]) -> int:
+    def remove_work_dirs(
+        self, reaching: Reaching, names: Mapping[str, Sequence[str]]
+    ) -> int:
         """Remove working directories, `names` by host, from the hosts that are up; return the bytes."""
 
         def from_host(link: Link) -> int:
-            return sum(link.remove_work_dir(name) for name in names.get(link.host.name, ()))
+            return sum(
+                link.remove_work_dir(name) for name in names.get(link.host.name, ())
+            )
 
         with reaching.opened(enough=1) as links:
             return sum(in_parallel(from_host, list(links.values())))
@@ -179,7 +213,9 @@ class Housekeeping:
             return link.query(ListTemplates(owner=self.kernel), Templates).templates
 
         with reaching.opened(enough=1) as links:
-            known = dict(zip(links, in_parallel(of_host, list(links.values())), strict=True))
+            known = dict(
+                zip(links, in_parallel(of_host, list(links.values())), strict=True)
+            )
         return tuple(known.get(host_index) for host_index in range(len(reaching.hosts)))
 
 

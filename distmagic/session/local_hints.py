@@ -18,11 +18,21 @@ _MODULE = re.compile(r"(?:No module named|needs the module) '(?P<name>[\w.]+)'")
 
 def local_hint(state: RunState, folder: Path) -> str:
     """Return what to say of the first failure of a run, "" for nothing. `folder` is this process's working directory."""
-    worker = state.workers.get(state.first_failure) if state.first_failure is not None else None
-    failure = worker.ended.failure if worker is not None and worker.ended is not None else None
+    worker = (
+        state.workers.get(state.first_failure)
+        if state.first_failure is not None
+        else None
+    )
+    failure = (
+        worker.ended.failure
+        if worker is not None and worker.ended is not None
+        else None
+    )
     if worker is None or failure is None:
         return ""
-    return sanitize.lines(_of_file(failure, worker.host, folder) or _of_module(failure, worker.host))
+    return sanitize.lines(
+        _of_file(failure, worker.host, folder) or _of_module(failure, worker.host)
+    )
 
 
 def _of_file(failure: Failure, host: str, folder: Path) -> str:
@@ -32,7 +42,11 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
     try:
         here = (folder / Path(found["path"]).expanduser()).resolve()
         is_here = here.exists()
-    except (OSError, ValueError, RuntimeError):  # a name that is too long, a null byte, a user who does not exist
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # a name that is too long, a null byte, a user who does not exist
         return ""
     if not is_here:
         return ""
@@ -54,7 +68,11 @@ def _of_module(failure: Failure, host: str) -> str:
     origin = spec.origin if spec is not None else None
     places = list((spec.submodule_search_locations if spec is not None else None) or ())
     lies_at = places[0] if places else origin
-    if not lies_at or lies_at in ("built-in", "frozen") or local_modules.is_installed(lies_at):
+    if (
+        not lies_at
+        or lies_at in ("built-in", "frozen")
+        or local_modules.is_installed(lies_at)
+    ):
         return ""
     compiled = origin if _is_compiled(origin) else _compiled_in(places, rest)
     if compiled:
@@ -69,7 +87,9 @@ def _of_module(failure: Failure, host: str) -> str:
 
 
 def _is_compiled(path: str | None) -> bool:
-    return path is not None and path.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
+    return path is not None and path.endswith(
+        tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    )
 
 
 def _compiled_in(places: list[str], name: str) -> str:

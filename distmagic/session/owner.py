@@ -27,7 +27,9 @@ _KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of
 def owner() -> str:
     """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
     name = f"{_person()}:{_notebook() or _script(os.getpid())}"
-    return sanitize.line(name)[:_MOST_CHARS]  # as a host may list it: else it would not be known again
+    return sanitize.line(name)[
+        :_MOST_CHARS
+    ]  # as a host may list it: else it would not be known again
 
 
 def _person() -> str:
@@ -43,7 +45,10 @@ def _notebook() -> str:
     connection_file = _connection_file()
     if not connection_file:
         return ""
-    return notebook_path() or f"notebook (kernel {connection_file.removeprefix(_KERNEL_FILE)})"
+    return (
+        notebook_path()
+        or f"notebook (kernel {connection_file.removeprefix(_KERNEL_FILE)})"
+    )
 
 
 def notebook_path() -> str:
@@ -73,7 +78,9 @@ def _connection_file() -> str:
 def _script(pid: int) -> str:
     """Return the name of this process; `pid` is its own: a forked child is another one."""
     script = Path(sys.argv[0] if sys.argv else "")
-    name = script.parent.name if script.name == "__main__.py" else script.name  # the first: python -m NAME
+    name = (
+        script.parent.name if script.name == "__main__.py" else script.name
+    )  # the first: python -m NAME
     if name in ("", "-c"):
         name = "python"
     return f"{name} (process {pid}-{secrets.token_hex(3)})"

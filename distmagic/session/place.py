@@ -23,7 +23,12 @@ class Place:
         self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec | None,
         *, hosts: tuple[Host, ...] = (), allocation: Allocation | None = None,
     ) -> None:  # fmt: skip
-        self._session, self._access, self._asker, self._spec = session, access, asker, spec
+        self._session, self._access, self._asker, self._spec = (
+            session,
+            access,
+            asker,
+            spec,
+        )
         self._allocation = allocation
         self._reaching: Reaching | None = None
         known = hosts if allocation is None else allocation.hosts
@@ -31,7 +36,9 @@ class Place:
             self._begin(known)
 
     def _begin(self, hosts: tuple[Host, ...]) -> Reaching:
-        self._reaching = self._session.reach(hosts, self._access, self._asker, self._spec)
+        self._reaching = self._session.reach(
+            hosts, self._access, self._asker, self._spec
+        )
         return self._reaching
 
     def reach(self, screen: Screen | None = None) -> Reaching:
@@ -57,7 +64,11 @@ class Place:
 
 
 def place_of(
-    session: Session, request: Request, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker
+    session: Session,
+    request: Request,
+    hosts: tuple[Host, ...],
+    access: Access,
+    asker: NotebookAsker,
 ) -> Place:
     """Return the place of a request: `hosts`, unless it asks a scheduler for nodes. Raises what `Session.allocation` raises."""
     spec = None if request.dry_run else request.spec

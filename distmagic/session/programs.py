@@ -22,11 +22,18 @@ def check_request(request: Request) -> None:
     """Raise `SpecError` for flags that mean a cell."""
     if request.whole or request.script:
         name = "--whole" if request.whole else "--script"
-        raise SpecError(f"{name} is for a cell; a script always runs as a whole.", "Leave it out.")
+        raise SpecError(
+            f"{name} is for a cell; a script always runs as a whole.", "Leave it out."
+        )
 
 
 def dry_run(
-    session: Session, request: Request, program: Program, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker
+    session: Session,
+    request: Request,
+    program: Program,
+    hosts: tuple[Host, ...],
+    access: Access,
+    asker: NotebookAsker,
 ) -> str:
     """Return the commands that a run would start on every host, or ask of a scheduler, having started nothing."""
     if request.allocation is not None:
@@ -47,7 +54,10 @@ def run_program(
     place = place_of(session, request, hosts, access, asker)
     try:
         payload = pack_program(
-            program, sync=request.spec.sync, current=Path.cwd(), limit_bytes=request.payload_limit_bytes
+            program,
+            sync=request.spec.sync,
+            current=Path.cwd(),
+            limit_bytes=request.payload_limit_bytes,
         )
         reaching = place.reach(screen)
     except KeyboardInterrupt:

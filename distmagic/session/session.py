@@ -53,27 +53,45 @@ class Session(Housekeeping):
         self._connections = connections or Connections(self._connect)
         self._allocations = Allocations(connect)
         self.kernel = secrets.token_hex(6)
-        self._warmed: dict[Host, tuple[Access, str]] = {}  # hosts that were asked to keep something loaded
+        self._warmed: dict[
+            Host, tuple[Access, str]
+        ] = {}  # hosts that were asked to keep something loaded
         self._followed: set[str] = set()  # jobs that this kernel follows just now
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a way to a host: through its allocation, or by itself."""
-        return self._allocations.transport(host, asker) if host.allocation else connect(host, access, asker)
+        return (
+            self._allocations.transport(host, asker)
+            if host.allocation
+            else connect(host, access, asker)
+        )
 
-    def allocation(self, request: AllocationRequest, access: Access, asker: NotebookAsker, spec: JobSpec) -> Allocation:
+    def allocation(
+        self,
+        request: AllocationRequest,
+        access: Access,
+        asker: NotebookAsker,
+        spec: JobSpec,
+    ) -> Allocation:
         """Return the allocation of a run that is to come; where none is held, one is submitted and pending.
 
         Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
         """
-        return self._allocations.get(request, access, asker, owner(), is_elastic=spec.is_elastic)
+        return self._allocations.get(
+            request, access, asker, owner(), is_elastic=spec.is_elastic
+        )
 
     def preview(self, request: AllocationRequest, access: Access, spec: JobSpec) -> str:
         """Return what would be submitted for an allocation; nothing is."""
         if request.job:
             return f"Slurm job {request.job} would be used as it is."
-        return submission.preview(request, keeper_python(access), access.lease_s, is_elastic=spec.is_elastic)
+        return submission.preview(
+            request, keeper_python(access), access.lease_s, is_elastic=spec.is_elastic
+        )
 
-    def allocations(self, login: str, access: Access, asker: NotebookAsker) -> tuple[JobState, ...]:
+    def allocations(
+        self, login: str, access: Access, asker: NotebookAsker
+    ) -> tuple[JobState, ...]:
         """Return all allocations of this user, also those of other kernels."""
         return self._allocations.listed(login, access, asker)
 
@@ -97,24 +115,45 @@ class Session(Housekeeping):
 
         def open_link(host: Host, python: str) -> Link:
             link = self._connections.take_idle(host, access, asker, python, build())
-            link.warm = planning.warming(spec, access, host, link.facts, self.kernel) if spec else None
+            link.warm = (
+                planning.warming(spec, access, host, link.facts, self.kernel)
+                if spec
+                else None
+            )
             if link.warm is not None:
                 link.kept = link.warm
                 self._warmed[host] = access, python
-                link.send(link.warm)  # no answer: where that can't be, the job starts without it
+                link.send(
+                    link.warm
+                )  # no answer: where that can't be, the job starts without it
             return link
 
-        return Reaching(hosts, access, asker, self._connections, pythons, open_link, spare)
+        return Reaching(
+            hosts, access, asker, self._connections, pythons, open_link, spare
+        )
 
-    def dry_run(self, reaching: Reaching, spec: JobSpec, program: str = "<the cell>") -> str:
+    def dry_run(
+        self, reaching: Reaching, spec: JobSpec, program: str = "<the cell>"
+    ) -> str:
         """Return the commands that a run would start on every host, having started nothing."""
         with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
             lease_s = reaching.access.lease_s
-            plan, _ = prepare(there, spec, _new_job(), lease_s=lease_s, owner=owner(), work=work_dir(spec))
-            return planning.commands(plan, [link.facts.executable for link in there], program)
+            plan, _ = prepare(
+                there,
+                spec,
+                _new_job(),
+                lease_s=lease_s,
+                owner=owner(),
+                work=work_dir(spec),
+            )
+            return planning.commands(
+                plan, [link.facts.executable for link in there], program
+            )
 
-    def launch(self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen) -> Run | Detached:
+    def launch(
+        self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen
+    ) -> Run | Detached:
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
         Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for
@@ -124,17 +163,23 @@ class Session(Housekeeping):
             payload = self._with_files(reaching, spec, payload)
         except KeyboardInterrupt:
             reaching.cancel()
-            raise Cancelled("Interrupted before anything was started on a host.") from None
+            raise Cancelled(
+                "Interrupted before anything was started on a host."
+            ) from None
         except BaseException:
             reaching.cancel()
             raise
         work = work_dir(spec, payload)
         job = _new_job()
         with self._following(job):
-            followed = launch(reaching, spec, payload, screen, job, owner(), work, self._followed)
+            followed = launch(
+                reaching, spec, payload, screen, job, owner(), work, self._followed
+            )
         return self._finish(followed, reaching, screen)
 
-    def _with_files(self, reaching: Reaching, spec: JobSpec, payload: Payload) -> Payload:
+    def _with_files(
+        self, reaching: Reaching, spec: JobSpec, payload: Payload
+    ) -> Payload:
         """Return the payload with all files that hosts need. Above the limit the user is asked."""
         if all(host.is_local for host in reaching.hosts):
             return payload  # they are here
@@ -143,7 +188,9 @@ class Session(Housekeeping):
         except PayloadTooLarge as error:
             if not reaching.asker.confirm(f"{error.message} Send it all the same?"):
                 raise
-        return with_tree(replace(payload, limit_bytes=sys.maxsize), spec.sync, Path.cwd())
+        return with_tree(
+            replace(payload, limit_bytes=sys.maxsize), spec.sync, Path.cwd()
+        )
 
     def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
@@ -168,7 +215,9 @@ class Session(Housekeeping):
 
     # ---- the end of a run
 
-    def _finish(self, followed: Followed, reaching: Reaching, screen: Screen) -> Run | Detached:
+    def _finish(
+        self, followed: Followed, reaching: Reaching, screen: Screen
+    ) -> Run | Detached:
         """Return what is left of a run. Raises the error that its end means, which carries the `Run`."""
         state = followed.state
         if not state.is_over:
@@ -177,7 +226,9 @@ class Session(Housekeeping):
         host_indices = followed.host_indices
 
         def open_link(node_rank: int) -> Link:
-            with closing(asker_of()) as asker:  # that of the run was closed when the run was over
+            with closing(
+                asker_of()
+            ) as asker:  # that of the run was closed when the run was over
                 return reaching.link_after_run(host_indices[node_rank], asker)
 
         error = verdict(state)
@@ -199,16 +250,27 @@ class Session(Housekeeping):
         finally:
             del error  # its traceback holds this frame: the two would keep each other, and the run, alive
 
-    def _leave(self, followed: Followed, reaching: Reaching, screen: Screen) -> Detached:
+    def _leave(
+        self, followed: Followed, reaching: Reaching, screen: Screen
+    ) -> Detached:
         """Let a detached job go on, and return what finds it again."""
         state = followed.state
-        indices = dict.fromkeys(index for index in followed.host_indices if index != UNKNOWN_HOST)
+        indices = dict.fromkeys(
+            index for index in followed.host_indices if index != UNKNOWN_HOST
+        )
         hosts = tuple(dict.fromkeys(reaching.known[index] for index in indices))
-        known = (*hosts, *(host for host in reaching.known if host not in hosts))  # a job may have come to others since
+        known = (
+            *hosts,
+            *(host for host in reaching.known if host not in hosts),
+        )  # a job may have come to others since
 
-        def again(where: Callable[[Job, Sequence[Host]], tuple[Host, ...]]) -> tuple[Reaching, Job]:
+        def again(
+            where: Callable[[Job, Sequence[Host]], tuple[Host, ...]],
+        ) -> tuple[Reaching, Job]:
             with closing(asker_of()) as asker:
-                job = choose(self.jobs(self.reach(hosts, reaching.access, asker)), state.job)
+                job = choose(
+                    self.jobs(self.reach(hosts, reaching.access, asker)), state.job
+                )
                 found = where(job, known)
                 spare = tuple(host for host in known if host not in found)
                 return self.reach(found, reaching.access, asker, spare=spare), job
@@ -225,9 +287,15 @@ class Session(Housekeeping):
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""
         told = self._connections.cool()
         held = self.allocated
-        rest = [host for host in self._warmed if host.name not in told and (not host.allocation or host in held)]
+        rest = [
+            host
+            for host in self._warmed
+            if host.name not in told and (not host.allocation or host in held)
+        ]
         with closing(NotebookAsker(can_ask=False)) as asker:
-            untold = [name for name in in_parallel(partial(self._cool, asker), rest) if name]
+            untold = [
+                name for name in in_parallel(partial(self._cool, asker), rest) if name
+            ]
         self._warmed = {}
         self._connections.close()
         self._allocations.end()
@@ -237,7 +305,9 @@ class Session(Housekeeping):
         """End what a host keeps loaded with which no conversation rests; return its name if that can't be."""
         access, python = self._warmed[host]
         try:
-            link = self._connections.link(host, replace(access, connect_timeout_s=_SOON_S), asker, python, build())
+            link = self._connections.link(
+                host, replace(access, connect_timeout_s=_SOON_S), asker, python, build()
+            )
             link.query(EndTemplates(owner=self.kernel), Templates)
             link.finish()
         except DistmagicError:
@@ -255,7 +325,9 @@ class Session(Housekeeping):
 
 def python_of(host: Host, access: Access) -> str:
     """Return the interpreter to start on a host: the one named, here the notebook's own, else `python3`."""
-    return access.python_of(host.name) or (sys.executable if host.is_local else "python3")
+    return access.python_of(host.name) or (
+        sys.executable if host.is_local else "python3"
+    )
 
 
 def _new_job() -> str:

@@ -26,7 +26,11 @@ def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
         name, origin = payload.name, str(payload.script or Path.cwd() / payload.name)
     else:
         name, origin = _of_this_process()
-    return WorkDir(name=_as_name(name), origin=f"{socket.gethostname()}:{origin}", is_fresh=spec.fresh)
+    return WorkDir(
+        name=_as_name(name),
+        origin=f"{socket.gethostname()}:{origin}",
+        is_fresh=spec.fresh,
+    )
 
 
 def own_origin() -> str:

@@ -11,7 +11,13 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Frame, Thread
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.events import Event
-from distmagic.state.model import NodeState, OutputLine, RunState, StackDump, WorkerState
+from distmagic.state.model import (
+    NodeState,
+    OutputLine,
+    RunState,
+    StackDump,
+    WorkerState,
+)
 from distmagic.state.phases import ALIVE, NODE_PHASES, NodePhase, RankPhase
 from distmagic.state.series import Series
 
@@ -65,7 +71,9 @@ class RunStateBuilder:
 
     def __init__(self, state: RunState) -> None:
         self.base = state
-        self.own_series: set[int] = set()  # ranks whose table of series is a copy of ours already
+        self.own_series: set[int] = (
+            set()
+        )  # ranks whose table of series is a copy of ours already
         for name in _FIELDS:
             value = getattr(state, name)
             if isinstance(value, tuple):
@@ -98,10 +106,14 @@ class RunStateBuilder:
         """Keep the stacks of a rank, as answer to one request."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
-            what = replace(what, threads=_bounded_threads(what.threads, self.world_size))
+            what = replace(
+                what, threads=_bounded_threads(what.threads, self.world_size)
+            )
             index = self._index_of_dump(what.request_id)
             dump = self.stack_dumps[index]
-            self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
+            self.stack_dumps[index] = replace(
+                dump, stacks={**dump.stacks, what.rank: what}
+            )
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Note that a node has answered a request for stacks for all its ranks."""
@@ -163,7 +175,9 @@ class RunStateBuilder:
         if rest:
             # After a \r the next text overwrites the line, unless it begins with a newline.
             end = "\r" if rest.endswith("\r") else ""
-            most = max(_FEWEST_OPEN_CHARS, _OPEN_CHARS_OF_ALL // (1 + len(self.open_lines)))
+            most = max(
+                _FEWEST_OPEN_CHARS, _OPEN_CHARS_OF_ALL // (1 + len(self.open_lines))
+            )
             self.open_lines[key] = _last_drawn(rest)[:most] + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]
@@ -172,10 +186,14 @@ class RunStateBuilder:
         """Keep a finished line."""
         host = self.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        self.lines.append(OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text)))
+        self.lines.append(
+            OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text))
+        )
         self.lines_seen += 1
 
-    def close_lines(self, rank: int, node_rank: int, streams: tuple[str, ...] = STREAMS) -> None:
+    def close_lines(
+        self, rank: int, node_rank: int, streams: tuple[str, ...] = STREAMS
+    ) -> None:
         """Count unfinished lines as finished."""
         for stream in streams:
             text = self.open_lines.pop((rank, node_rank, stream), None)
@@ -195,7 +213,9 @@ class RunStateBuilder:
 _FIELDS = tuple(RunStateBuilder.__annotations__)
 
 
-def _bounded_threads(threads: tuple[Thread, ...], world_size: int) -> tuple[Thread, ...]:
+def _bounded_threads(
+    threads: tuple[Thread, ...], world_size: int
+) -> tuple[Thread, ...]:
     """Return stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each."""
     ranks = max(1, world_size)
     room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // ranks))

@@ -14,10 +14,14 @@ from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.hangs import dump_of, is_hung, unanswered
 from distmagic.state.model import NodeState, RunState
 
-CLOSED_PORT_S = 5.0  # the endpoint is open for this long, and a node still can't dial it
+CLOSED_PORT_S = (
+    5.0  # the endpoint is open for this long, and a node still can't dial it
+)
 NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
 NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after this long; if it is all, the lease counts
-OWN_WORD_S = 1.5  # for a host that the others don't hear to say that it doesn't hear them
+OWN_WORD_S = (
+    1.5  # for a host that the others don't hear to say that it doesn't hear them
+)
 WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
 _LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
 STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
@@ -31,7 +35,9 @@ class Limits:
     hang_timeout_s: float | None = None
 
 
-def reason_to_stop(state: RunState, timeout_s: float | None, *, detach: bool = False) -> StopReason | Literal[""]:
+def reason_to_stop(
+    state: RunState, timeout_s: float | None, *, detach: bool = False
+) -> StopReason | Literal[""]:
     """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
     if state.stopping or state.is_over:
         return state.stopping
@@ -98,7 +104,9 @@ def alive_elsewhere(state: RunState) -> frozenset[int]:
     there = _there(state)
     if state.stopping or all(node.broken for node in there):
         return frozenset()
-    return frozenset(node.node_rank for node in there if node.gang == "joined" or state.detached_by)
+    return frozenset(
+        node.node_rank for node in there if node.gang == "joined" or state.detached_by
+    )
 
 
 def can_detach(state: RunState) -> bool:
@@ -107,7 +115,9 @@ def can_detach(state: RunState) -> bool:
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
     has_begun = has_begun and len(state.workers) >= state.world_size
-    return has_begun and all(node.gang == "joined" for node in there if node.node_rank != 0)
+    return has_begun and all(
+        node.gang == "joined" for node in there if node.node_rank != 0
+    )
 
 
 def too_late(state: RunState) -> tuple[int, ...]:
@@ -127,7 +137,11 @@ def answering(state: RunState) -> tuple[int, ...]:
 def _there(state: RunState) -> list[NodeState]:
     """Return the states of the nodes that are neither gone nor lost."""
     lost = state.lost_nodes
-    return [node for node in state.nodes if node.phase != "gone" and node.node_rank not in lost]
+    return [
+        node
+        for node in state.nodes
+        if node.phase != "gone" and node.node_rank not in lost
+    ]
 
 
 # ---- a run that stands still
@@ -159,7 +173,9 @@ def hang_inquiry(
     return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
 
 
-def timeout_inquiry(state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]) -> Inquiry:
+def timeout_inquiry(
+    state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]
+) -> Inquiry:
     """Return the inquiry before a stop because of --timeout; there is none where the run has not stood still for long.
 
     One that has begun because the run hangs goes on for this reason.
@@ -172,12 +188,16 @@ def timeout_inquiry(state: RunState, inquiry: Inquiry, timeout_s: float, new_id:
     return inquiry
 
 
-def is_worth_asking(state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S) -> bool:
+def is_worth_asking(
+    state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S
+) -> bool:
     """Whether a stop first asks all ranks where they are: the run has stood still for `still_s`, and they were not asked yet."""
     if inquiry.reason or state.stopping:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > still_s
-    return has_stood_still and any(worker.phase == "running" for worker in state.workers.values())
+    return has_stood_still and any(
+        worker.phase == "running" for worker in state.workers.values()
+    )
 
 
 def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inquiry:

@@ -20,8 +20,13 @@ _ECHOES = (
     "remote process exited",
     "ncclremoteerror",
 )
-_OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP) (?:error: )?out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED", re.IGNORECASE)
-_GPU = re.compile(r"\bGPU (?P<number>\d+) has a total capacity of (?P<capacity>[\d.]+ [KMGT]iB)")
+_OUT_OF_MEMORY = re.compile(
+    r"(?:CUDA|HIP) (?:error: )?out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_GPU = re.compile(
+    r"\bGPU (?P<number>\d+) has a total capacity of (?P<capacity>[\d.]+ [KMGT]iB)"
+)
 _ASSERTION = re.compile(r"(?:CUDA|HIP) error: device-side assert", re.IGNORECASE)
 _CONDITION = re.compile(r"Assertion `(?P<condition>[^`']{1,200})['`] failed")
 
@@ -66,7 +71,11 @@ def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:
 
 def _out_of_memory(text: str, host: str) -> str:
     found = _GPU.search(text)
-    which = f"GPU {found['number']} of {host} ({found['capacity']})" if found else f"A GPU of {host}"
+    which = (
+        f"GPU {found['number']} of {host} ({found['capacity']})"
+        if found
+        else f"A GPU of {host}"
+    )
     return (
         f"{which} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
         "nvidia-smi there says which processes use it."
@@ -74,7 +83,9 @@ def _out_of_memory(text: str, host: str) -> str:
 
 
 def _failed_assertion(said: Sequence[str], host: str) -> str:
-    conditions = [found["condition"] for line in said if (found := _CONDITION.search(line))]
+    conditions = [
+        found["condition"] for line in said if (found := _CONDITION.search(line))
+    ]
     what = f" ({conditions[0]})" if conditions else ""
     return (
         f"A kernel on a GPU of {host} found a value that is not allowed{what}: an index out of range, say. The traceback "

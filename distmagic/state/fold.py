@@ -20,7 +20,12 @@ from distmagic.state.events import Event
 from distmagic.state.model import NodeState, RunState
 from distmagic.state.phases import GangState
 
-_GANG: dict[str, GangState] = {"joined": "joined", "back": "joined", "silent": "silent", "lost": "lost"}
+_GANG: dict[str, GangState] = {
+    "joined": "joined",
+    "back": "joined",
+    "silent": "silent",
+    "lost": "lost",
+}
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
 UNHEARD = "the other hosts have not heard of it any more"
 
@@ -109,7 +114,9 @@ def _skipped(draft: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
     _notice(draft, node, protocol.Notice(text=SKIPPED))
 
 
-def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded) -> None:
+def _engine_ended(
+    draft: RunStateBuilder, node: int, what: protocol.EngineEnded
+) -> None:
     draft.advance(node, "ended", code=what.code)
     if what.code != 0 and draft.failed_node is None:
         # Not one that its agent, or a stop of the run, has ended.
@@ -123,7 +130,9 @@ def _engine_ended(draft: RunStateBuilder, node: int, what: protocol.EngineEnded)
     _explain_by_torchrun(draft, node, what)
 
 
-def _explain_by_torchrun(draft: RunStateBuilder, node: int, what: protocol.EngineEnded) -> None:
+def _explain_by_torchrun(
+    draft: RunStateBuilder, node: int, what: protocol.EngineEnded
+) -> None:
     """Take a first failure back that was torchrun's doing: SIGTERM, because a rank beside it failed after its return."""
     first = None if draft.first_failure is None else draft.workers[draft.first_failure]
     if first is None or first.ended is None or first.node_rank != node:
@@ -132,7 +141,11 @@ def _explain_by_torchrun(draft: RunStateBuilder, node: int, what: protocol.Engin
         return
     for exit_ in what.exits:
         worker = draft.workers.get(exit_.rank)
-        if worker is not None and worker.node_rank == node and failure_kind.has_failed_afterwards(worker.ended, exit_):
+        if (
+            worker is not None
+            and worker.node_rank == node
+            and failure_kind.has_failed_afterwards(worker.ended, exit_)
+        ):
             draft.workers[first.rank] = replace(first, phase="stopped")
             draft.first_failure = None
             draft.failed_node = node
@@ -161,10 +174,14 @@ def _node_added(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> 
     if node != 0:
         return
     for host in what.hosts[len(draft.nodes) : MOST_NODES]:
-        draft.nodes.append(NodeState(node_rank=len(draft.nodes), host=host, phase="starting"))
+        draft.nodes.append(
+            NodeState(node_rank=len(draft.nodes), host=host, phase="starting")
+        )
 
 
-def _node_stopping(draft: RunStateBuilder, node: int, what: protocol.NodeStopping) -> None:
+def _node_stopping(
+    draft: RunStateBuilder, node: int, what: protocol.NodeStopping
+) -> None:
     """Fold why a node ends its ranks. The first reason of all is the run's."""
     reason = known_stop_reason(what.reason)
     draft.nodes[node] = replace(draft.nodes[node], stopping=reason, accused_at_s=None)

@@ -40,7 +40,10 @@ def _warned(draft: RunStateBuilder, _: int, what: Warned) -> None:
 def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
     if what.present is not None:
         listed = draft.nodes
-        draft.nodes = [replace(listed[index], node_rank=node) for node, index in enumerate(what.present)]
+        draft.nodes = [
+            replace(listed[index], node_rank=node)
+            for node, index in enumerate(what.present)
+        ]
     draft.min_nodes = what.min_nodes or len(draft.nodes)
     for node, address in enumerate(what.addresses[: len(draft.nodes)]):
         draft.nodes[node] = replace(draft.nodes[node], address=address)
@@ -50,7 +53,9 @@ def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
 
 
 def _sending(draft: RunStateBuilder, node: int, what: Sending) -> None:
-    draft.advance(node, "sending", sent_bytes=what.sent_bytes, total_bytes=what.total_bytes)
+    draft.advance(
+        node, "sending", sent_bytes=what.sent_bytes, total_bytes=what.total_bytes
+    )
 
 
 def _starting(draft: RunStateBuilder, node: int, _: Starting) -> None:

@@ -21,7 +21,9 @@ _FEWEST_METRICS = 4
 KEPT_BARS = 20  # bars a rank
 _BARS_OF_ALL = 40_000  # of all ranks together
 KEPT_POINTS = 2000  # points of one metric of one rank
-_POINTS_OF_ALL = 128_000  # points of one metric of all ranks together, and at least of each:
+_POINTS_OF_ALL = (
+    128_000  # points of one metric of all ranks together, and at least of each:
+)
 _FEWEST_POINTS = 50
 KEPT_RANKS = 16_384
 KEPT_OPEN_LINES = 2 * KEPT_RANKS
@@ -71,7 +73,10 @@ def hold(draft: RunStateBuilder, event: Event) -> None:
     most, most_bytes = _HELD_EVENTS, _HELD_BYTES
     if isinstance(event.what, protocol.Progress | protocol.Output):
         most, most_bytes = _HELD_REPORTS, _HELD_REPORTS_BYTES
-    if len(held) < most and event.size_bytes + sum(one.size_bytes for one in held) <= most_bytes:
+    if (
+        len(held) < most
+        and event.size_bytes + sum(one.size_bytes for one in held) <= most_bytes
+    ):
         draft.held[event.node_rank] = (*held, event)
 
 
@@ -98,7 +103,10 @@ def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
     owner = draft.workers.get(what.rank)
     if owner is None or owner.node_rank == node or owner.round != what.round:
         return True
-    return owner.phase not in ("running", "done")  # some versions of torch don't tell the round
+    return owner.phase not in (
+        "running",
+        "done",
+    )  # some versions of torch don't tell the round
 
 
 def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
@@ -128,7 +136,9 @@ def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
     )
     draft.note_advance()
     if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
-        draft.first_failure = None  # torchrun started the rank again, or goes on without it
+        draft.first_failure = (
+            None  # torchrun started the rank again, or goes on without it
+        )
 
 
 def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> None:
@@ -136,7 +146,11 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
     step = worker.step if what.step is None else what.step
-    bars = _merge_bars(worker.bars, what.bars, draft.world_size) if what.bars else worker.bars
+    bars = (
+        _merge_bars(worker.bars, what.bars, draft.world_size)
+        if what.bars
+        else worker.bars
+    )
     advanced_at_s = worker.advanced_at_s
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
         draft.note_advance()
@@ -172,7 +186,9 @@ def _merge_bars(
     if len(old) == len(new) == 1 and old[0].id == new[0].id:
         return new
     by_id = {bar.id: bar for bar in (*old, *new)}
-    merged = [by_id[key] for key in sorted(by_id)]  # a bar inside another one is made later
+    merged = [
+        by_id[key] for key in sorted(by_id)
+    ]  # a bar inside another one is made later
     still_open = [bar for bar in merged if not bar.closed]
     if still_open:
         most = max(1, min(KEPT_BARS, _BARS_OF_ALL // max(1, world_size)))
@@ -194,7 +210,10 @@ def _bounded_bar(bar: protocol.Bar) -> protocol.Bar:
 
 
 def _rate(
-    old: WorkerState, step: float | None, what: protocol.Progress, bars: tuple[protocol.Bar, ...]
+    old: WorkerState,
+    step: float | None,
+    what: protocol.Progress,
+    bars: tuple[protocol.Bar, ...],
 ) -> float | None:
     """Steps a second, smoothed over about 10 updates; the bar's own rate where there is no step.
 
@@ -203,7 +222,9 @@ def _rate(
     if step is None:
         return bars[0].rate if bars else None
     before, before_s = old.step, old.at_s
-    rate = None if old.step is None else old.rate  # before the first step it was that of a bar
+    rate = (
+        None if old.step is None else old.rate
+    )  # before the first step it was that of a bar
     if before is None:
         before, before_s = step, what.at_s
         for row in what.rows:
@@ -218,7 +239,9 @@ def _rate(
     return 0.8 * rate + 0.2 * now
 
 
-def _add_rows(draft: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]) -> dict[str, float]:
+def _add_rows(
+    draft: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]
+) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
     table = draft.series_of(worker.rank)
     world_size = max(1, draft.world_size)
@@ -253,7 +276,11 @@ def _output(draft: RunStateBuilder, node: int, what: protocol.Output) -> None:
     if len(draft.open_lines) > KEPT_OPEN_LINES:
         draft.close_lines(what.rank, node, (what.stream,))
     worker = draft.workers.get(what.rank)
-    if worker is not None and worker.node_rank == node and not has_shown_progress(worker):
+    if (
+        worker is not None
+        and worker.node_rank == node
+        and not has_shown_progress(worker)
+    ):
         draft.note_advance()  # output is its only sign of life
 
 
@@ -263,7 +290,11 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
         return
     draft.close_lines(what.rank, node)
     draft.note_advance()
-    phase: RankPhase = "failed" if _explains_first_failure(draft, what) else _end_phase(draft, node, what)
+    phase: RankPhase = (
+        "failed"
+        if _explains_first_failure(draft, what)
+        else _end_phase(draft, node, what)
+    )
     if draft.first_failure not in (None, what.rank) or phase != "failed":
         what = _shortened(what, draft.world_size, has_failed=phase != "done")
     draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
@@ -272,7 +303,9 @@ def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
         draft.first_failure_at_s = draft.at_s
 
 
-def _shortened(what: protocol.Ended, world_size: int, *, has_failed: bool) -> protocol.Ended:
+def _shortened(
+    what: protocol.Ended, world_size: int, *, has_failed: bool
+) -> protocol.Ended:
     """Return the end of a rank that is not the first to fail, with short texts."""
     of_each = _LATER_CHARS_OF_ALL // max(1, world_size)
     room = of_each  # why a result can't be had may be long
@@ -286,17 +319,27 @@ def _shortened(what: protocol.Ended, world_size: int, *, has_failed: bool) -> pr
             message=failure.message[:room],
             traceback=failure.traceback[-of_traceback:],
         )
-    return replace(what, outcome=what.outcome[:room], meaning=what.meaning[:room], failure=failure)
+    return replace(
+        what, outcome=what.outcome[:room], meaning=what.meaning[:room], failure=failure
+    )
 
 
 def _explains_first_failure(draft: RunStateBuilder, what: protocol.Ended) -> bool:
     """Whether this end explains the first failure: that rank had only lost a peer. Then this rank is the first failure."""
-    first = None if draft.first_failure is None else draft.workers[draft.first_failure].ended
+    first = (
+        None
+        if draft.first_failure is None
+        else draft.workers[draft.first_failure].ended
+    )
     moved = (
         first is not None
         and draft.at_s - draft.first_failure_at_s <= _ECHO_S
         and failure_kind.is_echo(first)
-        and not (failure_kind.is_echo(what) or failure_kind.is_good(what) or failure_kind.is_by_sigterm(what))
+        and not (
+            failure_kind.is_echo(what)
+            or failure_kind.is_good(what)
+            or failure_kind.is_by_sigterm(what)
+        )
     )
     if moved:
         draft.first_failure = what.rank
@@ -311,7 +354,9 @@ def _end_phase(draft: RunStateBuilder, node: int, what: protocol.Ended) -> RankP
     if draft.nodes[node].stopping or (draft.stopping and node != draft.culprit):
         return "stopped"  # by its agent
     has_torchrun_failed = draft.nodes[node].code not in (None, 0)
-    if failure_kind.is_by_sigterm(what) and (has_torchrun_failed or draft.first_failure is not None):
+    if failure_kind.is_by_sigterm(what) and (
+        has_torchrun_failed or draft.first_failure is not None
+    ):
         return "stopped"  # by torchrun, because of another rank
     return "failed"
 
@@ -327,4 +372,10 @@ HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Output: _output,
     protocol.Ended: _ended,
 }
-_OF_RANKS = (*HANDLERS, protocol.EngineEnded, protocol.Final, protocol.Stacks, protocol.StacksDone)
+_OF_RANKS = (
+    *HANDLERS,
+    protocol.EngineEnded,
+    protocol.Final,
+    protocol.Stacks,
+    protocol.StacksDone,
+)

@@ -59,7 +59,9 @@ class Explanation:
         if not self.unanswered:
             world = sum(len(group.ranks) for group in self.groups)
         parts = [sentence_of(group, world) for group in self.groups]
-        parts += [f"{host} did not tell where its ranks are" for host in self.unanswered]
+        parts += [
+            f"{host} did not tell where its ranks are" for host in self.unanswered
+        ]
         return "; ".join(parts)
 
     @property
@@ -91,7 +93,9 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
     if hang_timeout_s is None or state.stopping or state.is_over or is_blind:
         return False
-    has_running_rank = any(worker.phase == "running" for worker in state.workers.values())
+    has_running_rank = any(
+        worker.phase == "running" for worker in state.workers.values()
+    )
     return has_running_rank and state.at_s - state.advanced_at_s > hang_timeout_s
 
 
@@ -119,7 +123,9 @@ def dump_of(state: RunState, request_id: str) -> StackDump | None:
 
 def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
     """Return the nodes that have not answered for all their ranks. A node whose ranks are all done need not answer."""
-    missing = {worker.node_rank for worker in state.workers.values() if worker.phase != "done"}
+    missing = {
+        worker.node_rank for worker in state.workers.values() if worker.phase != "done"
+    }
     if dump is not None:
         missing -= set(dump.nodes)
     return tuple(sorted(missing))
@@ -134,10 +140,14 @@ def explain_last(state: RunState) -> Explanation | None:
     for rank, stacks in dump.stacks.items():
         if rank in state.workers:
             answers.append((state.workers[rank].host, stacks))
-    return explain(answers, [state.nodes[node].host for node in unanswered(state, dump)])
+    return explain(
+        answers, [state.nodes[node].host for node in unanswered(state, dump)]
+    )
 
 
-def explain(answers: Iterable[tuple[str, Stacks]], unanswered: Sequence[str] = ()) -> Explanation:
+def explain(
+    answers: Iterable[tuple[str, Stacks]], unanswered: Sequence[str] = ()
+) -> Explanation:
     """Group the answers of ranks, each with its host's name."""
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
@@ -146,7 +156,12 @@ def explain(answers: Iterable[tuple[str, Stacks]], unanswered: Sequence[str] = (
     # The odd ones first: ranks that don't answer, then those outside of the call in which the others wait, then the
     # smaller groups.
     def oddness(group: StackGroup) -> tuple[bool, bool, int, int]:
-        return not group.is_silent, group.in_collective, len(group.ranks), group.ranks[0]
+        return (
+            not group.is_silent,
+            group.in_collective,
+            len(group.ranks),
+            group.ranks[0],
+        )
 
     groups = sorted((_group(members) for members in table.values()), key=oddness)
     return Explanation(groups=tuple(groups), unanswered=tuple(unanswered))
@@ -197,7 +212,9 @@ def _key(stacks: Stacks) -> object:
     if not stacks.threads:
         return stacks.silence
     frames = stacks.threads[0].frames
-    own = tuple((frame.file, frame.line, frame.function) for frame in frames if frame.mine)
+    own = tuple(
+        (frame.file, frame.line, frame.function) for frame in frames if frame.mine
+    )
     return own, _doing(frames)
 
 
@@ -210,7 +227,9 @@ def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
     if not first.threads:
         why = first.silence
         doing = (f"doesn't answer: {why}", f"don't answer: {why}")
-        return StackGroup(ranks=ranks, labels=tuple(labels), doing=doing, place="", is_silent=True)
+        return StackGroup(
+            ranks=ranks, labels=tuple(labels), doing=doing, place="", is_silent=True
+        )
     frames = first.threads[0].frames
     doing, in_collective = _doing(frames)
     return StackGroup(

@@ -9,7 +9,13 @@ from typing import Literal
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.events import Event
-from distmagic.state.phases import NODE_PHASES, GangState, NodePhase, RankPhase, RunPhase
+from distmagic.state.phases import (
+    NODE_PHASES,
+    GangState,
+    NodePhase,
+    RankPhase,
+    RunPhase,
+)
 from distmagic.state.series import Point as Point  # noqa: PLC0414 - one of the state's nouns
 from distmagic.state.series import Series as Series  # noqa: PLC0414
 
@@ -246,7 +252,9 @@ class RunState:
         if self.abandoned:
             return True
         lost = self.lost_nodes
-        return all(node.phase == "gone" or node.node_rank in lost for node in self.nodes)
+        return all(
+            node.phase == "gone" or node.node_rank in lost for node in self.nodes
+        )
 
     @property
     def phase(self) -> RunPhase:
@@ -257,7 +265,11 @@ class RunState:
             if any(worker.phase != "starting" for worker in self.workers.values()):
                 return "running"
             # While no node has a rank: what the node that is least far does.
-            least = min((node.phase for node in self.nodes), key=NODE_PHASES.index, default="starting")
+            least = min(
+                (node.phase for node in self.nodes),
+                key=NODE_PHASES.index,
+                default="starting",
+            )
             if least in ("connecting", "connected"):
                 return "connecting"
             return "sending" if least == "sending" else "starting"

@@ -11,23 +11,42 @@ from dataclasses import dataclass, replace
 
 _REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
 _LATE = "no connection in time"  # torch's store goes on trying, whatever the answer was
-_ABORTED = "the connection was aborted"  # NCCL says so after it was refused again and again
+_ABORTED = (
+    "the connection was aborted"  # NCCL says so after it was refused again and again
+)
 _NAMELESS, _LOST = "its name can't be resolved there", "lost"
 _NO_INTERFACE = "no interface"
 _CAUSES = (  # the first that matches counts; a text may match several, so the particular ones come first
-    (_NO_INTERFACE, r"no socket interface found|unable to find interface|no interface found"),
-    (_NAMELESS, r"gai error|name or service not known|name resolution|nodename nor servname"),
+    (
+        _NO_INTERFACE,
+        r"no socket interface found|unable to find interface|no interface found",
+    ),
+    (
+        _NAMELESS,
+        r"gai error|name or service not known|name resolution|nodename nor servname",
+    ),
     (_REFUSED, r"connection refused"),
     (_NO_WAY, r"no route to host|(?:network|host) is unreachable"),
     (_ABORTED, r"software caused connection abort"),
-    (_LOST, r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exited"),
+    (
+        _LOST,
+        r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exited",
+    ),
     (_LATE, r"timed out after \d+ ?ms while trying to connect"),
-    (_SILENT, r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect"),
+    (
+        _SILENT,
+        r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect",
+    ),
     (_SILENT, r"connectfullmesh failed"),
 )
-_LIBRARIES = re.compile(r"gloo|nccl|tcpstore|client socket|c10d|dist(?:network|store|backend)error", re.IGNORECASE)
+_LIBRARIES = re.compile(
+    r"gloo|nccl|tcpstore|client socket|c10d|dist(?:network|store|backend)error",
+    re.IGNORECASE,
+)
 _PLACES = (
-    re.compile(r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"),  # gloo, torch: [10.0.0.2]:40000
+    re.compile(
+        r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"
+    ),  # gloo, torch: [10.0.0.2]:40000
     re.compile(r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)"),  # torch: (gpu-a, 29500)
     re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
     re.compile(r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b"),  # NCCL at times
@@ -90,7 +109,9 @@ def _place(text: str, near: int) -> tuple[str, int | None]:
     return "", None
 
 
-def in_words(text: str, stderr: Sequence[str], host: str, names: Mapping[str, str]) -> str:
+def in_words(
+    text: str, stderr: Sequence[str], host: str, names: Mapping[str, str]
+) -> str:
     """Return what an error of a rank on `host` says of a connection and what to do about it, "" for nothing.
 
     `text` is the exception's, `stderr` are lines of stderr, where the libraries tell what they leave out of exceptions.
@@ -109,7 +130,9 @@ def in_words(text: str, stderr: Sequence[str], host: str, names: Mapping[str, st
     return f"{host} could not reach {peer}: {found.why}. {hint}"
 
 
-def _sharpened(found: NetworkTrouble | None, stderr: Sequence[str]) -> NetworkTrouble | None:
+def _sharpened(
+    found: NetworkTrouble | None, stderr: Sequence[str]
+) -> NetworkTrouble | None:
     """Return `found` with what stderr adds: NCCL names the peer only there, torch's store the reason.
 
     `stderr` are the lines of stderr.

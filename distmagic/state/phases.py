@@ -12,7 +12,16 @@ from distmagic.remote.wire.vocabulary import StopReason
 
 # A node goes through these in this order, and may leave some out. ended: torchrun is over. clear: no process is left.
 # gone: the agent has ended too, and all its events are here.
-NodePhase = Literal["connecting", "connected", "sending", "starting", "running", "ended", "clear", "gone"]
+NodePhase = Literal[
+    "connecting",
+    "connected",
+    "sending",
+    "starting",
+    "running",
+    "ended",
+    "clear",
+    "gone",
+]
 NODE_PHASES: tuple[NodePhase, ...] = get_args(NodePhase)
 OPENING: tuple[NodePhase, ...] = NODE_PHASES[:4]  # before there is any rank
 
@@ -20,7 +29,17 @@ OPENING: tuple[NodePhase, ...] = NODE_PHASES[:4]  # before there is any rank
 RankPhase = Literal["starting", "running", "done", "failed", "stopped", "lost"]
 ALIVE: tuple[RankPhase, ...] = ("starting", "running")
 
-RunPhase = Literal["connecting", "sending", "starting", "running", "stopping", "done", "failed", "stopped", "lost"]
+RunPhase = Literal[
+    "connecting",
+    "sending",
+    "starting",
+    "running",
+    "stopping",
+    "done",
+    "failed",
+    "stopped",
+    "lost",
+]
 
 # What the other nodes know of a node. silent: they have never received a datagram of it. "": nothing is known.
 GangState = Literal["", "joined", "silent", "lost"]
@@ -43,7 +62,9 @@ class StopMeaning:
 STOP_MEANINGS: dict[StopReason, StopMeaning] = {
     "failed": StopMeaning(is_explained=True),
     "lost": StopMeaning(is_explained=True),
-    "lease": StopMeaning(in_row="stopped: it had not heard of this notebook for its lease"),
+    "lease": StopMeaning(
+        in_row="stopped: it had not heard of this notebook for its lease"
+    ),
     "interrupted": StopMeaning(is_wish=True),
     "timeout": StopMeaning(is_wish=True),
     "rendezvous": StopMeaning(is_wish=True),
@@ -53,7 +74,9 @@ STOP_MEANINGS: dict[StopReason, StopMeaning] = {
     "gang": StopMeaning(is_wish=True),
     "abandoned": StopMeaning(is_wish=True),
     "too late": StopMeaning(in_row="came too late"),
-    "another host could not start": StopMeaning(in_row="stopped: another host could not start"),
+    "another host could not start": StopMeaning(
+        in_row="stopped: another host could not start"
+    ),
 }
 
 

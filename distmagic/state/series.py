@@ -45,7 +45,9 @@ class Series(Sequence[Point]):
 
     __slots__ = ("_epochs_end", "_size", "_table")
 
-    def __init__(self, table: array[float] | None = None, epochs_end: float = 0.0) -> None:
+    def __init__(
+        self, table: array[float] | None = None, epochs_end: float = 0.0
+    ) -> None:
         self._table = array("d") if table is None else table
         self._size = len(self._table) // _COLUMNS
         self._epochs_end = epochs_end  # where the steps of this epoch begin, counted on from all epochs before
@@ -104,8 +106,14 @@ class Series(Sequence[Point]):
             x = (x_part[0] + x_part[-1]) / 2
             total = sum(part)
             low, high = min(part), max(part)
-            if total - total != 0 or low < -_HUGE or high > _HUGE:  # NaN or infinite, or too great to add up
-                holes += [x_of for x_of, value in zip(x_part, part, strict=True) if not math.isfinite(value)]
+            if (
+                total - total != 0 or low < -_HUGE or high > _HUGE
+            ):  # NaN or infinite, or too great to add up
+                holes += [
+                    x_of
+                    for x_of, value in zip(x_part, part, strict=True)
+                    if not math.isfinite(value)
+                ]
                 finite = [_bound(value) for value in part if math.isfinite(value)]
                 if not finite:
                     continue

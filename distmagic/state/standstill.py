@@ -57,7 +57,11 @@ def is_worth_a_look(state: RunState, looked_at_s: float) -> bool:
 
 
 def _can_tell(state: RunState, worker: WorkerState) -> bool:
-    if worker.phase != "running" or not has_shown_progress(worker) or state.nodes[worker.node_rank].broken:
+    if (
+        worker.phase != "running"
+        or not has_shown_progress(worker)
+        or state.nodes[worker.node_rank].broken
+    ):
         return False
     done, total = worker.progress
     return done is None or total is None or done < total

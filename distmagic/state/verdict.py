@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distmagic import sanitize
-from distmagic.errors import Cancelled, Hung, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.errors import (
+    Cancelled,
+    Hung,
+    NodeLost,
+    RendezvousFailed,
+    RunError,
+    TimedOut,
+    WorkerFailed,
+)
 from distmagic.remote.system import exit_codes
 from distmagic.state import failure_kind, network_errors
 from distmagic.state.events import NEVER_BEGAN
@@ -27,7 +35,9 @@ def verdict(state: RunState) -> RunError | None:
     The rank that failed first speaks for all: the others were stopped because of it.
     """
     error = _verdict(state)
-    survivors = [f"{what} on {node.host}" for node in state.nodes for what in node.survivors]
+    survivors = [
+        f"{what} on {node.host}" for node in state.nodes for what in node.survivors
+    ]
     if error is not None and survivors:
         hint = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}"
         error.hint = sanitize.lines(hint.strip())
@@ -36,13 +46,19 @@ def verdict(state: RunState) -> RunError | None:
 
 def _verdict(state: RunState) -> RunError | None:
     if state.abandoned:
-        return Cancelled(state.abandoned) if state.stopping else RunError(state.abandoned)
+        return (
+            Cancelled(state.abandoned) if state.stopping else RunError(state.abandoned)
+        )
     # Before any failure of a rank: an elastic job that loses a node kills its ranks to form anew.
     if state.is_elastic and state.is_lost:
         return _node_lost(state)
     # Before the reason of a stop: a failure is the reason why the others were stopped. But torchrun would have started
     # a failed rank again, had the user, or a limit of the user, not ended the run.
-    could_restart = state.max_restarts > 0 and state.stopping in ("interrupted", "timeout", "hung")
+    could_restart = state.max_restarts > 0 and state.stopping in (
+        "interrupted",
+        "timeout",
+        "hung",
+    )
     if state.first_failure is not None and not could_restart:
         return _first_failed(state, state.workers[state.first_failure])
     # Before a loss: a node that does not confirm its end is lost only after the run was stopped.
@@ -81,7 +97,9 @@ def _interrupted(state: RunState) -> Cancelled:
         return Cancelled(INTERRUPTED_WHEN_OVER)
     hint = _joined(_where_they_were(state), _lost_hint(state))
     had_begun = any(why != NEVER_BEGAN for _, why in state.lost)
-    where = "every rank that could be reached" if had_begun else "every rank on every host"
+    where = (
+        "every rank that could be reached" if had_begun else "every rank on every host"
+    )
     return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
 
 
@@ -110,23 +128,33 @@ def _hung(state: RunState) -> Hung:
         return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
     logs = "All that a rank wrote: run.logs(rank). Allow more time with a longer --hang-timeout."
     hint = _joined(explanation.advice, logs, _lost_hint(state))
-    return Hung(f"{what} Where they were: {explanation.sentence}.", hint, stacks_text(explanation))
+    return Hung(
+        f"{what} Where they were: {explanation.sentence}.",
+        hint,
+        stacks_text(explanation),
+    )
 
 
 def _timed_out(state: RunState) -> TimedOut:
     what = "The run was stopped: its --timeout ran out."
     explanation = explain_last(state)
-    if explanation is None or state.before_s:  # what is only replayed has lost its order in time
+    if (
+        explanation is None or state.before_s
+    ):  # what is only replayed has lost its order in time
         return TimedOut(what, "Allow more time, or none: leave --timeout out.")
     stood_s = state.stack_dumps[-1].at_s - state.advanced_at_s
     what += f" No rank had advanced for {stood_s:.0f} s before that. Where they were: {explanation.sentence}."
-    hint = _joined(explanation.advice, "All that a rank wrote: run.logs(rank).", _lost_hint(state))
+    hint = _joined(
+        explanation.advice, "All that a rank wrote: run.logs(rank).", _lost_hint(state)
+    )
     return TimedOut(what, hint, stacks_text(explanation))
 
 
 def _where_they_were(state: RunState) -> str:
     explanation = explain_last(state)
-    if explanation is None or state.before_s:  # what is only replayed has lost its order in time
+    if (
+        explanation is None or state.before_s
+    ):  # what is only replayed has lost its order in time
         return ""
     return f"No rank had advanced for long. Where they were: {explanation.sentence}."
 
@@ -149,8 +177,15 @@ def _broken(state: RunState) -> RunError | None:
         return None
     # It is not known to have gone well, without any known cause.
     silent = ", ".join(node.host for node in state.nodes if node.code is None)
-    what = f"{silent} did not tell how torchrun ended" if silent else f"it was stopped ({state.stopping})"
-    return RunError(f"The run did not end well: {what}.", f"See agent.log under ~/.distmagic/jobs/{state.job} there.")
+    what = (
+        f"{silent} did not tell how torchrun ended"
+        if silent
+        else f"it was stopped ({state.stopping})"
+    )
+    return RunError(
+        f"The run did not end well: {what}.",
+        f"See agent.log under ~/.distmagic/jobs/{state.job} there.",
+    )
 
 
 def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
@@ -168,12 +203,16 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
         if len(lines) > 1 and ended.failure.traceback:
             what += " ..."  # the traceback above it ends with the whole message
         elif len(lines) > 1:
-            what = f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
+            what = (
+                f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
+            )
         if ended.meaning:
             where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
-    return WorkerFailed(f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where))
+    return WorkerFailed(
+        f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where)
+    )
 
 
 def _connection(state: RunState, worker: WorkerState) -> str:
@@ -183,12 +222,16 @@ def _connection(state: RunState, worker: WorkerState) -> str:
         for name in (node.host, node.hostname, node.address):
             if name:
                 names[name] = node.host
-    return network_errors.in_words(_exception(worker), _stderr(state, worker.rank), worker.host, names)
+    return network_errors.in_words(
+        _exception(worker), _stderr(state, worker.rank), worker.host, names
+    )
 
 
 def _device(state: RunState, worker: WorkerState) -> str:
     """Return what is wrong with the GPU of this rank, if that is what it failed of."""
-    return failure_kind.gpu_in_words(_exception(worker), _stderr(state, worker.rank), worker.host)
+    return failure_kind.gpu_in_words(
+        _exception(worker), _stderr(state, worker.rank), worker.host
+    )
 
 
 def _exception(worker: WorkerState) -> str:
@@ -206,7 +249,9 @@ def _stderr(state: RunState, rank: int) -> list[str]:
 
 def _how(code: int, meaning: str) -> str:
     """Return in words how a process ended."""
-    how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+    how = (
+        f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+    )
     return f"{how} ({meaning})" if meaning else how
 
 
@@ -273,7 +318,11 @@ def _lost_hint(state: RunState) -> str:
     names = ", ".join(dict.fromkeys(node.host for node in left))
     if not names:
         return ""
-    when = "as soon as it misses the other hosts" if any(node.gang for node in left) else "when its lease runs out"
+    when = (
+        "as soon as it misses the other hosts"
+        if any(node.gang for node in left)
+        else "when its lease runs out"
+    )
     return f"What still runs on {names} ends by itself {when}."
 
 
@@ -286,7 +335,9 @@ def _was_ended_by_its_agent(node: NodeState) -> bool:
 
 def _ended_by_its_agent(node: NodeState) -> RunError:
     if node.reason == "stopped":
-        return RunError("The job was stopped, by %distributed stop or from another notebook.")
+        return RunError(
+            "The job was stopped, by %distributed stop or from another notebook."
+        )
     why = node.reason
     if why == "lease":
         why = "it had not heard of this notebook for the length of its lease"
@@ -302,21 +353,29 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     if _was_ended_by_its_agent(node):
         return _ended_by_its_agent(node)
     label = f"torchrun {node.host}"
-    lines = [line.text for line in state.lines if line.rank == -1 and line.label == label]
+    lines = [
+        line.text for line in state.lines if line.rank == -1 and line.label == label
+    ]
     if any(word in line for line in lines for word in _TAKEN):
         return RendezvousFailed(
             f"{node.host}: the port of the rendezvous is taken there.",
             "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
         )
     for worker in state.workers.values():
-        if worker.node_rank == node.node_rank and failure_kind.has_failed_afterwards(worker.ended, worker.exit):
+        if worker.node_rank == node.node_rank and failure_kind.has_failed_afterwards(
+            worker.ended, worker.exit
+        ):
             return _failed_afterwards(state, worker)
     for worker in state.workers.values():
         if worker.ended is not None and worker.ended.failure is not None:
-            return _worker_failed(state, worker)  # of an elastic job: it may only have lost a peer
+            return _worker_failed(
+                state, worker
+            )  # of an elastic job: it may only have lost a peer
     hint = ""
     if state.lost and state.is_elastic:
-        lost = ", ".join(dict.fromkeys(state.nodes[lost].host for lost, _ in state.lost))
+        lost = ", ".join(
+            dict.fromkeys(state.nodes[lost].host for lost, _ in state.lost)
+        )
         hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
     if lines:
         hint += f"It said last:\n{_indented(lines)}\nAll of it: run.logs(-1)."

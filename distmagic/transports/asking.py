@@ -53,7 +53,9 @@ def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
         return asker.ask(f"{named} ", secret=secret)
 
 
-def unlock(asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]) -> Key | None:
+def unlock(
+    asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]
+) -> Key | None:
     """Return `load(passphrase)` for the first passphrase that fits; `load` returns None for a wrong one.
 
     A passphrase that was right is used again without asking. None after `ATTEMPTS` wrong answers.
@@ -65,7 +67,9 @@ def unlock(asker: Asker, host: str, key_file: str, load: Callable[[str], Key | N
             if key is not None:
                 break
             again = "That was not it. " if attempt else ""
-            answer = asker.ask(f"{host}: {again}Passphrase of {key_file}: ", secret=True)
+            answer = asker.ask(
+                f"{host}: {again}Passphrase of {key_file}: ", secret=True
+            )
             key = load(answer)
             if key is not None:
                 _passphrases[key_file] = answer

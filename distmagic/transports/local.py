@@ -29,9 +29,13 @@ class LocalTransport:
             raise ValueError("a command needs a program")
         words = (os.path.expanduser(argv[0]), *argv[1:])
         try:
-            process = PipedProcess(spawn(("/bin/sh", "-c", 'exec "$@"', "sh", *words)), LOCALHOST.name)
+            process = PipedProcess(
+                spawn(("/bin/sh", "-c", 'exec "$@"', "sh", *words)), LOCALHOST.name
+            )
         except OSError as error:
-            raise Unreachable(LOCALHOST.name, f"no process can be started: {error.strerror}.") from error
+            raise Unreachable(
+                LOCALHOST.name, f"no process can be started: {error.strerror}."
+            ) from error
         self._processes.add(process)
         return process
 
@@ -48,4 +52,6 @@ def connect() -> LocalTransport:
 def spawn(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
     """Start `argv` in its own session with three pipes. Raises OSError."""
     pipe = subprocess.PIPE
-    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+    return subprocess.Popen(
+        argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+    )

@@ -67,7 +67,9 @@ class PipedProcess:
         return self._closed
 
     def _background(self, work: Callable[[], None], what: str) -> threading.Thread:
-        thread = threading.Thread(target=work, name=f"distmagic-{what}-{self.pid}", daemon=True)
+        thread = threading.Thread(
+            target=work, name=f"distmagic-{what}-{self.pid}", daemon=True
+        )
         thread.start()
         return thread
 
@@ -88,9 +90,13 @@ class PipedProcess:
                 while view:
                     self._wait_for(self._stdin.fileno(), select.POLLOUT)
                     with contextlib.suppress(BlockingIOError):
-                        view = view[os.write(self._stdin.fileno(), view[:_PIECE_BYTES]) :]
+                        view = view[
+                            os.write(self._stdin.fileno(), view[:_PIECE_BYTES]) :
+                        ]
             except (OSError, ValueError):
-                raise ConnectionLost(f"{self.name}: the process no longer takes input.") from None
+                raise ConnectionLost(
+                    f"{self.name}: the process no longer takes input."
+                ) from None
 
     def read(self, max_bytes: int = 65536) -> bytes:
         """Return bytes as soon as there are any; b"" at end of file or after `close`."""

@@ -16,7 +16,14 @@ def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str,
 
     The role is an argument too, so that `ps` shows whose process it is.
     """
-    return (python, "-u", "-c", _one_line(role), f"distmagic-{role}", json.dumps(request))
+    return (
+        python,
+        "-u",
+        "-c",
+        _one_line(role),
+        f"distmagic-{role}",
+        json.dumps(request),
+    )
 
 
 @functools.cache

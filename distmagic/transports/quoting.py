@@ -32,7 +32,9 @@ def command_line(argv: tuple[str, ...]) -> str:
 def quote(word: str) -> str:
     """Return `word` as every shell named above reads it back."""
     if re.search(r"[\n\r\0]", word):
-        raise ValueError(f"a line break or a NUL in {word[:80]!r}: it can't be on a command line")
+        raise ValueError(
+            f"a line break or a NUL in {word[:80]!r}: it can't be on a command line"
+        )
     if _PLAIN.match(word):
         return word
     parts = []

@@ -48,7 +48,9 @@ class SrunProcess:
         """Raise an error where srun itself has failed."""
         if not self._step.wait(_END_S):
             return  # it ended well, or how is not known
-        trouble = srun_words.trouble(self._node.name, self._node.job, self._step.stderr())
+        trouble = srun_words.trouble(
+            self._node.name, self._node.job, self._step.stderr()
+        )
         if trouble is not None:
             raise trouble
 
@@ -107,7 +109,9 @@ class SrunTransport:
         node = self.node
         request = {"job": node.job, "patience_s": PATIENCE_S, **what}
         usher = program_text.command(node.python, "usher", request)
-        return self._login.start(srun_words.step(node.job, node.cluster, node.name, usher))
+        return self._login.start(
+            srun_words.step(node.job, node.cluster, node.name, usher)
+        )
 
     def close(self) -> None:
         """Let go of all pipes. The log-in node's connection is others' too, and stays."""

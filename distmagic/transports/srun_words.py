@@ -10,13 +10,30 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from distmagic.errors import AllocationEnded, DistmagicError, HostError, PreflightError, Unreachable
+from distmagic.errors import (
+    AllocationEnded,
+    DistmagicError,
+    HostError,
+    PreflightError,
+    Unreachable,
+)
 
 KEPT_VARIABLES = (
     "SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION",
     "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS",
 )  # fmt: skip
-_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SINFO_", "SQUEUE_", "SCANCEL_", "PMI", "PMIX_")
+_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "SBATCH_",
+    "SALLOC_",
+    "SRUN_",
+    "SINFO_",
+    "SQUEUE_",
+    "SCANCEL_",
+    "PMI",
+    "PMIX_",
+)
 _CLEAN = (
     "for name in $(env | sed -n 's/^\\([A-Z][A-Z0-9_]*\\)=.*/\\1/p'); do "
     f"case $name in {'|'.join(KEPT_VARIABLES)}) ;; "
@@ -40,7 +57,16 @@ def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
 def step(job: str, cluster: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours."""
     of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    return clean(("srun", f"--jobid={job}", *of_cluster, f"--nodelist={node}", *STEP_OPTIONS, *argv))
+    return clean(
+        (
+            "srun",
+            f"--jobid={job}",
+            *of_cluster,
+            f"--nodelist={node}",
+            *STEP_OPTIONS,
+            *argv,
+        )
+    )
 
 
 _TASK_ENDED = re.compile(
@@ -50,7 +76,9 @@ _TASK_ENDED = re.compile(
 
 def own_words(said: str) -> str:
     """Return what a process wrote on stderr without srun's own lines about how it ended."""
-    kept = [line for line in said.splitlines(keepends=True) if not _TASK_ENDED.match(line)]
+    kept = [
+        line for line in said.splitlines(keepends=True) if not _TASK_ENDED.match(line)
+    ]
     return "".join(kept)
 
 
@@ -143,6 +171,8 @@ def trouble(node: str, job: str, said: str) -> DistmagicError | None:
     errors = re.findall(r"(?m)^srun: error: (?!.*(?:task \d|Exited with))(.+)$", said)
     if errors:
         return Unreachable(
-            node, f"srun could not start anything there: {errors[-1]}.".replace("..", "."), _AGAIN.format(job=job)
+            node,
+            f"srun could not start anything there: {errors[-1]}.".replace("..", "."),
+            _AGAIN.format(job=job),
         )
     return None

@@ -58,9 +58,17 @@ class SessionProcess(PipedProcess):
 class CommandTransport:
     """One master connection, and the directory of its socket."""
 
-    warnings: tuple[str, ...] = ()  # the client itself complains about its configuration
+    warnings: tuple[
+        str, ...
+    ] = ()  # the client itself complains about its configuration
 
-    def __init__(self, name: str, client: tuple[str, ...], destination: tuple[str, ...], directory: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: tuple[str, ...],
+        destination: tuple[str, ...],
+        directory: Path,
+    ) -> None:
         self.name = name
         self._client = client
         self._destination = destination
@@ -72,7 +80,11 @@ class CommandTransport:
 
     def open(self, seconds: float) -> str:
         """Start the master; return "" once it is connected, else what the client said. Raises OSError."""
-        options = _options("ControlMaster=yes", f"ControlPath={self._socket}", f"ConnectTimeout={round(seconds) or 1}")
+        options = _options(
+            "ControlMaster=yes",
+            f"ControlPath={self._socket}",
+            f"ConnectTimeout={round(seconds) or 1}",
+        )
         line = f"echo {_READY}; exec cat"  # every shell knows these
         child = spawn((*self._client, *options, *self._destination, line))
         self._master = PipedProcess(child, self.name)
@@ -81,7 +93,9 @@ class CommandTransport:
         limit.start()
         output = b""
         try:
-            while _READY.encode() not in output:  # a log-in shell may print a banner first
+            while (
+                _READY.encode() not in output
+            ):  # a log-in shell may print a banner first
                 data = self._master.read()
                 if not data:
                     return self._why_not()
@@ -107,12 +121,16 @@ class CommandTransport:
         if not has_master or not self._socket.exists():
             raise ConnectionLost(f"{self.name}: the connection is lost.")
         # Without its master the client would dial by itself: `ProxyCommand=false` makes that fail at once.
-        options = _options("ControlMaster=no", f"ControlPath={self._socket}", "ProxyCommand=false")
+        options = _options(
+            "ControlMaster=no", f"ControlPath={self._socket}", "ProxyCommand=false"
+        )
         line = quoting.command_line(argv)
         try:
             child = spawn((*self._client, *options, *self._destination, line))
         except OSError as error:
-            raise ConnectionLost(f"{self.name}: the ssh client can't be started: {error.strerror}.") from error
+            raise ConnectionLost(
+                f"{self.name}: the ssh client can't be started: {error.strerror}."
+            ) from error
         process = SessionProcess(child, self.name)
         self._processes.add(process)
         return process
@@ -145,13 +163,18 @@ def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # no
             said = transport.open(access.connect_timeout_s)
     except OSError as error:
         transport.close()
-        raise SpecError(f"--ssh-command: {client[0]} can't be run: {error.strerror}.", "Check the path.") from error
+        raise SpecError(
+            f"--ssh-command: {client[0]} can't be run: {error.strerror}.",
+            "Check the path.",
+        ) from error
     except BaseException:
         transport.close()
         raise
     if said:
         transport.close()
-        raise ssh_words.trouble(said, host, access.connect_timeout_s).for_host(host.name)
+        raise ssh_words.trouble(said, host, access.connect_timeout_s).for_host(
+            host.name
+        )
     return transport
 
 
@@ -159,11 +182,16 @@ def _client(access: Access) -> tuple[str, ...]:
     try:
         words = shlex.split(access.ssh_command or "ssh")
     except ValueError as error:
-        raise SpecError(f"--ssh-command {access.ssh_command!r}: {error}.", "Close the quotation.") from None
+        raise SpecError(
+            f"--ssh-command {access.ssh_command!r}: {error}.", "Close the quotation."
+        ) from None
     if not words:
         raise SpecError("--ssh-command is empty.", "Write --ssh-command ssh.")
     if shutil.which(os.path.expanduser(words[0])) is None:
-        raise SpecError(f"--ssh-command: there is no program {words[0]!r}.", "Install it, or leave --ssh-command out.")
+        raise SpecError(
+            f"--ssh-command: there is no program {words[0]!r}.",
+            "Install it, or leave --ssh-command out.",
+        )
     client = [os.path.expanduser(words[0]), *words[1:]]
     if access.ssh_config is not None:
         client += ["-F", os.path.expanduser(access.ssh_config)]

@@ -45,19 +45,25 @@ def _changed(stderr: _Stderr) -> Trouble:
     key = "the key it shows"
     if found is not None:
         key = f"{found['type'].lower()} {found['fingerprint']}"
-    return troubles.changed_host_key(stderr.where, name["name"], key, at["file"], int(at["line"]))
+    return troubles.changed_host_key(
+        stderr.where, name["name"], key, at["file"], int(at["line"])
+    )
 
 
 def _unknown(stderr: _Stderr) -> Trouble:
     name = re.search(r"host key is known for (?P<name>\S+)", stderr.text)
     if name is None:
         hint = "Log in there once with ssh, which shows the fingerprint, asks and remembers."
-        return Trouble(HostKeyError, f"the host key of {stderr.where} is not known.", hint)
+        return Trouble(
+            HostKeyError, f"the host key of {stderr.where} is not known.", hint
+        )
     hostname, port = name["name"], 22
     place = re.fullmatch(r"\[(?P<host>.+)\]:(?P<port>\d+)", hostname)
     if place:
         hostname, port = place["host"], int(place["port"])
-    return troubles.unknown_host_key(stderr.where, name["name"], hostname, port, "it", _KEYSCAN_FILE)
+    return troubles.unknown_host_key(
+        stderr.where, name["name"], hostname, port, "it", _KEYSCAN_FILE
+    )
 
 
 def _revoked(stderr: _Stderr) -> Trouble:
@@ -68,7 +74,9 @@ def _revoked(stderr: _Stderr) -> Trouble:
 def _denied(stderr: _Stderr) -> Trouble:
     accepts = tuple(stderr.found["methods"].split(","))
     login = stderr.where.replace(" port ", " -p ")
-    refusal = troubles.not_accepted(stderr.where, stderr.found["user"] or "", login, ("what ssh offers",), accepts)
+    refusal = troubles.not_accepted(
+        stderr.where, stderr.found["user"] or "", login, ("what ssh offers",), accepts
+    )
     hint = refusal.hint
     if "keyboard-interactive" in accepts or "password" in accepts:
         hint += "\n--ssh-command never asks for passwords; leave it out where a typed answer is needed."
@@ -77,7 +85,9 @@ def _denied(stderr: _Stderr) -> Trouble:
 
 def _configuration(stderr: _Stderr) -> Trouble:
     line = stderr.found[0].strip()
-    return Trouble(HostError, f"the ssh configuration is wrong: {line}", "Correct that line.")
+    return Trouble(
+        HostError, f"the ssh configuration is wrong: {line}", "Correct that line."
+    )
 
 
 _TABLE: tuple[tuple[str, Callable[[_Stderr], Trouble]], ...] = (
@@ -88,11 +98,20 @@ _TABLE: tuple[tuple[str, Callable[[_Stderr], Trouble]], ...] = (
     (r"Could not resolve hostname", lambda stderr: troubles.unknown_name(stderr.where)),
     (r"Connection refused", lambda stderr: troubles.refused(stderr.where)),
     (r"timed out", lambda stderr: troubles.no_answer(stderr.where, stderr.seconds)),
-    (r"No route to host|Network is unreachable", lambda stderr: troubles.no_route(stderr.where, stderr.found[0])),
+    (
+        r"No route to host|Network is unreachable",
+        lambda stderr: troubles.no_route(stderr.where, stderr.found[0]),
+    ),
     (
         r"kex_exchange_identification: (?P<why>.*)",
         lambda stderr: troubles.not_ssh(stderr.where, stderr.found["why"].strip()),
     ),
-    (r"invalid format|Connection (?:closed|reset) by", lambda stderr: troubles.not_ssh(stderr.where)),
-    (r".*(?:Bad configuration option|Can't open user config file|missing argument|Bad .* argument).*", _configuration),
+    (
+        r"invalid format|Connection (?:closed|reset) by",
+        lambda stderr: troubles.not_ssh(stderr.where),
+    ),
+    (
+        r".*(?:Bad configuration option|Can't open user config file|missing argument|Bad .* argument).*",
+        _configuration,
+    ),
 )

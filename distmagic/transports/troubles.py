@@ -38,7 +38,11 @@ def unknown_name(where: str) -> Trouble:
 def refused(where: str) -> Trouble:
     """The port is closed: the machine itself answered so."""
     hint = "Check the port, and that sshd runs there: systemctl status ssh"
-    return Trouble(Unreachable, f"{where} refused the connection: nothing listens on that port.", hint)
+    return Trouble(
+        Unreachable,
+        f"{where} refused the connection: nothing listens on that port.",
+        hint,
+    )
 
 
 def no_answer(where: str, seconds: float) -> Trouble:
@@ -57,13 +61,17 @@ def not_ssh(where: str, why: str = "") -> Trouble:
     """Whatever answered doesn't speak SSH, or hung up before it did."""
     detail = f" ({why})" if why else ""
     hint = "Check the port; an overloaded sshd (MaxStartups) or a firewall also hangs up like this."
-    return Trouble(Unreachable, f"{where} answered, but not as an SSH server{detail}.", hint)
+    return Trouble(
+        Unreachable, f"{where} answered, but not as an SSH server{detail}.", hint
+    )
 
 
 def broken(where: str, why: str) -> Trouble:
     """The connection ended or failed while it was being made."""
     hint = "Try `ssh -v` to the same host; with a configuration that paramiko can't do, use --ssh-command ssh."
-    return Trouble(Unreachable, f"the connection to {where} failed: {why.rstrip('.')}.", hint)
+    return Trouble(
+        Unreachable, f"the connection to {where} failed: {why.rstrip('.')}.", hint
+    )
 
 
 def hung_up(where: str) -> Trouble:
@@ -86,12 +94,20 @@ def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
         return refused(where)
     if isinstance(error, TimeoutError):
         return no_answer(where, seconds)
-    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES):
+    if error.errno in (
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETDOWN,
+        errno.EACCES,
+    ):
         return no_route(where, error.strerror or str(error))
     return broken(where, error.strerror or str(error))
 
 
-def unknown_host_key(where: str, known_as: str, hostname: str, port: int, key: str, file: str) -> Trouble:
+def unknown_host_key(
+    where: str, known_as: str, hostname: str, port: int, key: str, file: str
+) -> Trouble:
     """No known_hosts line says whether `key` (type and SHA256 fingerprint, or "it") is this host's.
 
     `known_as` is the name in known_hosts, `hostname` and `port` are what is dialled.
@@ -105,10 +121,16 @@ def unknown_host_key(where: str, known_as: str, hostname: str, port: int, key: s
     alias = hostname if port == 22 else f"[{hostname}]:{port}"
     if known_as != alias:
         hint = f"Log in there once with ssh, which asks and remembers; compare the fingerprint then. It goes to {file}."
-    return Trouble(HostKeyError, f"the host key of {where} is not known: {key} is in no line for {known_as}.", hint)
+    return Trouble(
+        HostKeyError,
+        f"the host key of {where} is not known: {key} is in no line for {known_as}.",
+        hint,
+    )
 
 
-def changed_host_key(where: str, known_as: str, key: str, file: str, line: int) -> Trouble:
+def changed_host_key(
+    where: str, known_as: str, key: str, file: str, line: int
+) -> Trouble:
     """known_hosts has another key of the same type."""
     hint = (
         f"Somebody may be listening in, or the machine was set up anew. Ask its administrator; if the key is right:\n"
@@ -116,14 +138,20 @@ def changed_host_key(where: str, known_as: str, key: str, file: str, line: int) 
         f"and log in there once with ssh, which asks and remembers."
     )
     return Trouble(
-        HostKeyError, f"the host key of {where} has CHANGED: {key} is not that of {file}, line {line}.", hint
+        HostKeyError,
+        f"the host key of {where} has CHANGED: {key} is not that of {file}, line {line}.",
+        hint,
     )
 
 
 def revoked_host_key(where: str, key: str, file: str, line: int) -> Trouble:
     """known_hosts marks the key as revoked."""
     hint = "Don't connect. Ask the machine's administrator for its new key."
-    return Trouble(HostKeyError, f"the host key of {where} is REVOKED: {key}, by {file}, line {line}.", hint)
+    return Trouble(
+        HostKeyError,
+        f"the host key of {where} is REVOKED: {key}, by {file}, line {line}.",
+        hint,
+    )
 
 
 def certified_host_key(where: str, key: str, file: str, line: int) -> Trouble:
@@ -133,14 +161,20 @@ def certified_host_key(where: str, key: str, file: str, line: int) -> Trouble:
     return Trouble(HostKeyError, text, hint)
 
 
-def not_accepted(where: str, user: str, login: str, tried: tuple[str, ...], accepts: tuple[str, ...]) -> Trouble:
+def not_accepted(
+    where: str, user: str, login: str, tried: tuple[str, ...], accepts: tuple[str, ...]
+) -> Trouble:
     """The server refused whatever we had. `login` are ssh's arguments for this host."""
     had = "; ".join(tried) or "nothing, because there was no key to try"
     hint = f"Check the user name, and put your public key there: ssh-copy-id {login}"
     if "gssapi-with-mic" in accepts and "publickey" not in accepts:
         hint = "It wants a Kerberos ticket: use kinit and --ssh-command ssh."
     accepted = f" It accepts: {', '.join(accepts)}." if accepts else ""
-    return Trouble(AuthenticationError, f"{where} did not let in user {user}. Tried: {had}.{accepted}", hint)
+    return Trouble(
+        AuthenticationError,
+        f"{where} did not let in user {user}. Tried: {had}.{accepted}",
+        hint,
+    )
 
 
 def tilde(path: str) -> str:

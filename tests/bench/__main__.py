@@ -19,7 +19,17 @@ from tests.bench.figures import Section
 from tests.lab import isolate
 from tests.system.components import reason_without
 
-SECTIONS = ("load", "report", "crowd", "many", "fanout", "start", "deliver", "result", "soak")
+SECTIONS = (
+    "load",
+    "report",
+    "crowd",
+    "many",
+    "fanout",
+    "start",
+    "deliver",
+    "result",
+    "soak",
+)
 
 
 def main() -> int:
@@ -27,7 +37,10 @@ def main() -> int:
     options = _options()
     chosen = options.only.split(",") if options.only else list(SECTIONS)
     if unknown := sorted(set(chosen) - set(SECTIONS)):
-        print(f"no section {', '.join(unknown)}; there are: {', '.join(SECTIONS)}", file=sys.stderr)
+        print(
+            f"no section {', '.join(unknown)}; there are: {', '.join(SECTIONS)}",
+            file=sys.stderr,
+        )
         return 2
     if reason := reason_without("lab"):
         print(f"the bench can't run here: {reason}", file=sys.stderr)
@@ -36,18 +49,31 @@ def main() -> int:
     found = peers.install(FOLDER / "peers")
     isolate()
     for name in chosen:
-        _run(name, Bench(peers=found, rounds=options.rounds, rounds_dear=options.rounds_dear))
+        _run(
+            name,
+            Bench(peers=found, rounds=options.rounds, rounds_dear=options.rounds_dear),
+        )
     _write(readme=options.readme)
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", default="", help=f"sections, with commas between them: {', '.join(SECTIONS)}")
-    parser.add_argument("--rounds", type=int, default=7, help="of what takes a second or so")
-    parser.add_argument("--rounds-dear", type=int, default=5, help="of what takes longer")
     parser.add_argument(
-        "--readme", action="store_true", help="put the table into distmagic/help/benchmarks.md, ten rows into README.md"
+        "--only",
+        default="",
+        help=f"sections, with commas between them: {', '.join(SECTIONS)}",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="of what takes a second or so"
+    )
+    parser.add_argument(
+        "--rounds-dear", type=int, default=5, help="of what takes longer"
+    )
+    parser.add_argument(
+        "--readme",
+        action="store_true",
+        help="put the table into distmagic/help/benchmarks.md, ten rows into README.md",
     )
     return parser.parse_args()
 
@@ -66,16 +92,26 @@ def _run(name: str, bench: Bench) -> None:
 
 def _write(*, readme: bool) -> None:
     files = [FOLDER / f"{name}.json" for name in SECTIONS]
-    sections = [section for file in files if file.exists() for section in table.from_json(file.read_text())]
+    sections = [
+        section
+        for file in files
+        if file.exists()
+        for section in table.from_json(file.read_text())
+    ]
     text = table.as_text(sections)
     (FOLDER / "bench.json").write_text(table.as_json(sections))
     (FOLDER / "bench.txt").write_text(text)
     print(text, end="")
-    print(f"written to {_shown(FOLDER / 'bench.txt')} and {_shown(FOLDER / 'bench.json')}", file=sys.stderr)
+    print(
+        f"written to {_shown(FOLDER / 'bench.txt')} and {_shown(FOLDER / 'bench.json')}",
+        file=sys.stderr,
+    )
     if readme:
         pages = {
             REPOSITORY / "README.md": table.headlines(sections),
-            REPOSITORY / "distmagic" / "help" / "benchmarks.md": table.as_markdown(sections),
+            REPOSITORY / "distmagic" / "help" / "benchmarks.md": table.as_markdown(
+                sections
+            ),
         }
         for page, markdown in pages.items():
             page.write_text(table.into_page(page.read_text(), markdown))

@@ -48,7 +48,11 @@ class Place:
     @property
     def env(self) -> dict[str, str]:
         """The environment of every kernel; byte code is kept, as of any installed package."""
-        own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "PYTHONDONTWRITEBYTECODE"
+        }
         return {
             **own, "PYTHONPATH": str(REPOSITORY), "DISTMAGIC_HOME": str(self.folder / "home"),
             "IPYTHONDIR": str(self.folder / "ipython"), "JPY_PARENT_PID": "",
@@ -57,13 +61,19 @@ class Place:
     @property
     def peers_env(self) -> dict[str, str]:
         """The same for a peer's kernel: it has its own packages only, and finds its own programs first."""
-        own = {name: value for name, value in self.env.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        own = {
+            name: value
+            for name, value in self.env.items()
+            if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+        }
         return {**own, "PATH": f"{self.peers.bin}{os.pathsep}{os.environ['PATH']}"}
 
     @contextlib.contextmanager
     def peer_kernel(self, prepare: str) -> Iterator[Kernel]:
         """Start a kernel of the peers' Python, in which `prepare` has run."""
-        with Kernel(self.peers.python, self.folder, self.peers_env, OWN_PROCESSES) as kernel:
+        with Kernel(
+            self.peers.python, self.folder, self.peers_env, OWN_PROCESSES
+        ) as kernel:
             kernel.run(prepare + SOURCE)
             yield kernel
 
@@ -87,7 +97,12 @@ def by_hand(place: Place) -> Iterator[Contestant]:
     hosts = place.lab.hosts
 
     def run() -> Took:
-        stamps, port, began_at, began = place.stamps(), _port(), time.time(), time.monotonic()
+        stamps, port, began_at, began = (
+            place.stamps(),
+            _port(),
+            time.time(),
+            time.monotonic(),
+        )
         clients = [
             subprocess.Popen(
                 ["ssh", "-F", str(place.lab.ssh_config), host.name, "python3", "-m", "torch.distributed.run",
@@ -128,7 +143,9 @@ def distmagic_kernel(place: Place) -> Iterator[Callable[..., Took]]:
 
         def run(*flags: str) -> Took:
             stamps = place.stamps()
-            ran = kernel.run(f"{magic_line(place, *flags)}\nwork({str(stamps.folder)!r})")
+            ran = kernel.run(
+                f"{magic_line(place, *flags)}\nwork({str(stamps.folder)!r})"
+            )
             return _took(ran, stamps)
 
         yield run
@@ -154,7 +171,9 @@ def torchrunx(place: Place) -> Iterator[Contestant]:
 def accelerate(place: Place) -> Iterator[Contestant]:
     """Run notebook_launcher: one host, the notebook's own, with four processes."""
     with place.peer_kernel("from accelerate import notebook_launcher\n") as kernel:
-        call = "notebook_launcher(work, ({folder!r},), num_processes=4, use_port='{port}')"
+        call = (
+            "notebook_launcher(work, ({folder!r},), num_processes=4, use_port='{port}')"
+        )
         yield lambda: _run_in(place, kernel, call)
 
 
@@ -164,12 +183,16 @@ def nbdistributed(place: Place) -> Iterator[Contestant]:
     with place.peer_kernel("") as kernel:
         kernel.run("%load_ext nbdistributed")
         kernel.run("%dist_init -n 4")
-        for _ in range(3):  # a cell that comes before its workers are listening is lost, and waits for 30 s
+        for _ in range(
+            3
+        ):  # a cell that comes before its workers are listening is lost, and waits for 30 s
             if "Timeout" not in (shown := kernel.run(f"%%distributed\n{SOURCE}").shown):
                 break
         else:
             raise AssertionError(f"its workers don't answer: {shown}")
-        yield lambda: _run_in(place, kernel, "%%distributed\nwork({folder!r}, group='kept', RANK=rank)")
+        yield lambda: _run_in(
+            place, kernel, "%%distributed\nwork({folder!r}, group='kept', RANK=rank)"
+        )
 
 
 @contextlib.contextmanager
@@ -186,7 +209,9 @@ def ipyparallel(place: Place) -> Iterator[Contestant]:
         wait_until(connection.exists, "ipyparallel's controller")
         for host in place.lab.hosts:
             for _ in range(2):
-                _background(stack, [*ssh, "-tt", host.name, *engine], env)  # -tt: the engine ends with its client
+                _background(
+                    stack, [*ssh, "-tt", host.name, *engine], env
+                )  # -tt: the engine ends with its client
         connect = (
             f"import ipyparallel as ipp\nrc = ipp.Client({str(connection.with_name('ipcontroller-client.json'))!r})\n"
             "rc.wait_for_engines(4, timeout=60)\nrc[:].use_cloudpickle().get()\n"
@@ -213,7 +238,9 @@ def _run_in(place: Place, kernel: Kernel, call: str) -> Took:
         raise AssertionError(f"{error}; the cell shows: {ran.shown[-300:]}") from None
 
 
-def _background(stack: contextlib.ExitStack, argv: list[str], env: dict[str, str]) -> None:
+def _background(
+    stack: contextlib.ExitStack, argv: list[str], env: dict[str, str]
+) -> None:
     """Run a program until the stack is left."""
     child = subprocess.Popen(
         argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

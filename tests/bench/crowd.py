@@ -29,7 +29,9 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     for number in range(min(3, bench.rounds_dear)):
         with scratch("crowd") as folder:
             percent, megabytes = _follow(folder)
-        bench.say(f"crowd: round {number + 1}: {percent:.1f} % of a core, memory grew by {megabytes:.1f} MB")
+        bench.say(
+            f"crowd: round {number + 1}: {percent:.1f} % of a core, memory grew by {megabytes:.1f} MB"
+        )
         cpu.append(percent)
         grown.append(megabytes)
     bench.say("crowd: an hour's events, as fast as it goes")
@@ -56,7 +58,11 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
 def _follow(folder: Path) -> tuple[float, float]:
     """Return the kernel's CPU in per cent of a core, and by how many MB it grew, once it has settled."""
     path = folder / "s"
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "IPYTHONDIR": str(folder / "ipython")}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "IPYTHONDIR": str(folder / "ipython"),
+    }
     feeder = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.crowd_feeder", str(path), str(_NODES), str(_SECONDS)], env=env,
         stdout=subprocess.PIPE, text=True,
@@ -64,14 +70,18 @@ def _follow(folder: Path) -> tuple[float, float]:
     try:
         wait_until(path.exists, "the simulated agents")
         with Kernel(sys.executable, folder, env) as kernel:
-            kernel.run("%load_ext distmagic\nfrom pathlib import Path\nfrom tests.bench.crowd_notebook import follow")
+            kernel.run(
+                "%load_ext distmagic\nfrom pathlib import Path\nfrom tests.bench.crowd_notebook import follow"
+            )
             probe = _Probe(kernel.pid, folder / crowd_notebook.BEGUN)
             probe.start()
             shown = kernel.run(f"follow(Path({str(path)!r}), {_NODES})").shown
             probe.join()
         assert "'done'" in shown, shown[-500:]
         late_s = float(feeder.communicate(timeout=30)[0])
-        assert late_s < 2, f"the simulated agents were {late_s:.1f} s late: this machine is too busy"
+        assert late_s < 2, (
+            f"the simulated agents were {late_s:.1f} s late: this machine is too busy"
+        )
         return probe.percent, probe.grown_mb
     finally:
         feeder.kill()
@@ -102,12 +112,22 @@ class _Probe(threading.Thread):
         """Return seconds of CPU, and MB of memory."""
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         status = Path(f"/proc/{self._pid}/status").read_text()
-        resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        return (int(fields[11]) + int(fields[12])) / _TICKS, int(resident.split()[1]) / 1024
+        resident = next(
+            line for line in status.splitlines() if line.startswith("VmRSS")
+        )
+        return (int(fields[11]) + int(fields[12])) / _TICKS, int(
+            resident.split()[1]
+        ) / 1024
 
 
 def _hour() -> list[float]:
     program = f"import json; from tests.bench import crowd_notebook as c; print(json.dumps(c.memory_of_an_hour({_HOUR_NODES})))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found: list[float] = json.loads(done.stdout)
     return found

@@ -23,7 +23,13 @@ HZ = 10
 
 def opening(node: int, nodes: int) -> Iterator[protocol.Message]:
     """Yield what a node says before its first report."""
-    yield protocol.Hello(protocol=protocol.PROTOCOL, job="crowd", node_rank=node, hostname=f"host-{node}", pid=1)
+    yield protocol.Hello(
+        protocol=protocol.PROTOCOL,
+        job="crowd",
+        node_rank=node,
+        hostname=f"host-{node}",
+        pid=1,
+    )
     for local_rank in range(RANKS_A_NODE):
         yield protocol.Worker(
             rank=node * RANKS_A_NODE + local_rank, local_rank=local_rank, world_size=nodes * RANKS_A_NODE, restart=0,
@@ -34,7 +40,12 @@ def opening(node: int, nodes: int) -> Iterator[protocol.Message]:
 def closing(node: int) -> Iterator[protocol.Message]:
     """Yield what a node says in the end."""
     for local_rank in range(RANKS_A_NODE):
-        yield protocol.Ended(rank=node * RANKS_A_NODE + local_rank, restart=0, outcome="returned", result_bytes=0)
+        yield protocol.Ended(
+            rank=node * RANKS_A_NODE + local_rank,
+            restart=0,
+            outcome="returned",
+            result_bytes=0,
+        )
     yield protocol.EngineEnded(code=0)
     yield protocol.Final(reason="done")
 
@@ -49,13 +60,26 @@ def reports(node: int, beats: range) -> Iterator[protocol.Progress]:
     for local_rank in range(RANKS_A_NODE):
         rank, last = node * RANKS_A_NODE + local_rank, beats[-1]
         rows = tuple(
-            protocol.MetricRow(at_s=beat / HZ, step=float(beat), metrics=_metrics(rank, beat)) for beat in beats
+            protocol.MetricRow(
+                at_s=beat / HZ, step=float(beat), metrics=_metrics(rank, beat)
+            )
+            for beat in beats
         )
-        yield protocol.Progress(rank=rank, restart=0, at_s=last / HZ, step=float(last), total=36000.0, rows=rows)
+        yield protocol.Progress(
+            rank=rank,
+            restart=0,
+            at_s=last / HZ,
+            step=float(last),
+            total=36000.0,
+            rows=rows,
+        )
 
 
 def _metrics(rank: int, beat: int) -> dict[str, float]:
-    return {"loss": 2.3 * math.exp(-beat / 400) + 0.01 * math.sin(rank + beat), "accuracy": 1 - math.exp(-beat / 300)}
+    return {
+        "loss": 2.3 * math.exp(-beat / 400) + 0.01 * math.sin(rank + beat),
+        "accuracy": 1 - math.exp(-beat / 300),
+    }
 
 
 class Node:

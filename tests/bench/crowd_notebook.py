@@ -22,7 +22,9 @@ from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
 from tests.bench import crowd_feeder
 
-BEGUN = "begun"  # a file of this name appears beside the socket when all nodes are attached
+BEGUN = (
+    "begun"  # a file of this name appears beside the socket when all nodes are attached
+)
 
 
 class SocketProcess:
@@ -67,12 +69,17 @@ def follow(path: Path, nodes: int) -> str:
     """Follow the job at `path` to its end, on this kernel's own screen; return its phase."""
     from IPython import get_ipython
 
-    links = {node: Link(Host(name=f"host-{node}"), SocketProcess(_dial(path))) for node in range(nodes)}
+    links = {
+        node: Link(Host(name=f"host-{node}"), SocketProcess(_dial(path)))
+        for node in range(nodes)
+    }
     clock = clock_since(time.monotonic())
     state = begin("crowd", [link.host.name for link in links.values()])
     screen = screen_for(get_ipython())
     queue = EventQueue(clock)
-    loop = RunLoop(state, queue, screen, lambda _: None, Interrupts(), clock, lambda: "id")
+    loop = RunLoop(
+        state, queue, screen, lambda _: None, Interrupts(), clock, lambda: "id"
+    )
     table = NodeTable(range(nodes), 60.0, lambda: "id")
     executor = Executor("crowd", queue, FewHosts(), 60.0)
     try:
@@ -101,12 +108,22 @@ def memory_of_an_hour(nodes: int) -> list[float]:
     for beat in range(3600 * crowd_feeder.HZ):
         events: list[Event] = []
         for node in range(nodes):
-            messages = crowd_feeder.reports(node, range(beat, beat + 1)) if beat else crowd_feeder.opening(node, nodes)
+            messages = (
+                crowd_feeder.reports(node, range(beat, beat + 1))
+                if beat
+                else crowd_feeder.opening(node, nodes)
+            )
             for message in messages:
                 numbers[node] += 1
                 lines[node].feed(protocol.encode(message, numbers[node]))
             while (line := lines[node].line()) is not None:
-                events.append(Event(node_rank=node, at_s=beat / crowd_feeder.HZ, what=protocol.decode(line)[1]))
+                events.append(
+                    Event(
+                        node_rank=node,
+                        at_s=beat / crowd_feeder.HZ,
+                        what=protocol.decode(line)[1],
+                    )
+                )
         state = fold(state, events)
         if (beat + 1) % (600 * crowd_feeder.HZ) == 0:
             found.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)

@@ -38,7 +38,10 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Send by distmagic and by four scp in turn, on loopback's speed and then over 1 Gbit/s."""
     rows: list[MetricRow] = []
     with scratch("deliver") as folder, kept_in(folder / "home"), Lab(_HOSTS) as lab:
-        for speed, shaped in (("unshaped", contextlib.nullcontext), ("1 Gbit/s", lambda: links.slow_notebook(lab))):
+        for speed, shaped in (
+            ("unshaped", contextlib.nullcontext),
+            ("1 Gbit/s", lambda: links.slow_notebook(lab)),
+        ):
             try:
                 with shaped():
                     rows += _at_speed(bench, lab, folder, speed)
@@ -69,7 +72,9 @@ def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str) -> Iterator[Metr
             f"again {again[-1].seconds:.2f} s; scp {theirs[-1].seconds:.1f} s, {theirs[-1].gigabytes:.2f} GB"
         )
     against = f"{_HOSTS} x scp in parallel"
-    seconds, their_seconds = (tuple(each.seconds for each in found) for found in (first, theirs))
+    seconds, their_seconds = (
+        tuple(each.seconds for each in found) for found in (first, theirs)
+    )
     yield MetricRow(
         what=f"1 GB to {_HOSTS} hosts, {speed}", unit="s", ours=seconds, against=against, theirs=their_seconds,
         target=Target(limit=0.4) if speed != "unshaped" else None,
@@ -91,7 +96,10 @@ def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str) -> Iterator[Metr
 
 def _empty(lab: Lab, folder: Path) -> None:
     """Remove what the hosts and the notebook have kept, and have the disk take what was written."""
-    for path in (folder / "home" / "blobs", *(host.home / ".distmagic" / "blobs" for host in lab.hosts)):
+    for path in (
+        folder / "home" / "blobs",
+        *(host.home / ".distmagic" / "blobs" for host in lab.hosts),
+    ):
         shutil.rmtree(path, ignore_errors=True)
     for host in lab.hosts:
         (host.home / "data").unlink(missing_ok=True)
@@ -108,7 +116,10 @@ def _ours(lab: Lab, data: bytes) -> Sent:
             payload_limit_bytes=2 << 30,
         )  # fmt: skip
         assert run.results[_HOSTS - 1] == _SIZE_BYTES
-    return Sent(seconds=watch.began_starting - watch.began, gigabytes=(links.sent_bytes(lab) - before) / 1e9)
+    return Sent(
+        seconds=watch.began_starting - watch.began,
+        gigabytes=(links.sent_bytes(lab) - before) / 1e9,
+    )
 
 
 class _Watch:
@@ -142,11 +153,16 @@ def _scp(lab: Lab, folder: Path, data: bytes) -> Sent:
     os.sync()
     before, began = links.sent_bytes(lab), time.monotonic()
     copies = [
-        subprocess.Popen(["scp", "-q", "-F", str(lab.ssh_config), str(source), f"{host.name}:data"])
+        subprocess.Popen(
+            ["scp", "-q", "-F", str(lab.ssh_config), str(source), f"{host.name}:data"]
+        )
         for host in lab.hosts
     ]
     codes = [copy.wait() for copy in copies]
     assert not any(codes), codes
-    sent = Sent(seconds=time.monotonic() - began, gigabytes=(links.sent_bytes(lab) - before) / 1e9)
+    sent = Sent(
+        seconds=time.monotonic() - began,
+        gigabytes=(links.sent_bytes(lab) - before) / 1e9,
+    )
     source.unlink()
     return sent

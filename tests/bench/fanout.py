@@ -65,8 +65,15 @@ class Took:
 def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Connect by distmagic and by OpenSSH's client in turn, to ever more hosts."""
     rows: list[MetricRow] = []
-    patience = mock.patch.object(links_of_hosts, "BOOT_TIMEOUT_S", 120.0)  # one machine is all of these hosts
-    with patience, scratch("fanout") as folder, kept_in(folder / "home"), Lab(1, setups=(_bare(),)) as lab:
+    patience = mock.patch.object(
+        links_of_hosts, "BOOT_TIMEOUT_S", 120.0
+    )  # one machine is all of these hosts
+    with (
+        patience,
+        scratch("fanout") as folder,
+        kept_in(folder / "home"),
+        Lab(1, setups=(_bare(),)) as lab,
+    ):
         crowd = _crowd(lab, folder)
         _start(crowd, 2)  # bundle and payload are there now, and compiled
         for count in _COUNTS:
@@ -80,22 +87,47 @@ def _to(bench: Bench, crowd: Crowd, count: int) -> tuple[MetricRow, ...]:
         for name, act in (("agents", _start), ("OpenSSH", _openssh), ("true", _answer)):
             found[name].append(act(crowd, count))
         shown = ", ".join(
-            f"{name} {took[-1].seconds:.2f} s ({took[-1].cpu_s:.2f} s CPU)" for name, took in found.items()
+            f"{name} {took[-1].seconds:.2f} s ({took[-1].cpu_s:.2f} s CPU)"
+            for name, took in found.items()
         )
         bench.say(f"fanout: {count} hosts, round {number + 1}: {shown}")
     hosts = f"{count} host{'s' if count > 1 else ''}"
     is_most = count == _COUNTS[-1]
 
-    def row(what: str, ours: str, figure: Callable[[Took], float], target: Target | None = None) -> MetricRow:
+    def row(
+        what: str,
+        ours: str,
+        figure: Callable[[Took], float],
+        target: Target | None = None,
+    ) -> MetricRow:
         mine, theirs = (tuple(map(figure, found[name])) for name in (ours, "OpenSSH"))
         return MetricRow(what=f"{hosts}, {what}", unit="s", ours=mine, against="OpenSSH's client running `true`",
                    theirs=theirs, target=target, note=_ABOUT)  # fmt: skip
 
     return (
-        row("connect and start the agent", "agents", lambda took: took.seconds, Target(limit=1.0) if is_most else None),
+        row(
+            "connect and start the agent",
+            "agents",
+            lambda took: took.seconds,
+            Target(limit=1.0) if is_most else None,
+        ),
         row("connect and run `true`", "true", lambda took: took.seconds),
-        *([row("CPU of the notebook's side, agents", "agents", lambda took: took.cpu_s)] if is_most else []),
-        *([row("CPU of the notebook's side, `true`", "true", lambda took: took.cpu_s)] if is_most else []),
+        *(
+            [
+                row(
+                    "CPU of the notebook's side, agents",
+                    "agents",
+                    lambda took: took.cpu_s,
+                )
+            ]
+            if is_most
+            else []
+        ),
+        *(
+            [row("CPU of the notebook's side, `true`", "true", lambda took: took.cpu_s)]
+            if is_most
+            else []
+        ),
     )
 
 
@@ -107,14 +139,28 @@ def _crowd(lab: Lab, folder: Path) -> Crowd:
     host = lab.hosts[0]
     net = lab.address.rpartition(".")[0]
     addresses = [f"{net}.{100 + i}" for i in range(max(_COUNTS))]
-    host.exec(["ip", "-batch", "-"], stdin="".join(f"addr add {a}/24 dev eth0\n" for a in addresses)).check_returncode()
+    host.exec(
+        ["ip", "-batch", "-"],
+        stdin="".join(f"addr add {a}/24 dev eth0\n" for a in addresses),
+    ).check_returncode()
     names = tuple(f"dm{1000 + i}" for i in range(len(addresses)))
     key = host.known_hosts_line().partition(" ")[2]
     known = folder / "known_hosts"
-    known.write_text("".join(f"{name},{address} {key}" for name, address in zip(names, addresses, strict=True)))
+    known.write_text(
+        "".join(
+            f"{name},{address} {key}"
+            for name, address in zip(names, addresses, strict=True)
+        )
+    )
     config = folder / "ssh_config"
-    aliases = "".join(f"Host {n}\n  HostName {a}\n" for n, a in zip(names, addresses, strict=True))
-    rest = lab.ssh_config.read_text().replace(str(lab.known_hosts), str(known)).partition("Host dm*")
+    aliases = "".join(
+        f"Host {n}\n  HostName {a}\n" for n, a in zip(names, addresses, strict=True)
+    )
+    rest = (
+        lab.ssh_config.read_text()
+        .replace(str(lab.known_hosts), str(known))
+        .partition("Host dm*")
+    )
     config.write_text(aliases + rest[1] + rest[2])
     return Crowd(config=config, names=names, addresses=tuple(addresses))
 
@@ -130,14 +176,27 @@ def _start(crowd: Crowd, count: int) -> Took:
         reaching = session.reach(hosts, crowd.access, asker)
         links = reaching.wait()
         reached = [
-            plan.Reached(host=link.host, facts=link.facts, route=Route(address=address, interface="eth0"))
+            plan.Reached(
+                host=link.host,
+                facts=link.facts,
+                route=Route(address=address, interface="eth0"),
+            )
             for link, address in zip(links, crowd.addresses, strict=False)
         ]
-        made = plan.make_plan(spec, reached, job=job, lease_s=60.0, owner="", local_cwd="/", work=WorkDir(name="bench"))
+        made = plan.make_plan(
+            spec,
+            reached,
+            job=job,
+            lease_s=60.0,
+            owner="",
+            local_cwd="/",
+            work=WorkDir(name="bench"),
+        )
         Delivery(links, crowd.addresses[:count], payload.blobs, _ignore, _ignore).run()
         secret = secrets.token_hex(32)
         requests = [
-            start_message(made, node, payload, secret, link.warm) for node, link in zip(made.nodes, links, strict=True)
+            start_message(made, node, payload, secret, link.warm)
+            for node, link in zip(made.nodes, links, strict=True)
         ]
         in_parallel(Link.start, links, requests)
         took = clock.took()
@@ -180,7 +239,11 @@ def _answer(crowd: Crowd, count: int) -> Took:
 
 def _openssh(crowd: Crowd, count: int) -> Took:
     def one(name: str) -> None:
-        subprocess.run(["ssh", "-F", str(crowd.config), name, "true"], stdin=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            ["ssh", "-F", str(crowd.config), name, "true"],
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
 
     with ThreadPoolExecutor(_CLIENTS) as pool:
         clock = _Clock()
@@ -196,7 +259,9 @@ class _Clock:
 
     def took(self) -> Took:
         """Return what has gone by."""
-        return Took(seconds=time.monotonic() - self._began, cpu_s=_cpu_s() - self._cpu_s)
+        return Took(
+            seconds=time.monotonic() - self._began, cpu_s=_cpu_s() - self._cpu_s
+        )
 
 
 def _cpu_s() -> float:

@@ -59,14 +59,20 @@ def spread(figures: tuple[float, ...]) -> Spread | None:
     """Return median, least and most; None for no figure."""
     if not figures:
         return None
-    return Spread(median=statistics.median(figures), least=min(figures), most=max(figures))
+    return Spread(
+        median=statistics.median(figures), least=min(figures), most=max(figures)
+    )
 
 
 def ratios(row: MetricRow) -> tuple[float, ...]:
     """Return ours / theirs of each round; where the numbers of rounds differ, each of ours by their median."""
     if not row.ours or not row.theirs:
         return ()
-    pairs = row.theirs if len(row.theirs) == len(row.ours) else (statistics.median(row.theirs),) * len(row.ours)
+    pairs = (
+        row.theirs
+        if len(row.theirs) == len(row.ours)
+        else (statistics.median(row.theirs),) * len(row.ours)
+    )
     return tuple(a / b if b else math.inf for a, b in zip(row.ours, pairs, strict=True))
 
 

@@ -35,23 +35,48 @@ class CellFailed(RuntimeError):
 class Kernel:
     """A kernel that lives in a `with`. `prefix` are words before the Python's command line."""
 
-    def __init__(self, python: Path | str, cwd: Path, env: Mapping[str, str], prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        python: Path | str,
+        cwd: Path,
+        env: Mapping[str, str],
+        prefix: Sequence[str] = (),
+    ) -> None:
         self._manager = KernelManager()
-        argv = [*prefix, str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        self._manager._kernel_spec = KernelSpec(argv=argv, display_name="bench", language="python")
+        argv = [
+            *prefix,
+            str(python),
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            "{connection_file}",
+        ]
+        self._manager._kernel_spec = KernelSpec(
+            argv=argv, display_name="bench", language="python"
+        )
         self._cwd, self._env = str(cwd), dict(env)
-        self._is_apart = tuple(prefix) == OWN_PROCESSES  # whatever it has started ends with it
+        self._is_apart = (
+            tuple(prefix) == OWN_PROCESSES
+        )  # whatever it has started ends with it
         self._client: Any = None
 
     def __enter__(self) -> Kernel:  # noqa: PYI034 - typing.Self is of Python 3.11
-        self._manager.start_kernel(cwd=self._cwd, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._manager.start_kernel(
+            cwd=self._cwd,
+            env=self._env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         self._client = self._manager.blocking_client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=kind is not None or self._is_apart)
@@ -66,7 +91,10 @@ class Kernel:
         shown: list[str] = []
         began_at, began = time.time(), time.monotonic()
         reply = self._client.execute_interactive(
-            source, timeout=timeout_s, allow_stdin=False, output_hook=lambda message: shown.append(_text(message))
+            source,
+            timeout=timeout_s,
+            allow_stdin=False,
+            output_hook=lambda message: shown.append(_text(message)),
         )
         took_s = time.monotonic() - began
         text = _ANSI.sub("", "".join(shown))
@@ -82,4 +110,6 @@ def _text(message: Mapping[str, Any]) -> str:
         return str(content["text"])
     if kind == "error":
         return "\n".join(content["traceback"])
-    return str(content.get("data", {}).get("text/plain", "")) if kind != "comm_msg" else ""
+    return (
+        str(content.get("data", {}).get("text/plain", "")) if kind != "comm_msg" else ""
+    )

@@ -51,8 +51,18 @@ def _tc(where: tuple[str, ...], what: str, device: str, *more: str) -> None:
 
 def sent_bytes(lab: Lab) -> int:
     """Return how many bytes the notebook's card has sent so far, packets' heads and SSH's share included."""
-    argv = [COMPONENTS["ip"].path() or "ip", "-json", "-statistics", "link", "show", "dev", _bridge(lab)]
-    (found,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)  # /sys shows another network
+    argv = [
+        COMPONENTS["ip"].path() or "ip",
+        "-json",
+        "-statistics",
+        "link",
+        "show",
+        "dev",
+        _bridge(lab),
+    ]
+    (found,) = json.loads(
+        subprocess.run(argv, capture_output=True, check=True).stdout
+    )  # /sys shows another network
     return int(found["stats64"]["tx"]["bytes"])
 
 

@@ -41,6 +41,12 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
 
 
 def _once(env: dict[str, str]) -> tuple[float, float]:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     ours, theirs = json.loads(done.stdout.splitlines()[-1])
     return ours, theirs

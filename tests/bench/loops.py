@@ -23,7 +23,9 @@ def reports(rounds: int, steps: int) -> dict[str, list[float]]:
             while time.perf_counter() < due:
                 weights = torch.tanh(weights @ weights)
             before_cpu, before = time.thread_time(), time.perf_counter()
-            distmagic.report(step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps)
+            distmagic.report(
+                step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps
+            )
             inside += time.perf_counter() - before
             inside_cpu += time.thread_time() - before_cpu
         if number:  # the first round warms up
@@ -35,7 +37,12 @@ def reports(rounds: int, steps: int) -> dict[str, list[float]]:
 
 def bars(rounds: int) -> dict[str, list[float]]:
     """Return, of each round, what one iteration with a bar of tqdm takes in microseconds, in three ways of use."""
-    found: dict[str, list[float]] = {"paced": [], "iterated": [], "updated": [], "postfix": []}
+    found: dict[str, list[float]] = {
+        "paced": [],
+        "iterated": [],
+        "updated": [],
+        "postfix": [],
+    }
     for number in range(rounds + 1):
         found["paced"] += [1e6 * _paced(1500) / 1500] if number else []
         for name, loop, count in (

@@ -9,8 +9,22 @@ from pathlib import Path
 
 def describe() -> str:
     """Return processor, cores, memory, system and Python."""
-    cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "")
-    memory = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in _lines("/proc/cpuinfo")
+            if "model name" in line
+        ),
+        "",
+    )
+    memory = next(
+        (
+            int(line.split()[1])
+            for line in _lines("/proc/meminfo")
+            if line.startswith("MemTotal")
+        ),
+        0,
+    )
     parts = (
         f"{len(os.sched_getaffinity(0))} cores",
         cpu or platform.machine(),

@@ -19,7 +19,10 @@ from tests.lab import wait_until
 
 TITLE = "Many hosts that take a second to answer"
 _COUNTS = (128, 512)
-_WAIT_S, _MORE_S = 1.0, 2.0  # what a host takes, and by how much many of them may take longer than the slowest one
+_WAIT_S, _MORE_S = (
+    1.0,
+    2.0,
+)  # what a host takes, and by how much many of them may take longer than the slowest one
 _ABOUT = (
     "another process plays the hosts from a recording, over unix sockets in place of SSH: what counts is that no host "
     "waits for another; what SSH costs is in the rows of 128 hosts, connect and start the agent"
@@ -44,18 +47,36 @@ def _slow_log_ins(count: int, found: list[Took]) -> tuple[MetricRow, ...]:
     hosts = f"{count} hosts whose log-in takes 1 s"
 
     def row(what: str, unit: str, figure: Callable[[Took], float]) -> MetricRow:
-        return MetricRow(what=f"{hosts}, {what}", unit=unit, ours=_each(found, figure), note=_ABOUT)
+        return MetricRow(
+            what=f"{hosts}, {what}", unit=unit, ours=_each(found, figure), note=_ABOUT
+        )
 
     begun = _each(found, _begun_s)
     target = Target(limit=_WAIT_S + _MORE_S, of="ours")
     return (
-        MetricRow(what=f"{hosts}: connect, facts, start", unit="s", ours=begun, target=target, note=_ABOUT),
-        row("CPU of the notebook's side, a host", "ms", lambda took: 1e3 * took.cpu_s / count),
-        row("memory of the notebook's side, a host", "kB", lambda took: 1024 * took.grown_mb / count),
+        MetricRow(
+            what=f"{hosts}: connect, facts, start",
+            unit="s",
+            ours=begun,
+            target=target,
+            note=_ABOUT,
+        ),
+        row(
+            "CPU of the notebook's side, a host",
+            "ms",
+            lambda took: 1e3 * took.cpu_s / count,
+        ),
+        row(
+            "memory of the notebook's side, a host",
+            "kB",
+            lambda took: 1024 * took.grown_mb / count,
+        ),
     )
 
 
-def _slow_answers(count: int, found: list[Took], two: list[Took]) -> tuple[MetricRow, ...]:
+def _slow_answers(
+    count: int, found: list[Took], two: list[Took]
+) -> tuple[MetricRow, ...]:
     hosts = f"{count} hosts that take 1 s for each answer"
     rows = []
     for what, figure in (("connect, facts, start", _begun_s), ("stop", _stopped_s)):
@@ -63,7 +84,9 @@ def _slow_answers(count: int, found: list[Took], two: list[Took]) -> tuple[Metri
         longer = tuple(seconds - slowest for seconds in _each(found, figure))
         target = Target(limit=_MORE_S, of="ours")
         name = f"{hosts}, longer than two of them: {what}"
-        rows.append(MetricRow(what=name, unit="s", ours=longer, target=target, note=_ABOUT))
+        rows.append(
+            MetricRow(what=name, unit="s", ours=longer, target=target, note=_ABOUT)
+        )
     return tuple(rows)
 
 
@@ -83,10 +106,20 @@ def _launches(bench: Bench, path: Path, hosts: int) -> list[Took]:
     """Launch once a round, each in a notebook's process of its own."""
     found = []
     argv = [sys.executable, "-m", "tests.bench.many_notebook", str(path), str(hosts)]
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DISTMAGIC_HOME": str(path.parent / "home")}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "DISTMAGIC_HOME": str(path.parent / "home"),
+    }
     for number in range(bench.rounds_dear):
         done = subprocess.run(
-            argv, env=env, cwd=path.parent, stdout=subprocess.PIPE, text=True, check=True, timeout=120
+            argv,
+            env=env,
+            cwd=path.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=120,
         )
         found.append(Took(**json.loads(done.stdout)))
         bench.say(f"many: {path.name}: {hosts} hosts, round {number + 1}: {found[-1]}")
@@ -96,8 +129,17 @@ def _launches(bench: Bench, path: Path, hosts: int) -> list[Took]:
 @contextlib.contextmanager
 def _hosts(path: Path, *, log_in_s: float, answer_s: float) -> Iterator[Path]:
     """Have a process play hosts at the socket `path`."""
-    argv = [sys.executable, "-m", "tests.bench.many_server", str(path), str(log_in_s), str(answer_s)]
-    server = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE)
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.bench.many_server",
+        str(path),
+        str(log_in_s),
+        str(answer_s),
+    ]
+    server = subprocess.Popen(
+        argv, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE
+    )
     assert server.stdin is not None
     try:
         wait_until(path.exists, "the simulated hosts")

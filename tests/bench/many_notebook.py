@@ -106,7 +106,12 @@ def launch(path: str, hosts: int) -> Took:
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     with closing(session), closing(NotebookAsker(can_ask=False)) as asker:
         try:
-            session.launch(session.reach(named, Access(cold=True), asker), JobSpec(nproc_per_node=1), payload, screen)
+            session.launch(
+                session.reach(named, Access(cold=True), asker),
+                JobSpec(nproc_per_node=1),
+                payload,
+                screen,
+            )
         except Cancelled:
             ended_s = time.monotonic()
     return Took(
@@ -117,7 +122,9 @@ def launch(path: str, hosts: int) -> Took:
 
 def _memory_mb() -> float:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return (
+        next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ class Hosts:
     def __init__(self, log_in_s: float, answer_s: float) -> None:
         self._log_in_s, self._answer_s = log_in_s, answer_s
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Take one connection to its end."""
         kind, number = (await reader.readline()).decode().split()
         if kind == LOG_IN:
@@ -50,7 +52,9 @@ class Hosts:
             await self._converse(int(number), reader, writer)
         writer.close()
 
-    async def _converse(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         await reader.readline()  # the program that boots
         await self._answer(writer, boot.MARK + json.dumps(_BOOTED).encode() + b"\n")
         await reader.readline()  # the size of the bundle: it is there
@@ -59,7 +63,9 @@ class Hosts:
         while line := await reader.readline():
             request = protocol.decode(line)[1]
             events = _events(request, number)
-            answers = [protocol.encode(event, agent + i) for i, event in enumerate(events, 1)]
+            answers = [
+                protocol.encode(event, agent + i) for i, event in enumerate(events, 1)
+            ]
             agent += len(events)
             answers += [protocol.encode(answer) for answer in _answers(request, number)]
             if answers:
@@ -76,9 +82,19 @@ def _events(request: object, number: int) -> Sequence[protocol.Message]:
     if isinstance(request, protocol.StartNode):
         node_rank = request.node_rank
         hello = protocol.Hello(
-            protocol=protocol.PROTOCOL, job=request.job, node_rank=node_rank, hostname=f"host-{number}", pid=9
+            protocol=protocol.PROTOCOL,
+            job=request.job,
+            node_rank=node_rank,
+            hostname=f"host-{number}",
+            pid=9,
         )
-        worker = protocol.Worker(rank=node_rank, local_rank=0, world_size=len(request.hosts), restart=0, pid=100)
+        worker = protocol.Worker(
+            rank=node_rank,
+            local_rank=0,
+            world_size=len(request.hosts),
+            restart=0,
+            pid=100,
+        )
         return hello, worker
     if isinstance(request, protocol.StopNode):
         return protocol.EngineEnded(code=-15), protocol.Final(reason=request.reason)
@@ -106,7 +122,9 @@ def _address(number: int) -> str:
 
 async def _main(path: str, log_in_s: float, answer_s: float) -> None:
     hosts = Hosts(log_in_s, answer_s)
-    server = await asyncio.start_unix_server(hosts.serve, path, limit=_LINE_BYTES, backlog=_MANY)
+    server = await asyncio.start_unix_server(
+        hosts.serve, path, limit=_LINE_BYTES, backlog=_MANY
+    )
     async with server:
         await asyncio.to_thread(sys.stdin.read)
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("torchrunx", "accelerate", "ipyparallel", "nbdistributed")
-_LARGEST_BYTES = 2 << 30  # of the whole environment: more means that a tool has pulled a torch or CUDA of its own
+_LARGEST_BYTES = (
+    2 << 30
+)  # of the whole environment: more means that a tool has pulled a torch or CUDA of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,9 @@ def install(folder: Path) -> Peers:
         _run([sys.executable, "-m", "venv", "--clear", str(folder)])
         _run([*_pip(python), pinned, "numpy", "ipykernel"])
         ready.write_text(f"{pinned}\n")
-    missing = {tool: reason for tool in TOOLS if (reason := _install(python, ready, tool))}
+    missing = {
+        tool: reason for tool in TOOLS if (reason := _install(python, ready, tool))
+    }
     return Peers(python=python, missing=missing)
 
 
@@ -50,16 +54,32 @@ def _install(python: Path, constraints: Path, tool: str) -> str:
         if size > _LARGEST_BYTES:
             reason = f"it pulled {size / 1e9:.1f} GB in"
     except subprocess.CalledProcessError as error:
-        reason = f"pip can't install it: {' '.join((error.stdout or '').split())[-300:]}"
+        reason = (
+            f"pip can't install it: {' '.join((error.stdout or '').split())[-300:]}"
+        )
     done.write_text(reason)
     return reason
 
 
 def _pip(python: Path) -> list[str]:
-    return [str(python), "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-input"]
+    return [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
 
 
 def _run(argv: list[str]) -> None:
     subprocess.run(
-        argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        argv,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )

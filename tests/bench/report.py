@@ -44,7 +44,9 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
 
 def _reports(bench: Bench) -> tuple[MetricRow, ...]:
     bench.say("report: report() at 1,000 a second")
-    found = distmagic.run(loops.reports, bench.rounds, 1500, screen=Silent(), nproc_per_node=1).results[0]
+    found = distmagic.run(
+        loops.reports, bench.rounds, 1500, screen=Silent(), nproc_per_node=1
+    ).results[0]
     return (
         MetricRow(
             what="report() at 1,000/s, of the training loop", unit="%", ours=tuple(found["percent"]),
@@ -71,7 +73,9 @@ def _bars(bench: Bench, folder: Path) -> Iterator[MetricRow]:
 
 
 def _captured() -> dict[str, list[float]]:
-    found: dict[str, list[float]] = distmagic.run(loops.bars, 3, screen=Silent(), nproc_per_node=1).results[0]
+    found: dict[str, list[float]] = distmagic.run(
+        loops.bars, 3, screen=Silent(), nproc_per_node=1
+    ).results[0]
     return found
 
 
@@ -80,7 +84,9 @@ def _on_terminal(folder: Path) -> dict[str, list[float]]:
     result = folder / "bars.json"
     program = f"import json; from tests.bench import loops; json.dump(loops.bars(3), open({str(result)!r}, 'w'))"
     ours, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))  # tqdm draws nothing on one of no size
+    fcntl.ioctl(
+        terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0)
+    )  # tqdm draws nothing on one of no size
     reader = threading.Thread(target=_drain, args=(ours,))
     reader.start()
     try:
@@ -118,21 +124,29 @@ def _travel(bench: Bench, lab: Lab, folder: Path) -> Iterator[MetricRow]:
         bench.say(f"report: {_LINES:,} lines of 2 ranks, round {number + 1}")
         empty_s, _ = _timed(lambda: _on_host(lab, loops.output, 0))
         took_s, run = _timed(lambda: _on_host(lab, loops.output, _LINES // 2))
-        assert all(run.logs(rank, "stdout").count("\n") == _LINES // 2 for rank in (0, 1)), "lines are missing"
+        assert all(
+            run.logs(rank, "stdout").count("\n") == _LINES // 2 for rank in (0, 1)
+        ), "lines are missing"
         ours.append(max(1e-3, took_s - empty_s))
         costs += run.results.values()
         nothing_s, _ = _timed(lambda: _by_ssh(lab, 0))
-        theirs.append(max(1e-3, _timed(lambda: _by_ssh(lab, _LINES // 2))[0] - nothing_s))
+        theirs.append(
+            max(1e-3, _timed(lambda: _by_ssh(lab, _LINES // 2))[0] - nothing_s)
+        )
     yield MetricRow(
         what=f"{_LINES:,} lines of output of 2 ranks, to the end of the run", unit="s", ours=tuple(ours),
         against="2 x ssh host python into a pipe", theirs=tuple(theirs),
         note=f"{_LINES / sorted(ours)[len(ours) // 2]:,.0f} lines a second; every line is in the host's log, the notebook "
         "is shown what fits; a run without output, and a Python that prints nothing, are taken off",
     )  # fmt: skip
-    yield MetricRow(what="print() of one line in a rank meanwhile", unit="us", ours=tuple(costs))
+    yield MetricRow(
+        what="print() of one line in a rank meanwhile", unit="us", ours=tuple(costs)
+    )
     bench.say(f"report: {_EVENTS:,} reports of 2 ranks")
     calls = [
-        cost for _ in range(bench.rounds_dear) for cost in _on_host(lab, loops.events, _EVENTS // 2).results.values()
+        cost
+        for _ in range(bench.rounds_dear)
+        for cost in _on_host(lab, loops.events, _EVENTS // 2).results.values()
     ]
     yield MetricRow(
         what="report() as fast as it goes, a call",
@@ -150,15 +164,27 @@ def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
 
 def _on_host(lab: Lab, fn: Callable[[int], float], count: int) -> distmagic.Run:
     access = Access(ssh_config=str(lab.ssh_config))
-    return distmagic.run(fn, count, hosts=f"{lab.hosts[0].name}:2", access=access, screen=Silent())
+    return distmagic.run(
+        fn, count, hosts=f"{lab.hosts[0].name}:2", access=access, screen=Silent()
+    )
 
 
 def _by_ssh(lab: Lab, count: int) -> None:
-    program = (
-        f"'import sys; sys.path.insert(0, \"{REPOSITORY}\"); from tests.bench import loops; loops.output({count})'"
-    )
-    argv = ["ssh", "-F", str(lab.ssh_config), lab.hosts[0].name, "python3", "-u", "-c", program]
-    clients = [subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for _ in range(2)]
+    program = f"'import sys; sys.path.insert(0, \"{REPOSITORY}\"); from tests.bench import loops; loops.output({count})'"
+    argv = [
+        "ssh",
+        "-F",
+        str(lab.ssh_config),
+        lab.hosts[0].name,
+        "python3",
+        "-u",
+        "-c",
+        program,
+    ]
+    clients = [
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
     readers = [threading.Thread(target=client.communicate) for client in clients]
     for thread in readers:
         thread.start()

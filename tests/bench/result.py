@@ -37,25 +37,36 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
         )
         (host.home / "data").write_bytes(os.urandom(_SIZE_BYTES))
         os.sync()
-        for speed, shaped in (("unshaped", contextlib.nullcontext), ("1 Gbit/s", lambda: links.slow_host(host))):
+        for speed, shaped in (
+            ("unshaped", contextlib.nullcontext),
+            ("1 Gbit/s", lambda: links.slow_host(host)),
+        ):
             try:
                 with shaped():
                     rows += _at_speed(bench, lab, folder, speed, run)
             except links.CannotShape as error:
                 rows.append(
                     MetricRow(
-                        what=f"a result of 1 GB, {speed}", unit="s", ours=(), target=Target(limit=1.1), note=str(error)
+                        what=f"a result of 1 GB, {speed}",
+                        unit="s",
+                        ours=(),
+                        target=Target(limit=1.1),
+                        note=str(error),
                     )
                 )
     return tuple(rows)
 
 
-def _at_speed(bench: Bench, lab: Lab, folder: Path, speed: str, run: distmagic.Run) -> Iterator[MetricRow]:
+def _at_speed(
+    bench: Bench, lab: Lab, folder: Path, speed: str, run: distmagic.Run
+) -> Iterator[MetricRow]:
     ours, theirs = [], []
     for number in range(bench.rounds_dear):
         ours.append(_ours(run))
         theirs.append(_scp(lab, folder))
-        bench.say(f"result, {speed}, round {number + 1}: {ours[-1]:.1f} s; scp {theirs[-1]:.1f} s")
+        bench.say(
+            f"result, {speed}, round {number + 1}: {ours[-1]:.1f} s; scp {theirs[-1]:.1f} s"
+        )
     yield MetricRow(
         what=f"a result of 1 GB, {speed}", unit="s", ours=tuple(ours), against="scp", theirs=tuple(theirs),
         target=Target(limit=1.1) if speed != "unshaped" else None,
@@ -73,7 +84,17 @@ def _ours(run: distmagic.Run) -> float:
 
 def _scp(lab: Lab, folder: Path) -> float:
     target, began = folder / "data", time.monotonic()
-    subprocess.run(["scp", "-q", "-F", str(lab.ssh_config), f"{lab.hosts[0].name}:data", str(target)], check=True)
+    subprocess.run(
+        [
+            "scp",
+            "-q",
+            "-F",
+            str(lab.ssh_config),
+            f"{lab.hosts[0].name}:data",
+            str(target),
+        ],
+        check=True,
+    )
     took_s = time.monotonic() - began
     target.unlink()
     return took_s

@@ -88,7 +88,9 @@ def _soak(bench: Bench, folder: Path, lab: Lab) -> tuple[list[Look], list[float]
                 seconds.append(took_s)
             kernel.run(run.look)
             if number % _SETTLED == 0:
-                looks.append(Look(kernel=held.of_process(kernel.pid, temporary), hosts=_on(lab)))
+                looks.append(
+                    Look(kernel=held.of_process(kernel.pid, temporary), hosts=_on(lab))
+                )
                 bench.say(f"soak: {number} runs: {looks[-1]}")
         kernel.run("%distributed down")
     lab.assert_clean(within_s=30)
@@ -150,7 +152,9 @@ def _plain(folder: Path, cells: int) -> float:
         return held.memory_mb(kernel.pid) - before_mb
 
 
-def _grown(what: str, unit: str, before: float, after: float, limit: float) -> MetricRow:
+def _grown(
+    what: str, unit: str, before: float, after: float, limit: float
+) -> MetricRow:
     """Return the row of something that should not grow; `limit` is by how much it may."""
     note = f"{figure(before)} after run {_SETTLED}, {figure(after)} after run {_RUNS}; {_MIX}"
     return MetricRow(

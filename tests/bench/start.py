@@ -14,7 +14,10 @@ from tests.bench.folders import scratch
 from tests.lab import Lab
 
 TITLE = "Starting: 2 hosts x 2 ranks over SSH"
-_FRESH, _KEPT = "fresh processes each time", "processes that are there already, and keep their state"
+_FRESH, _KEPT = (
+    "fresh processes each time",
+    "processes that are there already, and keep their state",
+)
 _OTHERS = {
     "torchrunx": (
         contestants.torchrunx,
@@ -24,7 +27,10 @@ _OTHERS = {
         contestants.accelerate,
         "one host (it knows no other), 4 ranks, forks of the notebook's own process",
     ),
-    "ipyparallel": (contestants.ipyparallel, f"2 hosts; {_KEPT}; starting its engines is not counted"),
+    "ipyparallel": (
+        contestants.ipyparallel,
+        f"2 hosts; {_KEPT}; starting its engines is not counted",
+    ),
     "nbdistributed": (
         contestants.nbdistributed,
         f"one host (it knows no other), 4 ranks; {_KEPT}; starting them is not counted",
@@ -43,7 +49,9 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
         field = dict(_field(stack, place, reasons))
         for number in range(bench.rounds_dear + 1):
             for name, run in field.items():
-                _one(bench, took if number else {}, reasons, name, run)  # the first round only warms the caches
+                _one(
+                    bench, took if number else {}, reasons, name, run
+                )  # the first round only warms the caches
             _distmagic(bench, took if number else {}, place)
     return _rows(took, reasons)
 
@@ -57,7 +65,9 @@ def _name_notebook(place: Place) -> Iterator[None]:
         yield
 
 
-def _field(stack: contextlib.ExitStack, place: Place, reasons: dict[str, str]) -> Iterator[tuple[str, Contestant]]:
+def _field(
+    stack: contextlib.ExitStack, place: Place, reasons: dict[str, str]
+) -> Iterator[tuple[str, Contestant]]:
     yield "by hand", stack.enter_context(contestants.by_hand(place))
     for name, (make, _) in _OTHERS.items():
         if name in reasons:
@@ -68,7 +78,13 @@ def _field(stack: contextlib.ExitStack, place: Place, reasons: dict[str, str]) -
             reasons[name] = _said(error)
 
 
-def _one(bench: Bench, took: dict[str, list[Took]], reasons: dict[str, str], name: str, run: Contestant) -> None:
+def _one(
+    bench: Bench,
+    took: dict[str, list[Took]],
+    reasons: dict[str, str],
+    name: str,
+    run: Contestant,
+) -> None:
     if name in reasons:
         return
     try:
@@ -79,12 +95,16 @@ def _one(bench: Bench, took: dict[str, list[Took]], reasons: dict[str, str], nam
         reasons[name] = _said(error)
         bench.say(f"start: {name}: {reasons[name]}")
         return
-    bench.say(f"start: {name}: first line {found.first_s:.2f} s, end {found.end_s:.2f} s")
+    bench.say(
+        f"start: {name}: first line {found.first_s:.2f} s, end {found.end_s:.2f} s"
+    )
     took.setdefault(name, []).append(found)
 
 
 def _said(error: Exception) -> str:
-    return f"not measured: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+    return (
+        f"not measured: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+    )
 
 
 def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
@@ -96,12 +116,16 @@ def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
             _one(bench, took, {}, name, run)
 
 
-def _rows(took: dict[str, list[Took]], reasons: dict[str, str]) -> tuple[MetricRow, ...]:
+def _rows(
+    took: dict[str, list[Took]], reasons: dict[str, str]
+) -> tuple[MetricRow, ...]:
     rows: list[MetricRow] = []
     for what, seconds in (("first user line", _first), ("end of the cell", _end)):
         figures = {name: tuple(map(seconds, found)) for name, found in took.items()}
         for mode, limit in _TARGETS.items():
-            note = "" if mode in figures else "this version has no cold start of its own"
+            note = (
+                "" if mode in figures else "this version has no cold start of its own"
+            )
             rows.append(
                 MetricRow(what=f"{what}, {mode}", unit="s", ours=figures.get(mode, ()), against="ssh + torchrun by hand",
                     theirs=figures["by hand"], target=Target(limit=limit), note=note)

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tests.bench.figures import MetricRow, Section, Spread, Target, ratios, spread, verdict
+from tests.bench.figures import (
+    MetricRow,
+    Section,
+    Spread,
+    Target,
+    ratios,
+    spread,
+    verdict,
+)
 
 _LOAD = ", load before "  # between the machine and its load, in a section's `machine`
 HEADS = ("what", "ours", "theirs", "against", "ratio", "target", "")
@@ -35,7 +43,13 @@ def figure(value: float) -> str:
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.2g}"
+    return (
+        f"{value:.1f}"
+        if size >= 10
+        else f"{value:.2f}"
+        if size >= 1
+        else f"{value:.2g}"
+    )
 
 
 def spread_text(found: Spread | None, unit: str) -> str:
@@ -51,7 +65,11 @@ def target_text(target: Target | None, unit: str) -> str:
     """Return `<= 0.6x` or `<= 1 %`."""
     if target is None:
         return ""
-    return f"<= {figure(target.limit)}x" if target.of == "ratio" else f"<= {figure(target.limit)} {unit}".rstrip()
+    return (
+        f"<= {figure(target.limit)}x"
+        if target.of == "ratio"
+        else f"<= {figure(target.limit)} {unit}".rstrip()
+    )
 
 
 def cells(row: MetricRow) -> tuple[str, ...]:
@@ -75,7 +93,12 @@ def as_text(sections: Sequence[Section]) -> str:
 def _section_text(section: Section) -> str:
     lines = [HEADS, *map(cells, section.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADS))]
-    drawn = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    drawn = [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
     head = f"{section.title} ({section.name}; {section.when}; {section.took_s:.0f} s; {section.machine})"
     return "\n".join((head, *drawn, *(f"  * {note}" for note in notes(section.rows))))
 
@@ -85,31 +108,48 @@ def notes(rows: Sequence[MetricRow]) -> list[str]:
     found: dict[str, list[str]] = {}
     for row in rows:
         if row.note:
-            found.setdefault(row.note, []).append(f"{row.what}{f' / {row.against}' if row.against else ''}")
-    return [f"{' | '.join(whats) if len(whats) < 3 else f'{len(whats)} rows'}: {note}" for note, whats in found.items()]
+            found.setdefault(row.note, []).append(
+                f"{row.what}{f' / {row.against}' if row.against else ''}"
+            )
+    return [
+        f"{' | '.join(whats) if len(whats) < 3 else f'{len(whats)} rows'}: {note}"
+        for note, whats in found.items()
+    ]
 
 
 def as_markdown(sections: Sequence[Section]) -> str:
     """Return one table for benchmarks.md, all sections' rows below each other, the notes after it."""
     lines = [f"| {' | '.join(HEADS[:-1])} | |", "|---" * len(HEADS) + "|"]
-    lines += [f"| {' | '.join(map(_escaped, cells(row)))} |" for section in sections for row in section.rows]
-    machines = list(dict.fromkeys(section.machine.partition(_LOAD)[0] for section in sections))
-    loads = [load for section in sections if (load := section.machine.partition(_LOAD)[2])]
-    load = f"; load before each section {', '.join(loads)}" if loads else ""
-    said = [f"- {_escaped(note)}" for section in sections for note in notes(section.rows)]
-    when = (
-        f"Measured by `make bench` on {' and on '.join(machines)}{load}; median (least..most) of all rounds, in turn."
+    lines += [
+        f"| {' | '.join(map(_escaped, cells(row)))} |"
+        for section in sections
+        for row in section.rows
+    ]
+    machines = list(
+        dict.fromkeys(section.machine.partition(_LOAD)[0] for section in sections)
     )
+    loads = [
+        load for section in sections if (load := section.machine.partition(_LOAD)[2])
+    ]
+    load = f"; load before each section {', '.join(loads)}" if loads else ""
+    said = [
+        f"- {_escaped(note)}" for section in sections for note in notes(section.rows)
+    ]
+    when = f"Measured by `make bench` on {' and on '.join(machines)}{load}; median (least..most) of all rounds, in turn."
     return "\n".join([when, "", *lines, *(["", *said] if said else [])])
 
 
 def headlines(sections: Sequence[Section]) -> str:
     """Return the table of `HEADLINES` for the README: medians only. Raises ValueError for one that was not measured."""
-    rows = {(row.what, row.against): row for section in sections for row in section.rows}
+    rows = {
+        (row.what, row.against): row for section in sections for row in section.rows
+    }
     lines = ["| what | ours | theirs | against |", "|---|---|---|---|"]
     for wanted in HEADLINES:
         if wanted not in rows:
-            raise ValueError(f"README.md needs the row {' / '.join(wanted)}, which was not measured: run make bench")
+            raise ValueError(
+                f"README.md needs the row {' / '.join(wanted)}, which was not measured: run make bench"
+            )
         what, ours, theirs, against, *_ = cells(rows[wanted])
         medians = [text.partition(" (")[0] for text in (ours, theirs)]
         lines.append(f"| {' | '.join(map(_escaped, (what, *medians, against)))} |")
@@ -135,7 +175,10 @@ def as_json(sections: Sequence[Section]) -> str:
 
 
 def _plain(section: Section) -> dict[str, Any]:
-    rows = [{**asdict(row), "ratio": list(ratios(row)), "verdict": verdict(row)} for row in section.rows]
+    rows = [
+        {**asdict(row), "ratio": list(ratios(row)), "verdict": verdict(row)}
+        for row in section.rows
+    ]
     return {**asdict(section), "rows": rows}
 
 
@@ -149,6 +192,15 @@ def _section(raw: dict[str, Any]) -> Section:
 
 
 def _row(raw: dict[str, Any]) -> MetricRow:
-    own = {name: value for name, value in raw.items() if name not in ("ratio", "verdict")}
+    own = {
+        name: value for name, value in raw.items() if name not in ("ratio", "verdict")
+    }
     target = None if own["target"] is None else Target(**own["target"])
-    return MetricRow(**{**own, "ours": tuple(own["ours"]), "theirs": tuple(own["theirs"]), "target": target})
+    return MetricRow(
+        **{
+            **own,
+            "ours": tuple(own["ours"]),
+            "theirs": tuple(own["theirs"]),
+            "target": target,
+        }
+    )

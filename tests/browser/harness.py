@@ -52,11 +52,21 @@ _OWN_FLAGS = {
     ),
     "notebook": (f"--JupyterNotebookApp.{_EXPOSED}",),
 }
-_PATHS = {"jupyterlab": "lab/tree/notebook.ipynb", "notebook": "notebooks/notebook.ipynb"}
+_PATHS = {
+    "jupyterlab": "lab/tree/notebook.ipynb",
+    "notebook": "notebooks/notebook.ipynb",
+}
 _SETTINGS = {
-    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
-    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page, so they count
-    "@jupyterlab/docmanager-extension:plugin": {"autosave": False},  # a test saves when it says so
+    "@jupyterlab/apputils-extension:notification": {
+        "fetchNews": "false",
+        "checkForUpdates": False,
+    },
+    "@jupyterlab/notebook-extension:tracker": {
+        "windowingMode": "none"
+    },  # all cells are in the page, so they count
+    "@jupyterlab/docmanager-extension:plugin": {
+        "autosave": False
+    },  # a test saves when it says so
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
 _CELLS = ".jp-Notebook .jp-CodeCell"
@@ -72,14 +82,23 @@ class NotebookPage:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.outside: list[str] = []  # addresses that the page asked for and that are not on this machine
+        self.outside: list[
+            str
+        ] = []  # addresses that the page asked for and that are not on this machine
         self.console_errors: list[str] = []
         page.add_init_script(_HELPERS)
         page.on("request", self._note_request)
-        page.on("console", lambda message: message.type == "error" and self.console_errors.append(message.text))
+        page.on(
+            "console",
+            lambda message: (
+                message.type == "error" and self.console_errors.append(message.text)
+            ),
+        )
 
     def _note_request(self, request: Request) -> None:
-        if not re.match(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:|about:", request.url):
+        if not re.match(
+            r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:|about:", request.url
+        ):
             self.outside.append(request.url)
 
     def open(self, url: str) -> None:
@@ -109,12 +128,16 @@ class NotebookPage:
 
     def wait_text(self, index: int, pattern: str, timeout_s: float = 30) -> str:
         """Wait until the outputs of a cell, widgets included, match a regular expression; return their text."""
-        self.cell(index).scroll_into_view_if_needed()  # as a person does; what is out of sight may not be drawn
+        self.cell(
+            index
+        ).scroll_into_view_if_needed()  # as a person does; what is out of sight may not be drawn
         try:
             self._wait("shows", timeout_s, index, pattern)
         except PlaywrightError as error:
             shown = self._ask("outputText", index)
-            raise AssertionError(f"cell {index} doesn't show {pattern!r} within {timeout_s:g} s:\n{shown}") from error
+            raise AssertionError(
+                f"cell {index} doesn't show {pattern!r} within {timeout_s:g} s:\n{shown}"
+            ) from error
         return self._ask("outputText", index)
 
     def interrupt(self) -> None:
@@ -137,7 +160,11 @@ class NotebookPage:
     def _wait(self, name: str, timeout_s: float, *args: object) -> None:
         """Wait until a function of harness.js returns true."""
         try:
-            self.page.wait_for_function(f"args => notebook.{name}(...args)", arg=list(args), timeout=timeout_s * 1000)
+            self.page.wait_for_function(
+                f"args => notebook.{name}(...args)",
+                arg=list(args),
+                timeout=timeout_s * 1000,
+            )
         except PlaywrightError:
             self._refuse_dialogs()
             raise
@@ -167,11 +194,15 @@ def notebook_in_browser(
     with tempfile.TemporaryDirectory(prefix="jupyterlab-") as made:
         folder = Path(made)
         notebook.metadata.setdefault(
-            "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
+            "kernelspec",
+            {"name": "python3", "display_name": "Python 3", "language": "python"},
         )
         (folder / "work").mkdir()
         nbformat.write(notebook, folder / "work" / "notebook.ipynb")
-        with _server(program, folder, dict(env or {})) as base, _page(folder, scale) as page:
+        with (
+            _server(program, folder, dict(env or {})) as base,
+            _page(folder, scale) as page,
+        ):
             shown = NotebookPage(page)
             shown.open(base.format(path=_PATHS[program]))
             try:
@@ -180,7 +211,9 @@ def notebook_in_browser(
                 if shots is not None:
                     shown.screenshot(shots / "failed.png")
                 raise
-            assert not shown.outside, f"the page asked for addresses outside this machine: {shown.outside}"
+            assert not shown.outside, (
+                f"the page asked for addresses outside this machine: {shown.outside}"
+            )
 
 
 @contextlib.contextmanager
@@ -190,10 +223,21 @@ def _server(program: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps(_SETTINGS))
     port, token = _free_port(), secrets.token_hex(16)
-    places = {"HOME": "home", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython"}
-    own = {name: str(folder / place) for name, place in places.items()} | {"JUPYTER_RUNTIME_DIR": str(folder / "run")}
+    places = {
+        "HOME": "home",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "IPYTHONDIR": "ipython",
+    }
+    own = {name: str(folder / place) for name, place in places.items()} | {
+        "JUPYTER_RUNTIME_DIR": str(folder / "run")
+    }
     (folder / "home").mkdir()
-    dynamic = (f"--port={port}", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder / 'work'}")
+    dynamic = (
+        f"--port={port}",
+        f"--IdentityProvider.token={token}",
+        f"--ServerApp.root_dir={folder / 'work'}",
+    )
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", program, *_SERVER, *_OWN_FLAGS[program], *dynamic],
@@ -205,7 +249,11 @@ def _server(program: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
         )
     try:
         address = f"http://127.0.0.1:{port}/{{path}}?token={token}"
-        wait_until(lambda: _answers(process, folder, address.format(path="api/status")), "JupyterLab", timeout_s=90)
+        wait_until(
+            lambda: _answers(process, folder, address.format(path="api/status")),
+            "JupyterLab",
+            timeout_s=90,
+        )
         yield address
     finally:
         _stop(process)
@@ -213,7 +261,9 @@ def _server(program: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
 
 def _answers(process: subprocess.Popen[bytes], folder: Path, url: str) -> bool:
     if process.poll() is not None:
-        raise RuntimeError(f"JupyterLab ended at once:\n{(folder / 'server.log').read_text()}")
+        raise RuntimeError(
+            f"JupyterLab ended at once:\n{(folder / 'server.log').read_text()}"
+        )
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return response.status == 200
@@ -245,6 +295,8 @@ def _page(folder: Path, scale: int) -> Iterator[Page]:
             args=[*_CHROMIUM, f"--crash-dumps-dir={folder}"],
         )
         try:
-            yield browser.new_page(viewport={"width": 1280, "height": 1000}, device_scale_factor=scale)
+            yield browser.new_page(
+                viewport={"width": 1280, "height": 1000}, device_scale_factor=scale
+            )
         finally:
             browser.close()

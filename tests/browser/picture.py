@@ -33,7 +33,9 @@ def main() -> int:
         print(f"no picture can be made here: {reason}", file=sys.stderr)
         return 1
     sources = ("%load_ext distmagic", "%distributed playground 2", training_cell())
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
     with tempfile.TemporaryDirectory(prefix="picture-") as home:
         env = {"PYTHONPATH": str(REPOSITORY), "HOME": home}
         with notebook_in_browser(notebook, env, scale=2) as page:
@@ -59,20 +61,32 @@ def main() -> int:
 def training_cell() -> str:
     """Return the cell of the manual's page "cell", for two ranks on each of the two hosts, with more steps."""
     text = (REPOSITORY / "distmagic" / "help" / "cell.md").read_text()
-    (cell,) = re.findall(r"^```python\n(%%distributed.*?)\n```", text, re.MULTILINE | re.DOTALL)
+    (cell,) = re.findall(
+        r"^```python\n(%%distributed.*?)\n```", text, re.MULTILINE | re.DOTALL
+    )
     line, _, body = cell.partition("\n")
-    return f"{line} --nproc-per-node 2\n" + re.sub(r"train\(steps=\d+\).*", f"train(steps={STEPS})", body)
+    return f"{line} --nproc-per-node 2\n" + re.sub(
+        r"train\(steps=\d+\).*", f"train(steps={STEPS})", body
+    )
 
 
 def half_done(page: NotebookPage) -> bool:
     """Whether the run is live, and every bar of its table has passed its middle."""
-    bars = page.cell(TRAIN).locator("table progress").evaluate_all("all => all.map(bar => bar.position)")
+    bars = (
+        page.cell(TRAIN)
+        .locator("table progress")
+        .evaluate_all("all => all.map(bar => bar.position)")
+    )
     return len(bars) == 4 and 0.5 <= min(bars) < 1.0
 
 
 def smaller(png: bytes) -> bytes:
     """Return the same picture with a palette of 128 colours, a third of the bytes."""
-    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    image = (
+        Image.open(io.BytesIO(png))
+        .convert("RGB")
+        .quantize(128, dither=Image.Dither.NONE)
+    )
     into = io.BytesIO()
     image.save(into, "PNG", optimize=True)
     return into.getvalue()

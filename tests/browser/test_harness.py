@@ -22,7 +22,9 @@ bar.value = 50
 
 
 def test_widgets_interrupt_and_the_next_cell(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (BAR, WORK, "6 * 7, X")])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(text) for text in (BAR, WORK, "6 * 7, X")]
+    )
     with notebook_in_browser(notebook, {"PYTHONSTARTUP": ""}) as page:
         page.run_cell(0)
         page.wait_text(0, "rank 0")

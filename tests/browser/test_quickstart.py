@@ -34,7 +34,9 @@ NEXT = "%%distributed --hosts localhost:1\nprint('runs' + ' again')"
 def bars(page: NotebookPage, index: int) -> list[float]:
     """Return how far each rank is, as its bar in the live table shows it: the width of what is filled."""
     table = page.cell(index).locator("table.dm-table progress")
-    return table.evaluate_all("all => all.map(bar => bar.position * bar.getBoundingClientRect().width)")
+    return table.evaluate_all(
+        "all => all.map(bar => bar.position * bar.getBoundingClientRect().width)"
+    )
 
 
 def is_live(page: NotebookPage, index: int) -> bool:
@@ -47,7 +49,9 @@ def test_the_quickstart_in_jupyterlab(tmp_path: Path):
     notebook.cells.append(nbformat.v4.new_code_cell(LONG))
     notebook.cells.append(nbformat.v4.new_code_cell(NEXT))
     last = sum(cell.cell_type == "code" for cell in notebook.cells) - 1
-    with notebook_in_browser(notebook, {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}, shots=tmp_path) as page:
+    with notebook_in_browser(
+        notebook, {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}, shots=tmp_path
+    ) as page:
         page.run_cell(LOAD)
         page.run_cell(PLAYGROUND)
         page.wait_text(PLAYGROUND, r"^node1, node2 ", 60)
@@ -68,12 +72,18 @@ def test_the_quickstart_in_jupyterlab(tmp_path: Path):
 
 def test_a_run_in_notebook_7(tmp_path: Path):
     """The same view as in JupyterLab: a live bar a rank, then the table that stays; the button stops it."""
-    cells = [nbformat.v4.new_code_cell(text) for text in ("%load_ext distmagic", LONG, NEXT)]
+    cells = [
+        nbformat.v4.new_code_cell(text) for text in ("%load_ext distmagic", LONG, NEXT)
+    ]
     env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
-    with notebook_in_browser(nbformat.v4.new_notebook(cells=cells), env, shots=tmp_path, program="notebook") as page:
+    with notebook_in_browser(
+        nbformat.v4.new_notebook(cells=cells), env, shots=tmp_path, program="notebook"
+    ) as page:
         page.run_cell(0)
         page.run_cell(1)
-        wait_until(lambda: (seen := bars(page, 1))[1:] and min(seen) > 0, "two bars", 60)
+        wait_until(
+            lambda: (seen := bars(page, 1))[1:] and min(seen) > 0, "two bars", 60
+        )
         assert is_live(page, 1)
         page.screenshot(tmp_path / "running.png")
         page.interrupt()
@@ -89,9 +99,19 @@ def test_a_run_in_notebook_7(tmp_path: Path):
 def watch_training(page: NotebookPage) -> None:
     """Run the training; see each of four bars grow while it goes on, and the table and curves that stay."""
     page.run_cell(TRAIN)
-    first = wait_until(lambda: (seen := bars(page, TRAIN))[3:] and min(seen) > 0 and seen, "four bars", 120)
+    first = wait_until(
+        lambda: (seen := bars(page, TRAIN))[3:] and min(seen) > 0 and seen,
+        "four bars",
+        120,
+    )
     assert is_live(page, TRAIN)
-    wait_until(lambda: all(now > then for now, then in zip(bars(page, TRAIN), first, strict=True)), "them to grow", 60)
+    wait_until(
+        lambda: all(
+            now > then for now, then in zip(bars(page, TRAIN), first, strict=True)
+        ),
+        "them to grow",
+        60,
+    )
     assert is_live(page, TRAIN), "they grew while the cell was running"
     page.wait_done(TRAIN, 120)
     wait_until(lambda: not is_live(page, TRAIN), "the table that stays")
@@ -110,7 +130,10 @@ def stop_a_long_cell(page: NotebookPage, index: int) -> None:
     page.interrupt()
     page.wait_done(index, 15)
     text = page.wait_text(index, r"^stopped")
-    assert "Cancelled: The run was interrupted; every rank on every host was stopped." in text
+    assert (
+        "Cancelled: The run was interrupted; every rank on every host was stopped."
+        in text
+    )
 
 
 def read_without_a_kernel(page: NotebookPage) -> None:

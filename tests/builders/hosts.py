@@ -28,19 +28,33 @@ Answer = Callable[[p.Message], Sequence[p.Message | bytes] | None]
 
 def runs_on(start: p.StartNode) -> list[p.Message]:
     """Return the events of a node whose one rank begins, and goes on."""
-    return [p.Worker(rank=start.node_rank, local_rank=0, world_size=len(start.hosts), restart=0, pid=100)]
+    return [
+        p.Worker(
+            rank=start.node_rank,
+            local_rank=0,
+            world_size=len(start.hosts),
+            restart=0,
+            pid=100,
+        )
+    ]
 
 
 def runs_to_its_end(start: p.StartNode) -> list[p.Message]:
     """Return the events of a node whose one rank returns a small result."""
-    ended = p.Ended(rank=start.node_rank, restart=0, outcome="returned", result_bytes=len(RESULT))
+    ended = p.Ended(
+        rank=start.node_rank, restart=0, outcome="returned", result_bytes=len(RESULT)
+    )
     return [*runs_on(start), ended, p.EngineEnded(code=0), p.Final(reason="done")]
 
 
 def fails(start: p.StartNode) -> list[p.Message]:
     """Return the events of a node whose one rank raises."""
-    failure = p.Failure(type="ValueError", message="no", traceback="Traceback: ValueError: no")
-    ended = p.Ended(rank=start.node_rank, restart=0, outcome="raised", code=1, failure=failure)
+    failure = p.Failure(
+        type="ValueError", message="no", traceback="Traceback: ValueError: no"
+    )
+    ended = p.Ended(
+        rank=start.node_rank, restart=0, outcome="raised", code=1, failure=failure
+    )
     return [*runs_on(start), ended, p.EngineEnded(code=1), p.Final(reason="failed")]
 
 
@@ -53,7 +67,11 @@ class FakeHost:
     far, "connect", "boot", "hang up" (of a link), "disconnect", or the answer to a kind of request.
     """
 
-    def __init__(self, name: str, begins: Callable[[p.StartNode], list[p.Message]] = runs_to_its_end) -> None:
+    def __init__(
+        self,
+        name: str,
+        begins: Callable[[p.StartNode], list[p.Message]] = runs_to_its_end,
+    ) -> None:
         self.host = Host(name=name)
         self.facts = replace(FACTS, torch=facts.torch_version())
         self.begins = begins
@@ -107,7 +125,9 @@ class FakeHost:
         self.meet(type(request))
         with self._lock:
             self.requests.append(request)
-        if type(request) in self.answers:  # without the lock: an answer may take its time
+        if (
+            type(request) in self.answers
+        ):  # without the lock: an answer may take its time
             answer = self.answers[type(request)](request)
             if answer is HANG_UP:
                 process.cut()
@@ -120,11 +140,17 @@ class FakeHost:
     def _answer(self, process: HostProcess, request: p.Message) -> None:
         if isinstance(request, p.StartNode):
             hello = p.Hello(
-                protocol=p.PROTOCOL, job=request.job, node_rank=request.node_rank, hostname=self.host.name, pid=9
+                protocol=p.PROTOCOL,
+                job=request.job,
+                node_rank=request.node_rank,
+                hostname=self.host.name,
+                pid=9,
             )
             self.results[f"rank{request.node_rank}.result"] = RESULT
             if request.work is not None:
-                process.put(p.WorkDirReady(path=f"/home/me/.distmagic/work/{request.work.name}"))
+                process.put(
+                    p.WorkDirReady(path=f"/home/me/.distmagic/work/{request.work.name}")
+                )
             process.followed_after = 0
             self.agent_sends(hello, *self.begins(request))
         elif isinstance(request, p.FollowJob):
@@ -132,7 +158,9 @@ class FakeHost:
             process.follow(self.events)
         elif isinstance(request, p.StopNode):
             if not any(isinstance(event, p.Final) for event in self.events):
-                self.agent_sends(p.EngineEnded(code=-15), p.Final(reason=request.reason))
+                self.agent_sends(
+                    p.EngineEnded(code=-15), p.Final(reason=request.reason)
+                )
         elif isinstance(request, p.GetFile):
             data = self.results.get(request.name)
             if data is None:
@@ -145,12 +173,16 @@ class FakeHost:
     def _usual_answers(self) -> dict[type, Sequence[p.Message]]:
         return {
             p.GetFacts: [self.facts],
-            p.GetRoute: [p.Route(address=self.facts.address, interface=self.facts.interface)],
+            p.GetRoute: [
+                p.Route(address=self.facts.address, interface=self.facts.interface)
+            ],
             p.GetFreePort: [p.FreePort(port=self.free_port)],
             p.OfferBlobs: [p.MissingBlobs()],
             p.CheckBlobs: [p.MissingBlobs()],
             p.SweepJob: [p.Final(reason="swept")],
-            p.ListJobs: [p.Jobs(jobs=self.listings), p.Jobs()] if self.listings else [p.Jobs()],
+            p.ListJobs: [p.Jobs(jobs=self.listings), p.Jobs()]
+            if self.listings
+            else [p.Jobs()],
             p.RemoveJob: [p.Removed(size_bytes=10)],
             p.PruneBlobs: [p.Removed(size_bytes=20)],
             p.ListTemplates: [p.Templates()],
@@ -165,7 +197,9 @@ class HostProcess:
 
     def __init__(self, host: FakeHost) -> None:
         self.is_closed = threading.Event()
-        self.followed_after: int | None = None  # the number of the last event that was sent; None: it follows no job
+        self.followed_after: int | None = (
+            None  # the number of the last event that was sent; None: it follows no job
+        )
         self._host = host
         self._writes = 0
         self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -183,7 +217,9 @@ class HostProcess:
         """Send the events that were not sent yet, if this process follows the job."""
         if self.followed_after is None:
             return
-        for number, event in enumerate(events[self.followed_after :], self.followed_after + 1):
+        for number, event in enumerate(
+            events[self.followed_after :], self.followed_after + 1
+        ):
             self._pieces.put(lines(event, first=number))
         self.followed_after = len(events)
         if any(isinstance(event, p.Final) for event in events):
@@ -265,7 +301,9 @@ def connector(*hosts: FakeHost) -> Callable[[Host, Access, Asker], FakeConnectio
     return connect
 
 
-def reach(*hosts: FakeHost, access: Access | None = None, spare: Sequence[FakeHost] = ()) -> Reaching:
+def reach(
+    *hosts: FakeHost, access: Access | None = None, spare: Sequence[FakeHost] = ()
+) -> Reaching:
     """Begin to reach hosts; `spare` ones are only known."""
     access = access or Access()
     asker = NotebookAsker(can_ask=False)

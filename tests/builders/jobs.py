@@ -23,14 +23,18 @@ from tests.builders.runs import FakeScreen
 from tests.lab import wait_until
 
 
-def two(begins: Callable[[p.StartNode], list[p.Message]] = runs_to_its_end) -> tuple[FakeHost, FakeHost]:
+def two(
+    begins: Callable[[p.StartNode], list[p.Message]] = runs_to_its_end,
+) -> tuple[FakeHost, FakeHost]:
     """Return hosts whose nodes begin so."""
     return FakeHost("gpu-a", begins), FakeHost("gpu-b", begins)
 
 
 def payload_in(folder: Path) -> Payload:
     """Return a payload of two small files in a folder."""
-    return Payload(call=blobs.keep(b"the call", folder), code=blobs.keep(b"the code", folder))
+    return Payload(
+        call=blobs.keep(b"the call", folder), code=blobs.keep(b"the code", folder)
+    )
 
 
 def launched(
@@ -39,23 +43,55 @@ def launched(
 ) -> Followed:  # fmt: skip
     """Launch job "j" of the notebook "nb" on hosts, and follow it."""
     reaching = reaching or reach(*hosts)
-    return launch(reaching, spec or JobSpec(), payload_in(tmp_path), screen or FakeScreen(), "j", "nb", WORK)
+    return launch(
+        reaching,
+        spec or JobSpec(),
+        payload_in(tmp_path),
+        screen or FakeScreen(),
+        "j",
+        "nb",
+        WORK,
+    )
 
 
-def listing(job: str, node_rank: int, hosts: Sequence[FakeHost], **more: object) -> p.JobListing:
+def listing(
+    job: str, node_rank: int, hosts: Sequence[FakeHost], **more: object
+) -> p.JobListing:
     """Return what a host lists of a job's node; it has begun, and runs unless `more` says otherwise."""
     terms = p.JobTerms(lease_s=60.0, min_nodes=len(hosts))
-    found = {"began_s": 1.0, "terms": terms, "is_running": True, "protocol": p.PROTOCOL, **more}
-    return p.JobListing(job=job, node_rank=node_rank, hosts=tuple(one.host.name for one in hosts), **found)
+    found = {
+        "began_s": 1.0,
+        "terms": terms,
+        "is_running": True,
+        "protocol": p.PROTOCOL,
+        **more,
+    }
+    return p.JobListing(
+        job=job,
+        node_rank=node_rank,
+        hosts=tuple(one.host.name for one in hosts),
+        **found,
+    )
 
 
 def begun(*hosts: FakeHost, **more: object) -> Job:
     """Have hosts run job "j", and return it as it is found there."""
     for node_rank, host in enumerate(hosts):
         host.listings = (listing("j", node_rank, hosts, **more),)
-        start = replace(START, job="j", node_rank=node_rank, hosts=tuple(one.host.name for one in hosts))
+        start = replace(
+            START,
+            job="j",
+            node_rank=node_rank,
+            hosts=tuple(one.host.name for one in hosts),
+        )
         host.results[f"rank{node_rank}.result"] = RESULT
-        hello = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=node_rank, hostname=host.host.name, pid=9)
+        hello = p.Hello(
+            protocol=p.PROTOCOL,
+            job="j",
+            node_rank=node_rank,
+            hostname=host.host.name,
+            pid=9,
+        )
         host.agent_sends(hello, *host.begins(start))
     (job,) = found_jobs([host.listings for host in hosts])
     return job
@@ -69,7 +105,10 @@ def has_ranks(state: RunState) -> bool:
 def assert_left(*hosts: FakeHost) -> None:
     """Assert that no link to these hosts stays open."""
     for host in hosts:
-        wait_until(lambda host=host: host.is_left, f"the links to {host.host.name} to be closed")
+        wait_until(
+            lambda host=host: host.is_left,
+            f"the links to {host.host.name} to be closed",
+        )
 
 
 # ---- interrupts

@@ -39,7 +39,10 @@ class LocalKeeper:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._local.close()
         self.process.terminate()
@@ -49,8 +52,14 @@ class LocalKeeper:
 
     def usher(self, request: dict[str, object], patience_s: float = 20) -> Process:
         """Start one usher, as a step of srun would."""
-        words = program_text.command(sys.executable, "usher", {"job": self.job, "patience_s": patience_s, **request})
-        return self._local.start(("env", "SLURMD_NODENAME=here", "SLURM_LAUNCH_NODE_IPADDR=10.0.0.9", *words))
+        words = program_text.command(
+            sys.executable,
+            "usher",
+            {"job": self.job, "patience_s": patience_s, **request},
+        )
+        return self._local.start(
+            ("env", "SLURMD_NODENAME=here", "SLURM_LAUNCH_NODE_IPADDR=10.0.0.9", *words)
+        )
 
     def start(self, argv: tuple[str, ...]) -> Process:
         """Start `argv` through an usher."""

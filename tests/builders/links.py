@@ -18,7 +18,12 @@ class FakeProcess:
     """A process whose stdout is a script of pieces; `hang` blocks at its end until it is closed."""
 
     def __init__(
-        self, *pieces: bytes, code: int | None = 0, stderr: str = "", hang: bool = False, deaf: bool = False
+        self,
+        *pieces: bytes,
+        code: int | None = 0,
+        stderr: str = "",
+        hang: bool = False,
+        deaf: bool = False,
     ) -> None:
         self.pieces = [piece for piece in pieces if piece]
         self.code, self.said, self.hang, self.deaf = code, stderr, hang, deaf
@@ -80,4 +85,7 @@ def reply(**changes: object) -> bytes:
 
 
 def lines(*messages: p.Message, first: int = 0) -> bytes:
-    return b"".join(p.encode(message, first + i if first else 0) for i, message in enumerate(messages))
+    return b"".join(
+        p.encode(message, first + i if first else 0)
+        for i, message in enumerate(messages)
+    )

@@ -15,7 +15,9 @@ CANCELLED = RUNNING.replace("RUNNING", "CANCELLED")
 class Said:
     """A process that has ended, with what it printed; one of a lease ends when it is told to."""
 
-    def __init__(self, out: str = "", err: str = "", code: int = 0, *, stays: bool = False) -> None:
+    def __init__(
+        self, out: str = "", err: str = "", code: int = 0, *, stays: bool = False
+    ) -> None:
         self.pieces = [out.encode()] if out else []
         self.err, self.code, self.stays = err, code, stays
         self.written = b""
@@ -52,11 +54,18 @@ class Login:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
-        self.answers: dict[str, list[Said]] = {"sbatch": [Said("17\n")], "scancel": [Said()]}
+        self.answers: dict[str, list[Said]] = {
+            "sbatch": [Said("17\n")],
+            "scancel": [Said()],
+        }
         self.leases: list[Said] = []
 
     def start(self, argv: tuple[str, ...]) -> Said:
-        program = argv[4] if argv[0] == "sh" and argv[1] == "-c" and len(argv) > 4 else argv[0]
+        program = (
+            argv[4]
+            if argv[0] == "sh" and argv[1] == "-c" and len(argv) > 4
+            else argv[0]
+        )
         self.asked.append(argv[4:])
         if program == "srun" and "lease" in request_of(argv):
             lease = Said("ready\n", stays=True)

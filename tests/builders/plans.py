@@ -16,7 +16,13 @@ FACTS = Facts(
 )  # fmt: skip
 
 
-def reached(name: str = "gpu-a", address: str = "10.0.0.1", interface: str = "eth0", slots=None, **facts) -> Reached:
+def reached(
+    name: str = "gpu-a",
+    address: str = "10.0.0.1",
+    interface: str = "eth0",
+    slots=None,
+    **facts,
+) -> Reached:
     return Reached(
         host=Host(name=name, slots=slots),
         facts=replace(FACTS, address=address, **facts),

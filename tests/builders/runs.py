@@ -19,7 +19,11 @@ from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 from tests.builders.events import HOSTS, at, hello, worker
 
-START = [hello(0), hello(1), *(worker(rank, rank // 2, local=rank % 2) for rank in range(4))]
+START = [
+    hello(0),
+    hello(1),
+    *(worker(rank, rank // 2, local=rank % 2) for rank in range(4)),
+]
 
 
 class FakeScreen:
@@ -44,7 +48,9 @@ class ScriptedRun:
     It is the loop's queue and its executor. `stops` are (nodes, grace in seconds, reason), `actions` all that was begun.
     """
 
-    def __init__(self, *script: list[Event] | type[KeyboardInterrupt], step_s: float = 0.5) -> None:
+    def __init__(
+        self, *script: list[Event] | type[KeyboardInterrupt], step_s: float = 0.5
+    ) -> None:
         self.script, self.step_s = list(script), step_s
         self.elapsed_s = 0.0
         self.actions: list[Action] = []
@@ -53,7 +59,12 @@ class ScriptedRun:
         self._links: dict[int, Any] = {}
 
     def run(
-        self, limits: Limits | None = None, screen: FakeScreen | None = None, restarts: int = 0, *, detach: bool = False
+        self,
+        limits: Limits | None = None,
+        screen: FakeScreen | None = None,
+        restarts: int = 0,
+        *,
+        detach: bool = False,
     ) -> RunState:
         """Follow it to its end, and return the last state."""
         numbers = itertools.count(1)
@@ -65,9 +76,22 @@ class ScriptedRun:
             return self.elapsed_s
 
         state = begin("j", HOSTS, restarts)
-        loop = RunLoop(state, self, screen or FakeScreen(), lambda longest_s: None, Interrupts(), clock, new_id)
-        self._links = {node: SimpleNamespace(agent_error="", kept=None) for node in range(len(HOSTS))}
-        table = NodeTable(range(len(HOSTS)), 60.0, new_id, Growth(host_names=(*HOSTS, "gpu-c")))
+        loop = RunLoop(
+            state,
+            self,
+            screen or FakeScreen(),
+            lambda longest_s: None,
+            Interrupts(),
+            clock,
+            new_id,
+        )
+        self._links = {
+            node: SimpleNamespace(agent_error="", kept=None)
+            for node in range(len(HOSTS))
+        }
+        table = NodeTable(
+            range(len(HOSTS)), 60.0, new_id, Growth(host_names=(*HOSTS, "gpu-c"))
+        )
         loop.follow(table, self, self._links, limits or Limits(), detach=detach)
         return loop.state
 
@@ -81,7 +105,9 @@ class ScriptedRun:
         events: list[Event] = []
         for event in step:
             events.append(event)
-            if isinstance(event.what, p.NodeAdded):  # another notebook starts it, and this one follows it at once
+            if isinstance(
+                event.what, p.NodeAdded
+            ):  # another notebook starts it, and this one follows it at once
                 node_rank = len(self._links)
                 self._links[node_rank] = SimpleNamespace(agent_error="", kept=None)
                 events.append(at(Linked(link=self._links[node_rank]), node_rank))
@@ -92,7 +118,11 @@ class ScriptedRun:
     def perform(self, action: Action) -> None:
         self.actions.append(action)
         if isinstance(action, Send) and isinstance(action.message, p.StopNode):
-            nodes = [node for node, link in self._links.items() if any(link is one for one in action.links)]
+            nodes = [
+                node
+                for node, link in self._links.items()
+                if any(link is one for one in action.links)
+            ]
             self.stops.append((nodes, action.message.grace_s, action.message.reason))
         if isinstance(action, Send) and isinstance(action.message, p.DumpStacks):
             self.asks += 1
@@ -102,4 +132,7 @@ class ScriptedRun:
 
 
 def end_of(node: int, code: int = 0, reason: str = "done") -> list[Event]:
-    return [at(what, node) for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())]
+    return [
+        at(what, node)
+        for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())
+    ]

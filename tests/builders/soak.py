@@ -28,7 +28,9 @@ def waits():
     open("begun", "w").close()
     time.sleep(600)
 """
-BEGUN = "begun"  # the file in a host's home that says that there is something to interrupt
+BEGUN = (
+    "begun"  # the file in a host's home that says that there is something to interrupt
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,11 @@ class Run:
     look: str
 
 
-SMALL = Run(call="small()", ending="done", look="run.results[0]['loss'], len(run.logs(0)), len(run.metrics)")
+SMALL = Run(
+    call="small()",
+    ending="done",
+    look="run.results[0]['loss'], len(run.logs(0)), len(run.metrics)",
+)
 LARGE = Run(
     call="large()", ending="done", look="float(run.results[0].sum())"
 )  # 4 MB: fetched for this look, and mapped

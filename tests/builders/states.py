@@ -18,9 +18,18 @@ from tests.builders.events import texts
 def hold(state: RunState) -> None:
     """Assert what is true of every state, and that all that is derived from it can be asked for."""
     assert [n.node_rank for n in state.nodes] == [0, 1]
-    assert all(rank == w.rank and 0 <= rank < state.world_size for rank, w in state.workers.items())
-    assert all(w.phase in ("running", "done", "failed", "stopped", "lost") for w in state.workers.values())
-    assert all((w.ended is not None) or w.phase in ("running", "stopped", "lost") for w in state.workers.values())
+    assert all(
+        rank == w.rank and 0 <= rank < state.world_size
+        for rank, w in state.workers.items()
+    )
+    assert all(
+        w.phase in ("running", "done", "failed", "stopped", "lost")
+        for w in state.workers.values()
+    )
+    assert all(
+        (w.ended is not None) or w.phase in ("running", "stopped", "lost")
+        for w in state.workers.values()
+    )
     assert all(n.phase in NODE_PHASES for n in state.nodes)
     if state.first_failure is not None:
         assert state.workers[state.first_failure].phase == "failed"
@@ -40,7 +49,9 @@ def hold(state: RunState) -> None:
         "lost",
     )
     for one in state.workers.values():
-        assert (one.label and one.eta_s is None) or math.isnan(one.eta_s) or one.eta_s >= 0
+        assert (
+            (one.label and one.eta_s is None) or math.isnan(one.eta_s) or one.eta_s >= 0
+        )
 
 
 def mixed(dice: random.Random, *queues: deque[Event]) -> Iterator[Event]:
@@ -56,7 +67,10 @@ def what_matters(state: RunState) -> dict[str, object]:
     for line in state.lines:
         lines.setdefault((line.rank, line.label, line.stream), []).append(line.text)
     # When a rank advanced is told by the clock of who receives its events.
-    workers = {rank: replace(worker, advanced_at_s=0.0) for rank, worker in state.workers.items()}
+    workers = {
+        rank: replace(worker, advanced_at_s=0.0)
+        for rank, worker in state.workers.items()
+    }
     return {
         "nodes": state.nodes, "workers": workers, "world": state.world_size, "series": dict(state.series),
         "lines": lines, "open": dict(state.open_lines), "seen": state.lines_seen, "notices": set(state.notices),

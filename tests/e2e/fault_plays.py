@@ -31,7 +31,9 @@ from tests.lab.waiting import wait_until
 def main() -> None:
     """Be that kernel: say "up" when the ranks are at work, and at the end what was told."""
     config, way = sys.argv[1], Way(**json.loads(sys.argv[2]))
-    screen = runner.Watch(lambda state: faults.training(state, 0.0), lambda: print("up", flush=True))
+    screen = runner.Watch(
+        lambda state: faults.training(state, 0.0), lambda: print("up", flush=True)
+    )
     lab = SimpleNamespace(ssh_config=config)
     print(faults.told_of(lambda: faults.start(lab, way, screen)).to_json(), flush=True)
 
@@ -39,7 +41,9 @@ def main() -> None:
 @contextmanager
 def other_kernel(lab: Lab, way: Way) -> Iterator[subprocess.Popen[str]]:
     """Start the work from another process, which has said "up"."""
-    words = json.dumps({"numbers": way.numbers, "hosts": way.hosts, "options": dict(way.options)})
+    words = json.dumps(
+        {"numbers": way.numbers, "hosts": way.hosts, "options": dict(way.options)}
+    )
     script = "from tests.e2e import fault_plays; fault_plays.main()"
     kernel = subprocess.Popen(
         [sys.executable, "-c", script, str(lab.ssh_config), words],
@@ -67,7 +71,11 @@ def kernel_restarted(fault: Fault, lab: Lab) -> Told:
     with other_kernel(lab, fault.way) as kernel:
         kernel.kill()
         hosts = parse_hosts(fault.way.hosts)
-        return faults.told_of(lambda: session().attach(reach(lab, hosts), the_job(lab, fault), runner.Watch()))
+        return faults.told_of(
+            lambda: session().attach(
+                reach(lab, hosts), the_job(lab, fault), runner.Watch()
+            )
+        )
 
 
 def kernel_asleep(until: Callable[[Lab], object]) -> Play:
@@ -94,7 +102,9 @@ def has_counted_to(number: int) -> Callable[[Lab], bool]:
 
     def holds(lab: Lab) -> bool:
         logs = [
-            file.read_text() for host in lab.hosts for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
+            file.read_text()
+            for host in lab.hosts
+            for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
         ]
         return bool(logs) and all(f"\n{number}\n" in log for log in logs)
 
@@ -119,7 +129,9 @@ def doze(seconds: float) -> Act:
 
     def stand_still(_: Lab, __: RunState) -> None:
         script = 'kill -STOP "$1"; sleep "$2"; kill -CONT "$1"'
-        subprocess.run(["sh", "-c", script, "sh", str(os.getpid()), str(seconds)], check=True)
+        subprocess.run(
+            ["sh", "-c", script, "sh", str(os.getpid()), str(seconds)], check=True
+        )
 
     return stand_still
 
@@ -131,7 +143,9 @@ def beside_another_job(fault: Fault, lab: Lab) -> Told:
     """Run the same work a second time, undisturbed, on the same hosts; it must come to its end."""
     with ThreadPoolExecutor(1) as pool:
         calm = Way(numbers=4 * fault.way.numbers)
-        other = pool.submit(faults.told_of, lambda: faults.start(lab, calm, runner.Watch()))
+        other = pool.submit(
+            faults.told_of, lambda: faults.start(lab, calm, runner.Watch())
+        )
         told = faults.told_of(lambda: faults.start(lab, fault.way, runner.Watch()))
         assert not other.done()
         unharmed = other.result()
@@ -149,7 +163,9 @@ def while_connecting(break_it: Callable[[Lab], object]) -> Play:
     def play(fault: Fault, lab: Lab) -> Told:
         session().close()  # it must connect again
         is_in = lab.hosts[1].home / "is-in"
-        (lab.hosts[1].home / ".bashrc").write_text(": > ~/is-in; while [ -e ~/is-in ]; do sleep 0.1; done\n")
+        (lab.hosts[1].home / ".bashrc").write_text(
+            ": > ~/is-in; while [ -e ~/is-in ]; do sleep 0.1; done\n"
+        )
 
         def wait_and_break() -> None:
             wait_until(is_in.exists, "the log-in")
@@ -184,7 +200,9 @@ def large() -> object:
     return torch.zeros(40_000_000)
 
 
-def while_fetching(break_it: Callable[[Lab], object], mend_it: Callable[[Lab], object]) -> Play:
+def while_fetching(
+    break_it: Callable[[Lab], object], mend_it: Callable[[Lab], object]
+) -> Play:
     """Break something while a large result comes back; mended, it comes all the same."""
 
     def play(fault: Fault, lab: Lab) -> Told:
@@ -200,7 +218,12 @@ def while_fetching(break_it: Callable[[Lab], object], mend_it: Callable[[Lab], o
             tempfile.tempdir, before = folder, tempfile.tempdir
 
             def wait_and_break() -> None:
-                wait_until(lambda: any(file.stat().st_size for file in Path(folder).glob("*/*")), "the first bytes")
+                wait_until(
+                    lambda: any(
+                        file.stat().st_size for file in Path(folder).glob("*/*")
+                    ),
+                    "the first bytes",
+                )
                 break_it(lab)
 
             try:

@@ -10,7 +10,19 @@ import signal
 from distmagic.state.model import RunState
 from tests.e2e import fault_plays as plays
 from tests.e2e import faults
-from tests.e2e.faults import LOST_S, Fault, Way, after, broken, hosts_answer, hosts_meet, is_lost, kill, on, training
+from tests.e2e.faults import (
+    LOST_S,
+    Fault,
+    Way,
+    after,
+    broken,
+    hosts_answer,
+    hosts_meet,
+    is_lost,
+    kill,
+    on,
+    training,
+)
 from tests.lab import Lab, LabHost
 
 SIGNALS = {
@@ -19,7 +31,9 @@ SIGNALS = {
 }
 RANK_1 = "WorkerFailed: rank 1 (dm2, local_rank 0)"
 LOST = "NodeLost: A host was lost, and the others were stopped."
-CONNECTION_LOST = "ConnectionLost: dm2: the connection ended before python3 had said anything."
+CONNECTION_LOST = (
+    "ConnectionLost: dm2: the connection ended before python3 had said anything."
+)
 _FULL = "/home/node/.distmagic/jobs/JOB/1-dm2"
 DISK_FULL = (
     f"done; dm2: can't write to {_FULL} (No space left on device): the run goes on, but what it prints from here on is "
@@ -71,7 +85,13 @@ def defy_and_fail() -> None:
     """Fail, and leave children that defy SIGTERM."""
     import subprocess
 
-    subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000"])
+    subprocess.Popen(
+        [
+            "/bin/sh",
+            "-c",
+            "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000",
+        ]
+    )
     raise ValueError("no such data")
 
 
@@ -104,13 +124,14 @@ def set_clock_ahead(lab: Lab) -> None:
     """Have every Python on dm2, ours and the ranks, be an hour ahead of the other hosts."""
     folder = lab.hosts[1].home / "ahead"
     folder.mkdir()
-    script = (
-        "import time\nfor name, ahead in (('time', 3600), ('time_ns', 3600 * 10**9)):\n    real = getattr(time, name)\n"
-    )
+    script = "import time\nfor name, ahead in (('time', 3600), ('time_ns', 3600 * 10**9)):\n    real = getattr(time, name)\n"
     script += "    setattr(time, name, lambda real=real, ahead=ahead: real() + ahead)\n"
     (folder / "sitecustomize.py").write_text(script)
     (lab.hosts[1].home / ".bashrc").write_text("export PYTHONPATH=$HOME/ahead\n")
-    said = [lab.ssh(host, "python3 -c 'import time; print(time.time())'").stdout for host in lab.hosts[:2]]
+    said = [
+        lab.ssh(host, "python3 -c 'import time; print(time.time())'").stdout
+        for host in lab.hosts[:2]
+    ]
     assert 3590 < float(said[1]) - float(said[0]) < 3660
 
 
@@ -269,7 +290,10 @@ TABLE = (
 
 def stopped_for_1_s(process: str) -> Way:
     """Write shorter what stops a process of ours on dm2 for a while."""
-    return then((training, kill(process, "dm2", signal.SIGSTOP)), (after(1.0), kill(process, "dm2", signal.SIGCONT)))
+    return then(
+        (training, kill(process, "dm2", signal.SIGSTOP)),
+        (after(1.0), kill(process, "dm2", signal.SIGCONT)),
+    )
 
 
 # These are tests of their own elsewhere, and strike in pairs only. Where the outcome is "done", a run survives one alone.

@@ -21,7 +21,9 @@ from tests.lab.waiting import wait_until
 
 LOST_S = 3.0  # --node-lost-after, where a host is to be lost
 
-When = Callable[[RunState, float], bool]  # the state, and the seconds since the step before
+When = Callable[
+    [RunState, float], bool
+]  # the state, and the seconds since the step before
 Act = Callable[[Lab, RunState], object]
 
 
@@ -81,10 +83,17 @@ def told_of(attempt: Callable[[], object]) -> Told:
         run = attempt()
         assert isinstance(run, Run)
         words = "; ".join(("done", *run.state.notices))
-        return Told(outcome=words, results={str(rank): run.results[rank] for rank in run.results}, **seen(run.state))
+        return Told(
+            outcome=words,
+            results={str(rank): run.results[rank] for rank in run.results},
+            **seen(run.state),
+        )
     except RunError as error:
         words = f"{type(error).__name__}: {error.message}"
-        return Told(outcome=words, **(seen(error.run.state) if isinstance(error.run, Run) else {}))
+        return Told(
+            outcome=words,
+            **(seen(error.run.state) if isinstance(error.run, Run) else {}),
+        )
     except DistmagicError as error:
         return Told(outcome=f"{type(error).__name__}: {error.message}")
 
@@ -110,14 +119,20 @@ def assert_read_once(lab: Lab, told: Told) -> None:
     """
     for one in told.ranks:
         written = log_of(host_of(lab, one.host), told.job, one.rank).splitlines()
-        assert written == [str(i) for i in range(len(written))], f"the log of rank {one.rank}"
-        assert one.lines == (written if one.is_whole else written[: len(one.lines)]), f"the lines of rank {one.rank}"
+        assert written == [str(i) for i in range(len(written))], (
+            f"the log of rank {one.rank}"
+        )
+        assert one.lines == (written if one.is_whole else written[: len(one.lines)]), (
+            f"the lines of rank {one.rank}"
+        )
         assert one.values == sorted(set(one.values)), f"the values of rank {one.rank}"
 
 
 def log_of(host: LabHost, job: str, rank: int) -> str:
     """Return what a rank of a job has written to its log so far, also on a host that is switched off."""
-    files = host.home.glob(f".distmagic/jobs/{job}/*/{journal.log_name(rank, 'stdout')}")
+    files = host.home.glob(
+        f".distmagic/jobs/{job}/*/{journal.log_name(rank, 'stdout')}"
+    )
     return "".join(file.read_text() for file in files)
 
 
@@ -131,7 +146,9 @@ def hosts_answer(state: RunState, _: float) -> bool:
 
 def hosts_meet(state: RunState, since_s: float) -> bool:
     """Hold when the agents have heard each other, and torchrun has only begun."""
-    return hosts_answer(state, since_s) and all(node.gang == "joined" for node in state.nodes[1:])
+    return hosts_answer(state, since_s) and all(
+        node.gang == "joined" for node in state.nodes[1:]
+    )
 
 
 def training(state: RunState, _: float) -> bool:
@@ -147,7 +164,9 @@ def after(seconds: float) -> When:
 
 def broken(name: str) -> When:
     """Hold when the notebook has noticed that a host's connection is broken."""
-    return lambda state, _: any(node.broken for node in state.nodes if node.host == name)
+    return lambda state, _: any(
+        node.broken for node in state.nodes if node.host == name
+    )
 
 
 def is_lost(state: RunState, _: float) -> bool:
@@ -170,7 +189,9 @@ def on(name: str, what: Callable[[LabHost], object]) -> Act:
 
 def kill(process: str, name: str, number: int = signal.SIGKILL) -> Act:
     """Send a signal to processes of ours on a host; see `pids`."""
-    return lambda lab, state: send(host_of(lab, name), pids(host_of(lab, name), process, state.job), number)
+    return lambda lab, state: send(
+        host_of(lab, name), pids(host_of(lab, name), process, state.job), number
+    )
 
 
 def send(host: LabHost, numbers: Sequence[int], number: int) -> None:
@@ -186,17 +207,28 @@ def pids(host: LabHost, process: str, job: str) -> list[int]:
         return [p.pid if process == "contact" else p.ppid for p in contacts]
     alive = {p.pid: p for p in host.processes()}
     kind = protocol.Hello if process == "agent" else protocol.Worker
-    found = [event.pid for event in events_of(host, job) if isinstance(event, kind) and event.pid in alive]
+    found = [
+        event.pid
+        for event in events_of(host, job)
+        if isinstance(event, kind) and event.pid in alive
+    ]
     if process == "torchrun":
         agents = pids(host, "agent", job)
-        return sorted({alive[pid].ppid for pid in found} or {p.pid for p in alive.values() if p.ppid in agents})
+        return sorted(
+            {alive[pid].ppid for pid in found}
+            or {p.pid for p in alive.values() if p.ppid in agents}
+        )
     return found
 
 
 def events_of(host: LabHost, job: str) -> list[protocol.Message | None]:
     """Return what a host's journal of a job says of how it goes."""
     files = host.home.glob(f".distmagic/jobs/{job}/*/{journal.FILE}")
-    return [protocol.decode(line)[1] for file in files for line in file.read_bytes().splitlines()]
+    return [
+        protocol.decode(line)[1]
+        for file in files
+        for line in file.read_bytes().splitlines()
+    ]
 
 
 class Script(runner.Watch):
@@ -276,10 +308,18 @@ def start(lab: Any, way: Way, screen: runner.Watch) -> object:
     misdeed = as_value(way.misdeed) if way.misdeed else None
     options = {"connect_timeout_s": 3.0, "node_lost_after_s": 20.0, **way.options}
     return distmagic.run(
-        as_value(work), way.numbers, misdeed, hosts=way.hosts, access=runner.access(lab), screen=screen, **options
+        as_value(work),
+        way.numbers,
+        misdeed,
+        hosts=way.hosts,
+        access=runner.access(lab),
+        screen=screen,
+        **options,
     )
 
 
 def all_clean(lab: Lab) -> None:
     """Wait until nothing of ours is left on any host that is up."""
-    wait_until(lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 30)
+    wait_until(
+        lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 30
+    )

@@ -70,7 +70,13 @@ def train(
     if together:
         dist.destroy_process_group()
     time.sleep(0.2 * rank)  # so that there is a moment in which some ranks have ended
-    return {"token": token, "rank": rank, "step": step, "total": total, "data": bytes(result_bytes)}
+    return {
+        "token": token,
+        "rank": rank,
+        "step": step,
+        "total": total,
+        "data": bytes(result_bytes),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +120,13 @@ def play(pair: Pair, lab: Lab) -> Played:
     except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - promises.py judges it
         error = caught
     return Played(
-        pair=pair, token=token, hits=tuple(stage.hits), seen=stage.last, run=run, error=error, results=results
+        pair=pair,
+        token=token,
+        hits=tuple(stage.hits),
+        seen=stage.last,
+        run=run,
+        error=error,
+        results=results,
     )
 
 
@@ -131,7 +143,9 @@ def _started(pair: Pair, lab: Lab, token: str) -> Iterator[Callable[[Stage], Run
         return
     script = "from tests.e2e import pair_play; pair_play.be_killed()"
     argv = [sys.executable, "-c", script, str(lab.ssh_config), str(pair.seed), token]
-    kernel = subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
+    kernel = subprocess.Popen(
+        argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    )
     assert kernel.stdout is not None
     try:
         assert kernel.stdout.readline() == "up\n"
@@ -149,17 +163,30 @@ def be_killed() -> None:
     launch(draw(int(seed)), SimpleNamespace(ssh_config=config), token, screen)
 
 
-def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bool = False) -> Any:
+def launch(
+    pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bool = False
+) -> Any:
     """Run the job of a pair to its end."""
     misdeeds = []
     for strike in pair.strikes:
         if strike.row.way.misdeed is not None:
             moment = strike.moment
-            misdeeds.append((moment.rank, moment.step, as_value(strike.row.way.misdeed)))
-    options: dict[str, Any] = {"lease_s": LEASE_S, "connect_timeout_s": CONNECT_S, "node_lost_after_s": 20.0}
+            misdeeds.append(
+                (moment.rank, moment.step, as_value(strike.row.way.misdeed))
+            )
+    options: dict[str, Any] = {
+        "lease_s": LEASE_S,
+        "connect_timeout_s": CONNECT_S,
+        "node_lost_after_s": 20.0,
+    }
     if pair.job.kind == "elastic":
         # Members that hear the lead and not each other wait for ever, but for this limit.
-        options |= {"nnodes": (1, 3), "max_restarts": 4, "node_lost_after_s": 4.0, "hang_timeout_s": HANG_S}
+        options |= {
+            "nnodes": (1, 3),
+            "max_restarts": 4,
+            "node_lost_after_s": 4.0,
+            "hang_timeout_s": HANG_S,
+        }
     return distmagic.run(
         as_value(train),
         pair.steps,
@@ -185,7 +212,11 @@ def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run:
     (job,) = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
     reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
     found = session().attach(reaching, job, stage)
-    while isinstance(found, Detached):  # an interrupt ended the following, and not the job
-        reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
+    while isinstance(
+        found, Detached
+    ):  # an interrupt ended the following, and not the job
+        reaching = runner.reach(
+            lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S
+        )
         found = session().attach(reaching, job, stage)
     return found

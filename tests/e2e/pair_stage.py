@@ -33,7 +33,9 @@ class Stage(runner.Watch):
         super().__init__()
         self._lab, self._pair = lab, pair
         self._pending = [one for one in pair.strikes if one.row.way.steps]
-        self._misdeeds = [one for one in pair.strikes if one.row.way.misdeed is not None]
+        self._misdeeds = [
+            one for one in pair.strikes if one.row.way.misdeed is not None
+        ]
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -42,9 +44,16 @@ class Stage(runner.Watch):
         self.hits = [one for one in pair.strikes if one.moment.phase == "beginning"]
 
     def __enter__(self) -> Stage:  # noqa: PYI034 - typing.Self is of Python 3.11
-        wrappers = {"pour": self._pour, "answer": self._answer, "start": self._start, "fetch": self._fetch}
+        wrappers = {
+            "pour": self._pour,
+            "answer": self._answer,
+            "start": self._start,
+            "fetch": self._fetch,
+        }
         for name, wrap in wrappers.items():
-            self._patches.enter_context(mock.patch.object(Link, name, wrap(getattr(Link, name))))
+            self._patches.enter_context(
+                mock.patch.object(Link, name, wrap(getattr(Link, name)))
+            )
         for strike in self._pending:
             if strike.moment.phase == "connecting":
                 self._begin(self._wait_at_gate, strike.moment.host)
@@ -61,7 +70,9 @@ class Stage(runner.Watch):
     def show(self, state: RunState) -> None:
         """Strike what is due, and switch the last host on when the others work."""
         super().show(state)
-        if self._must_grow and any((worker.step or 0) >= 3 for worker in state.workers.values()):
+        if self._must_grow and any(
+            (worker.step or 0) >= 3 for worker in state.workers.values()
+        ):
             self._must_grow = False
             faults.host_of(self._lab, self._pair.job.names[-1]).start()
         for strike in self._misdeeds:
@@ -122,7 +133,12 @@ class Stage(runner.Watch):
         return started
 
     def _fetch(self, fetch: Callable[..., int]) -> Callable[..., int]:
-        def fetched(link: Link, request: protocol.GetFile, write: Callable[[bytes], object], **more: Any) -> int:
+        def fetched(
+            link: Link,
+            request: protocol.GetFile,
+            write: Callable[[bytes], object],
+            **more: Any,
+        ) -> int:
             done = request.offset
 
             def take(data: bytes) -> None:
@@ -140,7 +156,10 @@ class Stage(runner.Watch):
         """Strike what is due when a conversation comes to a moment; `what` is the host's name, or the file's."""
         for strike in tuple(self._pending):
             moment = strike.moment
-            if moment.phase == phase and what in (moment.host, f"rank{moment.rank}.result"):
+            if moment.phase == phase and what in (
+                moment.host,
+                f"rank{moment.rank}.result",
+            ):
                 self._strike(strike)
 
     # ---- striking
@@ -177,9 +196,13 @@ class Stage(runner.Watch):
         """Do what follows upon a strike, each step in its time. When the run is over, what it broke is mended at once."""
         for when, act in steps:
             began_s = time.monotonic()
-            while not (self.last and when(self.last, time.monotonic() - began_s)) and not self._over.wait(0.02):
+            while not (
+                self.last and when(self.last, time.monotonic() - began_s)
+            ) and not self._over.wait(0.02):
                 continue
-            if act is not fault_plays.interrupt or not self._over.is_set():  # that one mends nothing
+            if (
+                act is not fault_plays.interrupt or not self._over.is_set()
+            ):  # that one mends nothing
                 self._has_done(act)
 
     def _begin(self, do: Callable[..., None], *args: object) -> None:

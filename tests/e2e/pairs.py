@@ -62,17 +62,43 @@ PHASES: dict[Kind, tuple[Phase, ...]] = {
 # Where what is struck is not there in each phase: by the first word of the row.
 _THERE: dict[str, tuple[Phase, ...]] = {
     "rank": ("running", "ending"),
-    "mount": ("connecting", "delivering", "starting"),  # busy afterwards: files on it are open
+    "mount": (
+        "connecting",
+        "delivering",
+        "starting",
+    ),  # busy afterwards: files on it are open
     "torchrun": ("meeting", "running", "growing", "ending"),
     "agent": ("meeting", "running", "growing", "ending"),
-    "contact": ("delivering", "starting", "meeting", "running", "growing", "ending", "fetching"),
-    "sshd's": ("delivering", "starting", "meeting", "running", "growing", "ending", "fetching"),
+    "contact": (
+        "delivering",
+        "starting",
+        "meeting",
+        "running",
+        "growing",
+        "ending",
+        "fetching",
+    ),
+    "sshd's": (
+        "delivering",
+        "starting",
+        "meeting",
+        "running",
+        "growing",
+        "ending",
+        "fetching",
+    ),
 }
 
 STEP_S = 0.05
 FEW_STEPS, MANY_STEPS = 60, 110
-SMALL_PAYLOAD, LARGE_PAYLOAD = 10_000, 12 << 20  # bytes; a large one goes from host to host
-SMALL_RESULT, LARGE_RESULT = 1000, 3 << 20  # bytes; a small one comes with the end of the run
+SMALL_PAYLOAD, LARGE_PAYLOAD = (
+    10_000,
+    12 << 20,
+)  # bytes; a large one goes from host to host
+SMALL_RESULT, LARGE_RESULT = (
+    1000,
+    3 << 20,
+)  # bytes; a small one comes with the end of the run
 
 
 def _takes_part(fault: Fault) -> bool:
@@ -80,7 +106,9 @@ def _takes_part(fault: Fault) -> bool:
     return bool(way.steps) or (way.play is None)
 
 
-ROWS: dict[str, Fault] = {fault.name: fault for fault in (*TABLE, *BESIDE_OTHERS) if _takes_part(fault)}
+ROWS: dict[str, Fault] = {
+    fault.name: fault for fault in (*TABLE, *BESIDE_OTHERS) if _takes_part(fault)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +255,10 @@ def draw(seed: int) -> Pair:
         second = Moment(phase=relative) if relative is not None else None
     if second is None:
         second = _moment(rng, rows[1], job, _from(first, PHASES[kind]))
-    strikes = (Strike(fault=rows[0].name, moment=first), Strike(fault=rows[1].name, moment=second))
+    strikes = (
+        Strike(fault=rows[0].name, moment=first),
+        Strike(fault=rows[1].name, moment=second),
+    )
     return Pair(seed=seed, job=job, strikes=strikes)
 
 
@@ -257,15 +288,23 @@ def _from(other: Moment, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     return phases[phases.index(other.phase) :] if other.phase in phases else phases
 
 
-def _moment(rng: random.Random, row: Fault, job: Job, phases: tuple[Phase, ...]) -> Moment:
+def _moment(
+    rng: random.Random, row: Fault, job: Job, phases: tuple[Phase, ...]
+) -> Moment:
     """Return when a row strikes: in one of these phases, if what it strikes is there then."""
-    host, rank, step = rng.choice(job.names), rng.randrange(job.ranks), rng.randint(2, job.steps - 10)
+    host, rank, step = (
+        rng.choice(job.names),
+        rng.randrange(job.ranks),
+        rng.randint(2, job.steps - 10),
+    )
     if not row.way.steps and row.way.misdeed is None:
         return Moment(phase="beginning")
     there = _THERE.get(row.process.split()[0], phases)
     phase = rng.choice([phase for phase in phases if phase in there] or there[-1:])
     if row.way.misdeed is not None:
-        return Moment(phase="running", rank=rank, step=job.steps if phase == "ending" else step)
+        return Moment(
+            phase="running", rank=rank, step=job.steps if phase == "ending" else step
+        )
     return Moment(phase=phase, host=host, rank=rank, step=step)
 
 
@@ -290,4 +329,10 @@ def has_come(moment: Moment, state: RunState) -> bool:
 def is_noticed(state: RunState) -> bool:
     """Whether the notebook has noticed that something is wrong."""
     is_broken = any(node.broken for node in state.nodes)
-    return bool(state.stopping or state.lost or state.notices or is_broken or state.first_failure is not None)
+    return bool(
+        state.stopping
+        or state.lost
+        or state.notices
+        or is_broken
+        or state.first_failure is not None
+    )

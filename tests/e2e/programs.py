@@ -27,7 +27,13 @@ def stubborn() -> None:
     import distmagic
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000"])
+    subprocess.Popen(
+        [
+            "/bin/sh",
+            "-c",
+            "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000",
+        ]
+    )
     if os.environ["RANK"] == os.environ.get("FAILS"):
         distmagic.report(step=1)
         raise ValueError("enough")

@@ -27,10 +27,14 @@ from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
-CLEAN_S = LEASE_S + 15.0  # a host that this notebook lost keeps what it has until its lease has run out
+CLEAN_S = (
+    LEASE_S + 15.0
+)  # a host that this notebook lost keeps what it has until its lease has run out
 SOON_S = 3.0  # in which nobody looks in
 _NAMED = re.compile(r"\bdm[123]\b|\brank \d+\b")
-_OWN_FAULT = re.compile(r"fault of distmagic|broke down|\b\w+Error\(")  # the last: an exception as Python writes it
+_OWN_FAULT = re.compile(
+    r"fault of distmagic|broke down|\b\w+Error\("
+)  # the last: an exception as Python writes it
 
 
 def check(played: Played, lab: Lab, temporary: Path) -> None:
@@ -60,8 +64,12 @@ def check_outcome(played: Played) -> None:
     struck = {strike.row.process for strike in played.hits}
     if isinstance(played.error, KeyboardInterrupt):
         assert "notebook" in struck, "nobody has interrupted it"
-        is_outside = bool(played.pair.phases & {"connecting", "fetching"})  # before there is a run, or after it
-        assert is_outside or isinstance(played.error, Cancelled), "a run that is interrupted says how it stands"
+        is_outside = bool(
+            played.pair.phases & {"connecting", "fetching"}
+        )  # before there is a run, or after it
+        assert is_outside or isinstance(played.error, Cancelled), (
+            "a run that is interrupted says how it stands"
+        )
         return
     assert is_true(played), "nobody has asked a rank to end"
     assert isinstance(played.error, DistmagicError), "an exception that is none of ours"
@@ -69,7 +77,9 @@ def check_outcome(played: Played) -> None:
     for text in (played.error.message, *notices):
         assert not _OWN_FAULT.search(text), text
     if isinstance(played.error, TimedOut):
-        assert "timeout_s" in played.pair.options, "nobody has asked for a limit of time"
+        assert "timeout_s" in played.pair.options, (
+            "nobody has asked for a limit of time"
+        )
     else:
         is_parted = any("what the lead sends" in strike.fault for strike in played.hits)
         assert is_parted or not isinstance(played.error, Hung), "it stood still"
@@ -88,10 +98,18 @@ def is_survived(played: Played) -> bool:
     if not pair.options.keys() <= {"node_lost_after_s"}:
         return False  # a row may ask for a limit of time, which counts whether it strikes or not
     if pair.job.kind == "together":
-        return False  # ranks that talk to each other may fail of what others don't notice
+        return (
+            False  # ranks that talk to each other may fail of what others don't notice
+        )
     for strike in pair.strikes:
         is_struck = strike in played.hits or strike.row.way.misdeed is not None
-        has_begun = strike.moment.phase in ("beginning", "running", "growing", "noticed", "with the other")
+        has_begun = strike.moment.phase in (
+            "beginning",
+            "running",
+            "growing",
+            "noticed",
+            "with the other",
+        )
         is_harmless = strike.row.outcome.partition(";")[0] == "done"
         if pair.job.kind == "elastic":
             is_harmless = _is_survived_without_host(strike, pair)
@@ -137,7 +155,9 @@ def switch_on(played: Played, lab: Lab) -> None:
 
 def check_clean(played: Played, lab: Lab) -> None:
     """Wait until all hosts are clean. Where an agent was killed, it may be the next contact that cleans up."""
-    needs_contact = any(strike.row.process.split()[0] in ("agent", "tmp") for strike in played.hits)
+    needs_contact = any(
+        strike.row.process.split()[0] in ("agent", "tmp") for strike in played.hits
+    )
     lately = time.monotonic() + SOON_S
 
     def is_clean() -> bool:
@@ -170,7 +190,10 @@ def check_shown(played: Played, lab: Lab) -> None:
 
 
 def _has_whole_logs(played: Played) -> bool:
-    return not any(strike.row.process.split()[0] in ("disk", "home", "mount") for strike in played.pair.strikes)
+    return not any(
+        strike.row.process.split()[0] in ("disk", "home", "mount")
+        for strike in played.pair.strikes
+    )
 
 
 def check_journals(played: Played, lab: Lab) -> None:
@@ -180,7 +203,9 @@ def check_journals(played: Played, lab: Lab) -> None:
     for host in lab.hosts:
         for folder in host.home.glob(".distmagic/jobs/*/*"):
             numbers = [number for number, _ in journal.read(folder)]
-            assert numbers == list(range(1, len(numbers) + 1)), f"the journal of {folder.name}"
+            assert numbers == list(range(1, len(numbers) + 1)), (
+                f"the journal of {folder.name}"
+            )
 
 
 # ---- 4. results
@@ -195,7 +220,9 @@ def check_results(played: Played) -> None:
             continue
         assert not _has_whole_logs(played), f"there is no result of rank {rank}"
         with contextlib.suppress(NoResult):
-            raise AssertionError(f"rank {rank} has a result after all: {played.run.results[rank]}")
+            raise AssertionError(
+                f"rank {rank} has a result after all: {played.run.results[rank]}"
+            )
 
 
 def _check_result(played: Played, rank: int, result: dict[str, object]) -> None:
@@ -226,7 +253,9 @@ def check_next_run(pair: Pair, lab: Lab) -> None:
         hosts=pair.job.hosts_line, access=access, screen=runner.Watch(),
     )  # fmt: skip
     assert run.state.phase == "done"
-    assert [run.results[rank]["token"] for rank in run.results] == [token] * pair.job.ranks
+    assert [run.results[rank]["token"] for rank in run.results] == [
+        token
+    ] * pair.job.ranks
     assert run.state.notices == (), "of a run that nothing disturbs"
     for host in lab.hosts:
         assert half_files(host) == [], f"half of what was sent to {host.name}"

@@ -24,7 +24,9 @@ class Watch:
     """A screen that keeps the last state, and calls `act` once when `when` first holds."""
 
     def __init__(
-        self, when: Callable[[RunState], bool] = lambda _: False, act: Callable[[], object] = lambda: None
+        self,
+        when: Callable[[RunState], bool] = lambda _: False,
+        act: Callable[[], object] = lambda: None,
     ) -> None:
         self._when, self._act = when, act
         self.states: list[RunState] = []
@@ -44,19 +46,32 @@ class Watch:
 
 def access(lab: Lab, **more: Any) -> Access:
     """Return the way to the hosts of a lab; they keep nothing loaded unless `warm_idle_s` says so."""
-    return dataclasses.replace(Access(ssh_config=str(lab.ssh_config), warm_idle_s=0.0), **more)
+    return dataclasses.replace(
+        Access(ssh_config=str(lab.ssh_config), warm_idle_s=0.0), **more
+    )
 
 
-def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, screen: Watch | None = None, **spec: Any) -> Run:
+def run(
+    lab: Lab,
+    hosts: str,
+    fn: Callable[..., Any],
+    *args: Any,
+    screen: Watch | None = None,
+    **spec: Any,
+) -> Run:
     """Run a function on hosts of the lab and assert that nothing is left on any, however it ended."""
     way = spec.pop("access", None) or access(lab)
     try:
-        return distmagic.run(fn, *args, hosts=hosts, access=way, screen=screen or Watch(), **spec)
+        return distmagic.run(
+            fn, *args, hosts=hosts, access=way, screen=screen or Watch(), **spec
+        )
     finally:
         lab.assert_clean()
 
 
-def failure(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **spec: Any) -> DistmagicError:
+def failure(
+    lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **spec: Any
+) -> DistmagicError:
     """Run a function that must fail, and return the error."""
     try:
         run(lab, hosts, fn, *args, **spec)
@@ -90,13 +105,17 @@ def all_reduce() -> dict[str, Any]:
 def as_value(function: Callable[..., object]) -> Callable[..., object]:
     """Return a twin of a function that is pickled by value, as those of a notebook's cells are."""
     return types.FunctionType(
-        function.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, function.__name__
+        function.__code__,
+        {"__builtins__": __builtins__, "__name__": "__main__"},
+        function.__name__,
     )
 
 
 def at_work(count: int) -> Callable[[RunState], bool]:
     """Hold when this many ranks have reported a step."""
-    return lambda state: sum(worker.step is not None for worker in state.workers.values()) >= count
+    return lambda state: (
+        sum(worker.step is not None for worker in state.workers.values()) >= count
+    )
 
 
 def reach(lab: Lab, hosts: tuple[Host, ...], **way: Any) -> Reaching:
@@ -111,6 +130,8 @@ def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:
 
 def detach(lab: Lab, hosts: str, fn: Any, *args: Any, **spec: Any) -> Detached:
     """Start a detached job and return; this process has no part in it afterwards."""
-    left = distmagic.run(fn, *args, hosts=hosts, access=access(lab), screen=Watch(), detach=True, **spec)
+    left = distmagic.run(
+        fn, *args, hosts=hosts, access=access(lab), screen=Watch(), detach=True, **spec
+    )
     assert isinstance(left, Detached)
     return left

@@ -39,7 +39,9 @@ def run_all(lab: Lab, *functions: Callable[[], object]) -> Run | WorkerFailed:
         return error
 
 
-def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(lab: Lab) -> None:
+def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(
+    lab: Lab,
+) -> None:
     def close_stdout() -> int:
         import sys
 
@@ -66,7 +68,9 @@ def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(lab:
             if os.fork() == 0:
                 os.closerange(0, 1024)
                 script = "trap '' TERM HUP INT; while :; do sleep 1; done"
-                os.execve("/bin/sh", ["sh", "-c", script], {"PATH": "/bin:/usr/bin"})  # without the job's mark
+                os.execve(
+                    "/bin/sh", ["sh", "-c", script], {"PATH": "/bin:/usr/bin"}
+                )  # without the job's mark
             os._exit(0)
         return 4
 
@@ -100,7 +104,9 @@ def test_an_exception_whose_text_is_huge_and_whose_stderr_is_broken(lab: Lab) ->
 
     error = run_all(lab, fail)
     assert isinstance(error, WorkerFailed)
-    assert error.message.startswith("rank 0 (dm1, local_rank 0) raised ValueError: 木木木")
+    assert error.message.startswith(
+        "rank 0 (dm1, local_rank 0) raised ValueError: 木木木"
+    )
     assert len(error.message) < 10_000
     assert error.remote_traceback.startswith("Traceback (most recent call last):\n")
     assert " characters left out ..." in error.remote_traceback
@@ -165,19 +171,34 @@ def test_handlers_that_raise_do_not_hide_the_end(lab: Lab) -> None:
 
     error = run_all(lab, fail)
     assert isinstance(error, WorkerFailed)
-    assert error.message == "rank 0 (dm1, local_rank 0) raised RuntimeError: a worker exited unexpectedly"
+    assert (
+        error.message
+        == "rank 0 (dm1, local_rank 0) raised RuntimeError: a worker exited unexpectedly"
+    )
 
 
-def test_the_next_contact_sweeps_what_a_dead_agent_and_a_dead_kernel_left(lab: Lab) -> None:
+def test_the_next_contact_sweeps_what_a_dead_agent_and_a_dead_kernel_left(
+    lab: Lab,
+) -> None:
     host = lab.hosts[0]
-    script = STUBBORN_KERNEL.format(config=str(lab.ssh_config)).replace("dm1:2,dm2:1", "dm1:1")
-    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    script = STUBBORN_KERNEL.format(config=str(lab.ssh_config)).replace(
+        "dm1:2,dm2:1", "dm1:1"
+    )
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2]
+    )
     try:
-        wait_until(lambda: sum("sleep" in p.cmdline for p in host.processes()) >= 2, "a rank and its children", 60)
+        wait_until(
+            lambda: sum("sleep" in p.cmdline for p in host.processes()) >= 2,
+            "a rank and its children",
+            60,
+        )
     finally:
         kernel.kill()
         kernel.wait()
-    host.exec(["kill", "-9", *[str(p.pid) for p in host.processes() if "agent" in p.cmdline]]).check_returncode()
+    host.exec(
+        ["kill", "-9", *[str(p.pid) for p in host.processes() if "agent" in p.cmdline]]
+    ).check_returncode()
     (folder,) = (name for name in host.listdir("/tmp") if name.startswith("distmagic-"))
     assert any("sleep" in p.cmdline for p in host.processes())
     host.exec(["touch", "-d", "1 hour ago", f"/tmp/{folder}"]).check_returncode()
@@ -206,7 +227,10 @@ def test_ranks_that_are_killed_again_and_again(lab: Lab) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return restart
 
-    assert dict(runner.run(lab, "dm1:2", die_three_times, max_restarts=3).results) == {0: 3, 1: 3}
+    assert dict(runner.run(lab, "dm1:2", die_three_times, max_restarts=3).results) == {
+        0: 3,
+        1: 3,
+    }
 
 
 def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:
@@ -224,7 +248,9 @@ def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:
 def test_a_cache_that_was_cut_short_is_sent_again(lab: Lab) -> None:
     """As hosts leave it that lose their power: the name is there, the bytes are not."""
     assert runner.run(lab, "dm1:1", int).results[0] == 0
-    lab.hosts[0].exec(["sh", "-c", "for f in ~/.distmagic/blobs/*; do truncate -s 99 $f; done"]).check_returncode()
+    lab.hosts[0].exec(
+        ["sh", "-c", "for f in ~/.distmagic/blobs/*; do truncate -s 99 $f; done"]
+    ).check_returncode()
     assert runner.run(lab, "dm1:1", int).results[0] == 0
 
 
@@ -242,7 +268,9 @@ def test_who_is_asked_to_end_from_outside_is_named(lab: Lab, role: str) -> None:
         distmagic.report(step=1)
         time.sleep(1000)
 
-    error = runner.failure(lab, "dm1:1,dm2:1", work, screen=runner.Watch(at_work(2), ask))
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", work, screen=runner.Watch(at_work(2), ask)
+    )
     assert isinstance(error, RunError)
     assert (
         error.message
@@ -256,17 +284,26 @@ def test_who_is_asked_to_end_from_outside_is_named(lab: Lab, role: str) -> None:
     )
 
 
-def test_interrupts_while_the_agents_start(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupts_while_the_agents_start(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = Link.start
 
     def start_interrupted(self: Link, request: object) -> None:
         start(self, request)
         for _ in range(3):
-            os.kill(os.getpid(), signal.SIGINT)  # from a thread: the main one, which waits, is interrupted
+            os.kill(
+                os.getpid(), signal.SIGINT
+            )  # from a thread: the main one, which waits, is interrupted
 
     monkeypatch.setattr(Link, "start", start_interrupted)
     with pytest.raises(Cancelled, match="starting; what had started was stopped"):
-        distmagic.run(as_value(stubborn), hosts="dm1:1,dm2:1", access=runner.access(lab), screen=runner.Watch())
+        distmagic.run(
+            as_value(stubborn),
+            hosts="dm1:1,dm2:1",
+            access=runner.access(lab),
+            screen=runner.Watch(),
+        )
     lab.assert_clean(within_s=15)  # agents whose ranks are gone may wait for each other
 
 
@@ -284,5 +321,7 @@ def test_an_agent_that_breaks_down_tells_why(lab: Lab) -> None:
     (lab.hosts[0].home / ".bashrc").write_text("export PYTHONPATH=$HOME\n")
     error = runner.failure(lab, "dm1:2", as_value(stubborn))
     assert isinstance(error, NodeLost)
-    assert error.message.startswith("A host was lost, and the others were stopped. dm1: its agent broke down: ")
+    assert error.message.startswith(
+        "A host was lost, and the others were stopped. dm1: its agent broke down: "
+    )
     assert "Too many open files" in error.message

@@ -24,7 +24,10 @@ def test_a_host_without_python(make_lab: Callable[..., Lab]) -> None:
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
     assert error.message.startswith("dm2: there is no python3 (the host said: ")
-    assert error.hint == "Name its Python, one that has torch: --python dm2=/path/to/python"
+    assert (
+        error.hint
+        == "Name its Python, one that has torch: --python dm2=/path/to/python"
+    )
 
 
 def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
@@ -33,7 +36,10 @@ def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
     assert isinstance(error, PreflightError)
     assert error.message.startswith("dm1: Python /")
     assert error.message.endswith(" has no torch.")
-    assert error.hint == "Install torch there, or name a Python that has it: --python dm1=/path/to/python"
+    assert (
+        error.hint
+        == "Install torch there, or name a Python that has it: --python dm1=/path/to/python"
+    )
 
 
 def test_a_host_with_another_torch(lab: Lab) -> None:
@@ -50,7 +56,10 @@ def test_a_host_with_another_torch(lab: Lab) -> None:
         error.message,
     )
     assert f" {ours.partition('+')[0]}" in error.message
-    assert error.hint == "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH."
+    assert (
+        error.hint
+        == "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH."
+    )
 
 
 def test_a_host_with_another_python(lab: Lab) -> None:
@@ -97,4 +106,6 @@ def test_several_bad_hosts_are_all_named(make_lab: Callable[..., Lab]) -> None:
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, HostErrors)
     assert [one.host for one in error.errors] == ["dm1", "dm2"]
-    assert error.message.startswith("2 hosts can't be used; nothing was started.\n- dm1: there is no python3")
+    assert error.message.startswith(
+        "2 hosts can't be used; nothing was started.\n- dm1: there is no python3"
+    )

@@ -55,7 +55,9 @@ def links_to(lab: Lab, names: Sequence[str] = FOUR) -> Iterator[tuple[Link, ...]
     session = Session()
     try:
         with_asker = asker_of(None)
-        reaching = session.reach(parse_hosts(",".join(names)), runner.access(lab), with_asker)
+        reaching = session.reach(
+            parse_hosts(",".join(names)), runner.access(lab), with_asker
+        )
         links = reaching.wait()
         yield links
         for link in links:
@@ -94,7 +96,15 @@ def made(size: int = SIZE) -> LocalBlob:
 
 def sent_bytes(lab: Lab) -> int:
     """Return how many bytes the notebook's card has sent so far."""
-    argv = [COMPONENTS["ip"].path() or "ip", "-json", "-statistics", "link", "show", "dev", lab._bridge]
+    argv = [
+        COMPONENTS["ip"].path() or "ip",
+        "-json",
+        "-statistics",
+        "link",
+        "show",
+        "dev",
+        lab._bridge,
+    ]
     (found,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
     return int(found["stats64"]["tx"]["bytes"])
 
@@ -115,7 +125,11 @@ def listening(host: LabHost) -> list[str]:
     """Return the ports of a host that somebody listens on, but SSH's."""
     text = host.exec(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout
     rows = [line.split() for line in text.splitlines()]
-    return [row[1] for row in rows if len(row) > 3 and row[3] == "0A" and not row[1].endswith(":0016")]
+    return [
+        row[1]
+        for row in rows
+        if len(row) > 3 and row[3] == "0A" and not row[1].endswith(":0016")
+    ]
 
 
 # ---- as it should be
@@ -182,7 +196,9 @@ def test_the_way_is_shown(hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     with links_to(hosts) as links:
         told = deliver(links, [made()])
     assert set(told.received) == {0, 1, 2, 3}
-    assert all(sizes == sorted(sizes) and sizes[-1] == SIZE for sizes in told.received.values())
+    assert all(
+        sizes == sorted(sizes) and sizes[-1] == SIZE for sizes in told.received.values()
+    )
 
 
 # ---- the way from host to host is closed, or breaks
@@ -194,8 +210,12 @@ def test_a_firewall_between_two_hosts(hosts: Lab) -> None:
     with links_to(hosts) as links:
         before = sent_bytes(hosts)
         told = deliver(links, [file])
-        assert 2 * SIZE < sent_bytes(hosts) - before < 2.2 * SIZE  # to dm1 and to dm3, which serves dm4
-        assert told.notes == [(2, "its data came from the notebook and not from dm2: Connection refused")]
+        assert (
+            2 * SIZE < sent_bytes(hosts) - before < 2.2 * SIZE
+        )  # to dm1 and to dm3, which serves dm4
+        assert told.notes == [
+            (2, "its data came from the notebook and not from dm2: Connection refused")
+        ]
     for host in hosts.hosts:
         assert_has(host, file)
 
@@ -205,7 +225,9 @@ def test_a_firewall_that_swallows_packets(hosts: Lab) -> None:
     hosts.hosts[0].drop(source=hosts.hosts[1])
     with links_to(hosts) as links:
         told = deliver(links, [file])
-    assert told.notes == [(1, "its data came from the notebook and not from dm1: it said nothing for 2 s")]
+    assert told.notes == [
+        (1, "its data came from the notebook and not from dm1: it said nothing for 2 s")
+    ]
     for host in hosts.hosts:
         assert_has(host, file)
 
@@ -218,25 +240,40 @@ def test_an_address_that_is_not_the_hosts_own(hosts: Lab) -> None:
         Delivery(links, addresses, [file], told.tell, told.note).run()
     ((node, text),) = told.notes
     assert node == 1
-    assert text.startswith("its data came from the notebook and not from dm1, which can't serve: ")
+    assert text.startswith(
+        "its data came from the notebook and not from dm1, which can't serve: "
+    )
     assert "Cannot assign requested address" in text
 
 
 def test_a_python_without_ssl(hosts: Lab) -> None:
     file = made()
-    hosts.hosts[1].exec(["sh", "-c", "mkdir -p no && echo 'raise ImportError(\"no ssl here\")' > no/_ssl.py"])
-    hosts.hosts[1].exec(["sh", "-c", "printf 'export PYTHONPATH=/home/node/no\\n' > .bashrc"]).check_returncode()
+    hosts.hosts[1].exec(
+        [
+            "sh",
+            "-c",
+            "mkdir -p no && echo 'raise ImportError(\"no ssl here\")' > no/_ssl.py",
+        ]
+    )
+    hosts.hosts[1].exec(
+        ["sh", "-c", "printf 'export PYTHONPATH=/home/node/no\\n' > .bashrc"]
+    ).check_returncode()
     with links_to(hosts) as links:
         told = deliver(links, [file])
     assert sorted(told.notes) == [
         (1, "its data came from the notebook and not from dm1: no ssl here"),
-        (2, "its data came from the notebook and not from dm2, which can't serve: no ssl here"),
+        (
+            2,
+            "its data came from the notebook and not from dm2, which can't serve: no ssl here",
+        ),
     ]
     for host in hosts.hosts:
         assert_has(host, file)
 
 
-def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(
+    hosts: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection stands, and nothing comes any more; the notebook still reaches both."""
     file, done, pour = made(), threading.Event(), Link.pour
 
@@ -247,7 +284,10 @@ def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(hosts: Lab, monkeyp
             half.path.write_bytes(local.path.read_bytes()[: SIZE // 2])
             yield from pour(self, half, offset)
             partial = f".distmagic/blobs/.{local.blob.sha256}.*"
-            wait_until(lambda: size_on(hosts.hosts[1], partial) >= SIZE // 2, "half of it on dm2")
+            wait_until(
+                lambda: size_on(hosts.hosts[1], partial) >= SIZE // 2,
+                "half of it on dm2",
+            )
             hosts.hosts[0].drop(source=hosts.hosts[1])
             offset = SIZE // 2
         yield from pour(self, local, offset)
@@ -257,7 +297,9 @@ def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(hosts: Lab, monkeyp
         before = sent_bytes(hosts)
         told = deliver(links, [file])
         assert sent_bytes(hosts) - before < 1.7 * SIZE  # the rest alone was sent to dm2
-    assert told.notes == [(1, "its data came from the notebook and not from dm1: it said nothing for 5 s")]
+    assert told.notes == [
+        (1, "its data came from the notebook and not from dm1: it said nothing for 5 s")
+    ]
     for host in hosts.hosts:
         assert_has(host, file)
 
@@ -277,13 +319,22 @@ def test_a_full_disk_in_the_middle(hosts: Lab) -> None:
         "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one."
     )
     hosts.assert_clean()
-    wait_until(lambda: all(len(name) == 64 for host in hosts.hosts for name in kept(host)), "no half files")
+    wait_until(
+        lambda: all(len(name) == 64 for host in hosts.hosts for name in kept(host)),
+        "no half files",
+    )
 
 
 def test_a_file_that_has_rotted_is_no_source(hosts: Lab) -> None:
     """A host whose disk has rotted under the name is no source: it takes the file again, and serves the good one."""
     file = made()
-    hosts.hosts[0].exec(["sh", "-c", f"mkdir -p .distmagic/blobs; echo rotten > .distmagic/blobs/{file.blob.sha256}"])
+    hosts.hosts[0].exec(
+        [
+            "sh",
+            "-c",
+            f"mkdir -p .distmagic/blobs; echo rotten > .distmagic/blobs/{file.blob.sha256}",
+        ]
+    )
     with links_to(hosts) as links:
         assert deliver(links, [file]).notes == []
     for host in hosts.hosts:
@@ -303,11 +354,38 @@ def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
 
     slow = ["nsenter", "--target", str(hosts.hosts[0]._pid()), "--net", "--"]
-    slowly = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64kb", "latency", "50ms"]
-    subprocess.run([*slow, "env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "tc", *slowly], check=True)
+    slowly = [
+        "qdisc",
+        "add",
+        "dev",
+        "eth0",
+        "root",
+        "tbf",
+        "rate",
+        "50mbit",
+        "burst",
+        "64kb",
+        "latency",
+        "50ms",
+    ]
+    subprocess.run(
+        [*slow, "env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "tc", *slowly], check=True
+    )
     hosts.hosts[0]._is_broken = True
     with pytest.raises(Cancelled, match="nothing was started"):
-        distmagic.run(len, data, hosts=",".join(FOUR), access=runner.access(hosts), screen=Screen())
+        distmagic.run(
+            len,
+            data,
+            hosts=",".join(FOUR),
+            access=runner.access(hosts),
+            screen=Screen(),
+        )
     hosts.assert_clean()
-    wait_until(lambda: all(len(name) == 64 for host in hosts.hosts for name in kept(host)), "no half files")
-    wait_until(lambda: [listening(host) for host in hosts.hosts] == [[]] * 4, "nobody who listens")
+    wait_until(
+        lambda: all(len(name) == 64 for host in hosts.hosts for name in kept(host)),
+        "no half files",
+    )
+    wait_until(
+        lambda: [listening(host) for host in hosts.hosts] == [[]] * 4,
+        "nobody who listens",
+    )

@@ -38,7 +38,9 @@ def fill_the_disk(disk_bytes: int) -> object:
     filler = Path("~/filler").expanduser()
     say("there is room")
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        for _ in range(disk_bytes // 4096):  # a host with another disk than the test's is not filled
+        for _ in range(
+            disk_bytes // 4096
+        ):  # a host with another disk than the test's is not filled
             file.write(bytes(4096))
     for i in range(20):  # the log's last page takes some of it
         print(f"{i:03d}" * 400)
@@ -54,11 +56,22 @@ def test_a_disk_that_becomes_full_stops_no_run(lab: Lab) -> None:
     run = runner.run(lab, "dm1:1,dm2:1", as_value(fill_the_disk), DISK_BYTES)
     assert run.state.phase == "done"
     words = [line.text for line in run.state.lines if line.rank == 0]
-    for text in ("there is room", *(f"{i:03d}" * 400 for i in range(20)), "the disk is full", "there is room again"):
+    for text in (
+        "there is room",
+        *(f"{i:03d}" * 400 for i in range(20)),
+        "the disk is full",
+        "there is room again",
+    ):
         assert words.count(text) == 1  # shown, though the log has not all of it
-    assert (run.state.workers[0].step, len([row for row in run.metrics if row["rank"] == 0])) == (20, 20)
+    assert (
+        run.state.workers[0].step,
+        len([row for row in run.metrics if row["rank"] == 0]),
+    ) == (20, 20)
     log = run.logs(0, "stdout")
-    missing = re.search(r"\n\[distmagic: ([0-9,]+) bytes are missing in this log: the disk was full\]\n", log)
+    missing = re.search(
+        r"\n\[distmagic: ([0-9,]+) bytes are missing in this log: the disk was full\]\n",
+        log,
+    )
     assert missing is not None
     assert log.startswith("there is room\n")
     assert log.endswith("there is room again\n")
@@ -68,9 +81,16 @@ def test_a_disk_that_becomes_full_stops_no_run(lab: Lab) -> None:
         + "the disk is full\nthere is room again\n"
     )
     assert len(log) - len(missing[0]) + int(missing[1].replace(",", "")) == len(whole)
-    told = [text for text in run.state.notices if text.startswith("dm1: can't write to ")]
-    assert told == [NOT_KEPT.format(job=run.job) + "what it prints from here on is not kept"]
-    assert any(text.endswith("can be written to again; each log says what it lacks") for text in run.state.notices)
+    told = [
+        text for text in run.state.notices if text.startswith("dm1: can't write to ")
+    ]
+    assert told == [
+        NOT_KEPT.format(job=run.job) + "what it prints from here on is not kept"
+    ]
+    assert any(
+        text.endswith("can be written to again; each log says what it lacks")
+        for text in run.state.notices
+    )
     with pytest.raises(NoResult) as caught:
         run.results[0]
     assert re.fullmatch(
@@ -113,9 +133,13 @@ def talk_for_long() -> None:
 
 def test_a_log_keeps_to_its_limit(lab: Lab) -> None:
     limit = 80_000
-    run = runner.run(lab, "dm1:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": str(limit)})
+    run = runner.run(
+        lab, "dm1:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": str(limit)}
+    )
     log = run.logs(0, "stdout")
-    beginning, gap, newest = re.split(r"\n\[distmagic: ([0-9,]+) bytes are not kept: .*\]\n", log)
+    beginning, gap, newest = re.split(
+        r"\n\[distmagic: ([0-9,]+) bytes are not kept: .*\]\n", log
+    )
     whole = "".join(f"line {i:05d} of a rank that talks\n" for i in range(10_000))
     assert whole.startswith(beginning)
     assert whole.endswith(newest)
@@ -123,13 +147,19 @@ def test_a_log_keeps_to_its_limit(lab: Lab) -> None:
     assert limit * 6 // 8 <= len(newest) <= limit * 7 // 8
     assert len(beginning) + int(gap.replace(",", "")) + len(newest) == len(whole)
     [folder] = lab.hosts[0].home.glob(f".distmagic/jobs/{run.job}/*")
-    assert sum(path.stat().st_size for path in folder.glob("rank0.stdout.log*")) <= limit
+    assert (
+        sum(path.stat().st_size for path in folder.glob("rank0.stdout.log*")) <= limit
+    )
 
 
 def test_a_limit_that_is_none(lab: Lab) -> None:
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": "64M"})
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": "64M"}
+    )
     assert isinstance(error, PreflightError) or "dm1" in str(error)
-    assert "DISTMAGIC_LOG_BYTES=64M is no number of bytes of at least 65,536" in str(error)
+    assert "DISTMAGIC_LOG_BYTES=64M is no number of bytes of at least 65,536" in str(
+        error
+    )
 
 
 def wait_for_ever() -> None:
@@ -138,7 +168,9 @@ def wait_for_ever() -> None:
     time.sleep(600)
 
 
-def test_a_job_on_a_disk_that_is_full_is_found_and_stopped_over_a_new_connection(lab: Lab) -> None:
+def test_a_job_on_a_disk_that_is_full_is_found_and_stopped_over_a_new_connection(
+    lab: Lab,
+) -> None:
     host, hosts = lab.hosts[0], parse_hosts("dm1:1,dm2:1")
     host.limit_home(DISK_BYTES)
     left = detach(lab, "dm1:1,dm2:1", as_value(wait_for_ever))
@@ -146,7 +178,10 @@ def test_a_job_on_a_disk_that_is_full_is_found_and_stopped_over_a_new_connection
     session().close()
     with pytest.raises(PreflightError) as caught:
         detach(lab, "dm1:1,dm2:1", as_value(wait_for_ever))
-    assert caught.value.message == "dm1: can't write to /home/node/.distmagic: [Errno 28] No space left on device."
+    assert (
+        caught.value.message
+        == "dm1: can't write to /home/node/.distmagic: [Errno 28] No space left on device."
+    )
     session().close()
     job = choose(session().jobs(reach(lab, hosts)), left.job)
     assert (job.phase, job.hosts, job.missing) == ("detached", ("dm1", "dm2"), ())

@@ -51,7 +51,11 @@ def train(whole: int) -> dict[str, Any]:
     from distmagic import checkpoint
 
     dist.init_process_group("gloo")
-    state = checkpoint.load("snapshot.pt") or {"step": 0, "worlds": [], "sum": torch.zeros(1)}
+    state = checkpoint.load("snapshot.pt") or {
+        "step": 0,
+        "worlds": [],
+        "sum": torch.zeros(1),
+    }
     worlds = [*state["worlds"], [state["step"], dist.get_world_size()]]
     total = state["sum"]
     met = [begun for begun, size in worlds if size == 3]
@@ -61,7 +65,11 @@ def train(whole: int) -> dict[str, Any]:
         dist.all_reduce(one)
         total = total + one / dist.get_world_size()
         distmagic.report(step=step + 1, world=dist.get_world_size())
-        checkpoint.save({"step": step + 1, "worlds": worlds, "sum": total}, "snapshot.pt", step=step + 1)
+        checkpoint.save(
+            {"step": step + 1, "worlds": worlds, "sum": total},
+            "snapshot.pt",
+            step=step + 1,
+        )
         time.sleep(0.1)
     dist.destroy_process_group()
     return {"worlds": worlds, "sum": float(total), "steps": end}
@@ -82,13 +90,19 @@ class Fault(runner.Watch):
     def show(self, state: RunState) -> None:
         """Do what is due."""
         super().show(state)
-        self.alerts.update(alert.text for alert in overview(state).alerts if alert.level == "error")
+        self.alerts.update(
+            alert.text for alert in overview(state).alerts if alert.level == "error"
+        )
         host = self.lab.hosts[2]
         step = max((worker.step or 0 for worker in state.workers.values()), default=0)
         if self.at == "whole" and state.world_size == 3 and step > 5:
             self.at, self.broken_at_step, self.shrunk_s = "broken", step, -state.at_s
             self.harm(host)
-        elif self.at == "broken" and state.world_size == 2 and step > self.broken_at_step + 5:
+        elif (
+            self.at == "broken"
+            and state.world_size == 2
+            and step > self.broken_at_step + 5
+        ):
             self.at, self.grown_s = "shrunk", -state.at_s
             self.shrunk_s += state.at_s
             if self.comes_back:
@@ -99,7 +113,9 @@ class Fault(runner.Watch):
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab, kind: str) -> None:
+def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(
+    lab: Lab, kind: str
+) -> None:
     seen = Fault(lab, kind, comes_back=True)
     way = runner.access(lab, connect_timeout_s=2.0)
     run = runner.run(
@@ -119,27 +135,39 @@ def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(lab: Lab,
     )
     shown = overview(run.state)
     assert shown.facts[0] == "3 ranks on dm1, dm2, dm3"
-    assert [row.host for group in shown.groups for row in group.rows] == ["dm1", "dm2", "dm3"]
+    assert [row.host for group in shown.groups for row in group.rows] == [
+        "dm1",
+        "dm2",
+        "dm3",
+    ]
 
 
 class Late(runner.Watch):
     """Switches dm1 and dm3 on once dm2 trains alone, and kills the torchrun of one of them once all three do."""
 
     def __init__(self, lab: Lab) -> None:
-        super().__init__(lambda state: any((w.step or 0) > 3 for w in state.workers.values()), self._switch_on)
+        super().__init__(
+            lambda state: any((w.step or 0) > 3 for w in state.workers.values()),
+            self._switch_on,
+        )
         self._lab = lab
         self.killed = ""
 
     def _switch_on(self) -> None:
         for host in (self._lab.hosts[0], self._lab.hosts[2]):
             host.start()
-        self._when, self._act = lambda state: state.world_size == 3 and is_at_work(state), self._kill
+        self._when, self._act = (
+            lambda state: state.world_size == 3 and is_at_work(state),
+            self._kill,
+        )
 
     def _kill(self) -> None:
         assert self.last is not None
         self.killed = self.last.nodes[1].host  # whichever came first
         host = faults.host_of(self._lab, self.killed)
-        host.exec(["kill", "-KILL", str(faults.pids(host, "torchrun", "*")[0])]).check_returncode()
+        host.exec(
+            ["kill", "-KILL", str(faults.pids(host, "torchrun", "*")[0])]
+        ).check_returncode()
 
 
 def is_at_work(state: RunState) -> bool:
@@ -155,13 +183,27 @@ def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_t
         host.kill()
     way, late = runner.access(lab, connect_timeout_s=2.0), Late(lab)
     run = runner.run(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=late, access=way, nnodes=(1, 3), max_restarts=5
+        lab,
+        "dm1:1,dm2:1,dm3:1",
+        as_value(train),
+        2,
+        screen=late,
+        access=way,
+        nnodes=(1, 3),
+        max_restarts=5,
     )
     worlds = [size for _, size in run.results[0]["worlds"]]
-    assert (worlds[0], worlds[-1], worlds.count(3)) == (1, 3, 2), "with two in between, or one who is back at once"
+    assert (worlds[0], worlds[-1], worlds.count(3)) == (1, 3, 2), (
+        "with two in between, or one who is back at once"
+    )
     assert run.results[0]["sum"] == run.results[0]["steps"]
     hosts = [node.host for node in run.state.nodes]
-    assert hosts[:1] + sorted(hosts[1:3]) + hosts[3:] == ["dm2", "dm1", "dm3", late.killed]
+    assert hosts[:1] + sorted(hosts[1:3]) + hosts[3:] == [
+        "dm2",
+        "dm1",
+        "dm3",
+        late.killed,
+    ]
     away, killed = run.state.notices[:2], run.state.notices[2:]
     assert away == tuple(
         f"{name}: no answer from {address} port 22 within 2 s. The run begins without this host."
@@ -191,7 +233,14 @@ def test_a_host_that_is_switched_off_while_the_agents_start_is_done_without(
 
     monkeypatch.setattr(Link, "start", start)
     way = runner.access(lab, connect_timeout_s=2.0)
-    run = runner.run(lab, "dm1:1,dm2:1,dm3:1", as_value(world_size), access=way, nnodes=(2, 3), max_restarts=1)
+    run = runner.run(
+        lab,
+        "dm1:1,dm2:1,dm3:1",
+        as_value(world_size),
+        access=way,
+        nnodes=(2, 3),
+        max_restarts=1,
+    )
     assert dict(run.results) == {0: "2", 1: "2"}
     assert [run.state.nodes[node].host for node, _ in run.state.lost] == ["dm3"]
 
@@ -223,17 +272,27 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     asked = parse_hosts("dm1,dm2,dm3")
     reaching = reach(lab, asked, connect_timeout_s=2.0)
     (job,) = session().jobs(reaching)
-    assert (job.hosts, job.host_indices, job.phase, job.terms.awaited) == (("dm2", "dm3"), (1, 2), "detached", ("dm1",))
+    assert (job.hosts, job.host_indices, job.phase, job.terms.awaited) == (
+        ("dm2", "dm3"),
+        (1, 2),
+        "detached",
+        ("dm1",),
+    )
     assert list(reaching.absent) == [0]
 
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))  # another machine: it has nothing of the job
+    monkeypatch.setenv(
+        "DISTMAGIC_HOME", str(tmp_path)
+    )  # another machine: it has nothing of the job
     lab.hosts[0].start()
     told: list[tuple[str, int]] = []
     session().add(reach(lab, (asked[1], asked[0])), job, lambda *one: told.append(one))
     assert told == [("dm1", 2)]
-    wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1", 60)
+    wait_until(
+        lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1", 60
+    )
     with pytest.raises(
-        SpecError, match=rf"^dm1 can't come to job {job.name}: it has a node of this job, which runs\.$"
+        SpecError,
+        match=rf"^dm1 can't come to job {job.name}: it has a node of this job, which runs\.$",
     ):
         session().add(reach(lab, (asked[1], asked[0])), job, print)
     (job,) = session().jobs(reach(lab, asked))
@@ -246,7 +305,9 @@ def interrupted_while_dm3_joins(lab: Lab, *, has_started: bool) -> runner.Watch:
     """Return a screen that switches dm3 on when the others work, and interrupts when it is a node, or has started as one."""
 
     def is_there(state: RunState, _: float) -> bool:
-        return len(state.nodes) == 3 and bool(state.nodes[2].hostname or not has_started)
+        return len(state.nodes) == 3 and bool(
+            state.nodes[2].hostname or not has_started
+        )
 
     steps = [
         (lambda state, _: len(state.workers) == 2, lambda lab, _: lab.hosts[2].start()),
@@ -262,18 +323,28 @@ def test_an_interrupt_while_a_host_joins(lab: Lab) -> None:
         screen=interrupted_while_dm3_joins(lab, has_started=False), access=runner.access(lab, connect_timeout_s=2.0),
     )  # fmt: skip
     assert isinstance(error, Cancelled)
-    assert error.message == "The run was interrupted; every rank on every host was stopped."
+    assert (
+        error.message
+        == "The run was interrupted; every rank on every host was stopped."
+    )
 
 
-def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_is_stopped_at_once(lab: Lab) -> None:
+def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_is_stopped_at_once(
+    lab: Lab,
+) -> None:
     lab.hosts[2].kill()
     left_alone(lab)
     *hosts, awaited = parse_hosts("dm1,dm2,dm3")
     (job,) = session().jobs(reach(lab, tuple(hosts)))
     reaching = session().reach(
-        tuple(hosts), runner.access(lab, connect_timeout_s=2.0), NotebookAsker(can_ask=False), spare=(awaited,)
+        tuple(hosts),
+        runner.access(lab, connect_timeout_s=2.0),
+        NotebookAsker(can_ask=False),
+        spare=(awaited,),
     )
-    following = session().attach(reaching, job, interrupted_while_dm3_joins(lab, has_started=True))
+    following = session().attach(
+        reaching, job, interrupted_while_dm3_joins(lab, has_started=True)
+    )
     assert isinstance(following, Detached), "it was only followed"
     assert following.hosts == ("dm1", "dm2", "dm3")
     following.stop()
@@ -308,17 +379,26 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
         detach=True, access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
     )  # fmt: skip
     assert isinstance(left, Detached)
-    wait_until(lambda: list(lab.hosts[2].home.glob(".distmagic/work/*/snapshot.pt")), "the first snapshot", 60)
+    wait_until(
+        lambda: list(lab.hosts[2].home.glob(".distmagic/work/*/snapshot.pt")),
+        "the first snapshot",
+        60,
+    )
     lab.hosts[2].kill()
     script = FOLLOWER.format(config=str(lab.ssh_config))
     other = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         hosts = parse_hosts("dm1,dm2,dm3")
         job = session().jobs(reach(lab, hosts, connect_timeout_s=2.0))[-1]
         seen = runner.Watch(lambda state: state.world_size == 2, lab.hosts[2].start)
-        run = session().attach(reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen)
+        run = session().attach(
+            reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen
+        )
         told, _ = other.communicate(timeout=60)
     finally:
         other.kill()
@@ -351,7 +431,10 @@ class Both(runner.Watch):
     """Cuts dm2 and dm3 once all three train."""
 
     def __init__(self, lab: Lab) -> None:
-        super().__init__(lambda state: any((w.step or 0) > 3 for w in state.workers.values()), lambda: _cut(lab))
+        super().__init__(
+            lambda state: any((w.step or 0) > 3 for w in state.workers.values()),
+            lambda: _cut(lab),
+        )
 
 
 def _cut(lab: Lab) -> None:

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic.errors import Cancelled, NodeLost, PreflightError, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.errors import (
+    Cancelled,
+    NodeLost,
+    PreflightError,
+    RendezvousFailed,
+    RunError,
+    TimedOut,
+    WorkerFailed,
+)
 from tests.e2e import runner
 from tests.e2e.programs import STUBBORN_KERNEL, stubborn
 from tests.e2e.runner import as_value, at_work
@@ -26,8 +34,12 @@ def test_the_first_rank_that_fails_stops_all_hosts(lab: Lab) -> None:
     assert isinstance(error, WorkerFailed)
     assert error.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
     assert 'raise ValueError("enough")' in error.remote_traceback
-    assert "distmagic" not in error.remote_traceback.replace("import distmagic", "").replace("distmagic.report", "")
-    others = [worker.phase for worker in error.run.state.workers.values() if worker.rank != 2]
+    assert "distmagic" not in error.remote_traceback.replace(
+        "import distmagic", ""
+    ).replace("distmagic.report", "")
+    others = [
+        worker.phase for worker in error.run.state.workers.values() if worker.rank != 2
+    ]
     assert set(others) <= {"stopped"}  # those that were up already
 
 
@@ -47,7 +59,10 @@ def test_a_signal_is_named(lab: Lab, number: int, words: str) -> None:
         time.sleep(1000)
 
     error = runner.failure(lab, "dm1:1,dm2:1", die, int(number))
-    assert error.message == f"rank 1 (dm2, local_rank 0) was ended by signal {int(number)} ({words})."
+    assert (
+        error.message
+        == f"rank 1 (dm2, local_rank 0) was ended by signal {int(number)} ({words})."
+    )
     assert "    last words\n" in error.hint
 
 
@@ -67,7 +82,10 @@ def test_an_interrupt_ends_everything(lab: Lab) -> None:
     error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen)
     assert isinstance(error, Cancelled)
     assert isinstance(error, KeyboardInterrupt)
-    assert error.message == "The run was interrupted; every rank on every host was stopped."
+    assert (
+        error.message
+        == "The run was interrupted; every rank on every host was stopped."
+    )
     assert error.run.state.phase == "stopped"
 
 
@@ -92,7 +110,10 @@ def test_what_ranks_leave_running_is_ended_after_success(lab: Lab) -> None:
     def leave_children() -> None:
         import subprocess
 
-        subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; (setsid sleep 1000) & sleep 1000"], start_new_session=True)
+        subprocess.Popen(
+            ["/bin/sh", "-c", "trap '' TERM; (setsid sleep 1000) & sleep 1000"],
+            start_new_session=True,
+        )
 
     assert runner.run(lab, "dm1:2", leave_children).state.phase == "done"
 
@@ -100,30 +121,48 @@ def test_what_ranks_leave_running_is_ended_after_success(lab: Lab) -> None:
 @pytest.mark.parametrize("fault", ["kernel killed", "agent killed"])
 def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
     script = textwrap.dedent(STUBBORN_KERNEL.format(config=str(lab.ssh_config)))
-    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+    )
     sleeps = lambda host: sum("sleep" in p.cmdline for p in host.processes())  # noqa: E731
     try:
-        wait_until(lambda: sleeps(lab.hosts[0]) >= 4 and sleeps(lab.hosts[1]) >= 2, "ranks and their children", 60)
+        wait_until(
+            lambda: sleeps(lab.hosts[0]) >= 4 and sleeps(lab.hosts[1]) >= 2,
+            "ranks and their children",
+            60,
+        )
         if fault == "kernel killed":
             kernel.kill()
         else:
             agents = [p for p in lab.hosts[1].processes() if "agent" in p.cmdline]
             lab.hosts[1].exec(["kill", "-9", str(agents[0].pid)])
             assert kernel.wait(60) == 1
-            assert b"dm2: its agent ended without a word (was it killed?)" in kernel.stderr.read()
+            assert (
+                b"dm2: its agent ended without a word (was it killed?)"
+                in kernel.stderr.read()
+            )
     finally:
         kernel.kill()
         kernel.wait()
         kernel.stderr.close()
-    wait_until(lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 30)
+    wait_until(
+        lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 30
+    )
     assert not any(sleeps(host) for host in lab.hosts)
 
 
 def test_a_host_that_can_t_start_takes_the_others_back(lab: Lab) -> None:
     lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here")
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here"
+    )
     assert isinstance(error, PreflightError)
-    assert error.message == "dm2: the directory /home/node/only-here (--cwd) does not exist."
+    assert (
+        error.message
+        == "dm2: the directory /home/node/only-here (--cwd) does not exist."
+    )
 
 
 def test_a_closed_port_between_hosts_has_a_name(lab: Lab) -> None:
@@ -142,7 +181,9 @@ def test_a_port_that_is_taken(lab: Lab) -> None:
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"up\n"
-        error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29518)
+        error = runner.failure(
+            lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29518
+        )
     finally:
         holder.communicate()  # end of file on its stdin ends it
     assert isinstance(error, RunError)
@@ -153,9 +194,14 @@ def test_a_host_that_is_switched_off_is_lost(lab: Lab) -> None:
     screen = runner.Watch(at_work(2), lab.hosts[1].kill)
     way = runner.access(lab, connect_timeout_s=3.0)
     with pytest.raises(NodeLost) as caught:
-        distmagic.run(as_value(stubborn), hosts="dm1:1,dm2:1", access=way, screen=screen)
+        distmagic.run(
+            as_value(stubborn), hosts="dm1:1,dm2:1", access=way, screen=screen
+        )
     assert caught.value.message == (
         "A host was lost, and the others were stopped. dm2: the other hosts have not heard of it any more"
     )
-    assert caught.value.hint == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
+    assert (
+        caught.value.hint
+        == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
+    )
     assert lab.hosts[0].leftovers() == ()

@@ -64,12 +64,16 @@ def ended(lab: Lab, left: Detached, hosts: str) -> Job:
 
 
 def follow(lab: Lab, job: Job, screen: runner.Watch | None = None) -> Run:
-    run = session().attach(reach(lab, parse_hosts(",".join(job.hosts))), job, screen or runner.Watch())
+    run = session().attach(
+        reach(lab, parse_hosts(",".join(job.hosts))), job, screen or runner.Watch()
+    )
     assert isinstance(run, Run)
     return run
 
 
-def test_a_detached_job_outlives_its_kernel_and_is_followed_by_another(lab: Lab) -> None:
+def test_a_detached_job_outlives_its_kernel_and_is_followed_by_another(
+    lab: Lab,
+) -> None:
     script = (
         "from tests.e2e.test_gang import detach, until_told\nfrom tests.e2e.runner import as_value\n"
         "from types import SimpleNamespace\n"
@@ -77,11 +81,23 @@ def test_a_detached_job_outlives_its_kernel_and_is_followed_by_another(lab: Lab)
         "left = detach(lab, 'dm1:1,dm2:1', as_value(until_told), 'return', lease_s=1.0)\nprint(left.job, flush=True)\n"
     )
     kernel = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, timeout=60, check=True
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
     )
     jobs = session().jobs(reach(lab, parse_hosts("dm1,dm2")))
-    assert [(job.name, job.phase) for job in jobs] == [(kernel.stdout.decode().split()[-1], "detached")]
-    run = follow(lab, jobs[0], runner.Watch(lambda state: len(state.workers) == 2, lambda: tell(lab, "dm1", "dm2")))
+    assert [(job.name, job.phase) for job in jobs] == [
+        (kernel.stdout.decode().split()[-1], "detached")
+    ]
+    run = follow(
+        lab,
+        jobs[0],
+        runner.Watch(
+            lambda state: len(state.workers) == 2, lambda: tell(lab, "dm1", "dm2")
+        ),
+    )
     assert dict(run.results) == {0: "well", 1: "well"}
     lab.assert_clean()
 
@@ -113,8 +129,13 @@ def test_an_interrupt_only_ends_the_following_of_a_detached_job(lab: Lab) -> Non
     lab.assert_clean()
 
 
-@pytest.mark.parametrize(("what", "message"), [("raise", "raised ValueError: rank 1 can't"), ("exit", "exit code 7")])
-def test_a_failure_ends_the_job_on_all_hosts_though_nobody_watches(lab: Lab, what: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("raise", "raised ValueError: rank 1 can't"), ("exit", "exit code 7")],
+)
+def test_a_failure_ends_the_job_on_all_hosts_though_nobody_watches(
+    lab: Lab, what: str, message: str
+) -> None:
     left = detach(lab, "dm1:1,dm2:1,dm3:1", as_value(until_told), what)
     tell(lab, "dm2")
     job = ended(lab, left, "dm1,dm2,dm3")
@@ -131,8 +152,16 @@ def test_a_failure_ends_the_job_on_all_hosts_though_nobody_watches(lab: Lab, wha
 
 @pytest.mark.parametrize("dead", ["dm1", "dm2"], ids=["the lead", "a member"])
 @pytest.mark.parametrize("kind", ["power off", "frozen"])
-def test_a_host_that_falls_silent_ends_the_job_though_nobody_watches(lab: Lab, dead: str, kind: str) -> None:
-    left = detach(lab, "dm1:1,dm2:1,dm3:1", as_value(until_told), "return", node_lost_after_s=LOST_S)
+def test_a_host_that_falls_silent_ends_the_job_though_nobody_watches(
+    lab: Lab, dead: str, kind: str
+) -> None:
+    left = detach(
+        lab,
+        "dm1:1,dm2:1,dm3:1",
+        as_value(until_told),
+        "return",
+        node_lost_after_s=LOST_S,
+    )
     host = next(one for one in lab.hosts if one.name == dead)
     others = ",".join(one.name for one in lab.hosts if one.name != dead)
     host.kill() if kind == "power off" else host.freeze()
@@ -146,15 +175,28 @@ def test_a_host_that_falls_silent_ends_the_job_though_nobody_watches(lab: Lab, d
         lab.assert_clean(within_s=20.0)  # it has to miss the others first
 
 
-def test_a_host_that_only_the_notebook_can_not_reach_stays_in_the_gang(lab: Lab) -> None:
+def test_a_host_that_only_the_notebook_can_not_reach_stays_in_the_gang(
+    lab: Lab,
+) -> None:
     screen = runner.Watch(
-        lambda state: any((w.step or 0) > 5 for w in state.workers.values()), lambda: lab.hosts[1].drop(port=22)
+        lambda state: any((w.step or 0) > 5 for w in state.workers.values()),
+        lambda: lab.hosts[1].drop(port=22),
     )
     seen = Healing(lab, screen)
     way = runner.access(lab, connect_timeout_s=2.0)
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), 25.0, screen=seen, access=way, node_lost_after_s=LOST_S)
+    run = runner.run(
+        lab,
+        "dm1:1,dm2:1",
+        as_value(count),
+        25.0,
+        screen=seen,
+        access=way,
+        node_lost_after_s=LOST_S,
+    )
     assert run.state.phase == "done"
-    assert seen.longest_s > 12.0, "longer than a host may be out of reach that its gang doesn't hear either"
+    assert seen.longest_s > 12.0, (
+        "longer than a host may be out of reach that its gang doesn't hear either"
+    )
     assert dict(run.results) == {0: 250, 1: 250}
 
 
@@ -185,7 +227,11 @@ def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
         "distmagic.run(as_value(until_told), 'return', hosts='dm1:1,dm2:1', access=way, on_disconnect='keep',\n"
         "    screen=runner.Watch(lambda state: len(state.workers) == 2, lambda: print('up', flush=True)))\n"
     )
-    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+    )
     try:
         assert kernel.stdout is not None
         assert kernel.stdout.readline() == b"up\n"
@@ -223,16 +269,29 @@ def test_a_flood_at_the_gang_s_port_changes_nothing(lab: Lab) -> None:
 
     def flood() -> None:
         nonlocal sent
-        listing = lab.hosts[0].exec(["sh", "-c", "cat /proc/net/udp"]).stdout.splitlines()[1:]
+        listing = (
+            lab.hosts[0].exec(["sh", "-c", "cat /proc/net/udp"]).stdout.splitlines()[1:]
+        )
         ports = [int(line.split()[1].partition(":")[2], 16) for line in listing]
         assert ports
         for i in range(20_000):
-            sender.sendto(os.urandom(i % 200), (lab.hosts[0].address, ports[i % len(ports)]))
+            sender.sendto(
+                os.urandom(i % 200), (lab.hosts[0].address, ports[i % len(ports)])
+            )
             sent += 1
         sender.close()
 
-    screen = runner.Watch(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), flood)
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), 4.0, screen=screen, node_lost_after_s=LOST_S)
+    screen = runner.Watch(
+        lambda state: any((w.step or 0) > 5 for w in state.workers.values()), flood
+    )
+    run = runner.run(
+        lab,
+        "dm1:1,dm2:1",
+        as_value(count),
+        4.0,
+        screen=screen,
+        node_lost_after_s=LOST_S,
+    )
     assert sent == 20_000
     assert run.state.phase == "done"
     assert run.state.notices == ()
@@ -240,8 +299,20 @@ def test_a_flood_at_the_gang_s_port_changes_nothing(lab: Lab) -> None:
 
 def test_a_lost_host_is_named_to_whoever_watches(lab: Lab) -> None:
     screen = runner.Watch(lambda state: len(state.workers) == 2, lab.hosts[1].cut)
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(count), 60.0, screen=screen, node_lost_after_s=LOST_S)
+    error = runner.failure(
+        lab,
+        "dm1:1,dm2:1",
+        as_value(count),
+        60.0,
+        screen=screen,
+        node_lost_after_s=LOST_S,
+    )
     assert isinstance(error, NodeLost)
-    assert error.message.startswith("A host was lost, and the others were stopped. dm2: ")
-    assert error.hint == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
+    assert error.message.startswith(
+        "A host was lost, and the others were stopped. dm2: "
+    )
+    assert (
+        error.hint
+        == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
+    )
     assert not isinstance(error, Cancelled)

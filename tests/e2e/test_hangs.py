@@ -72,24 +72,40 @@ REST = "ranks 0, 1 wait in all_reduce at {here}, line {reduce}"
 
 
 def filled(text: str) -> str:
-    return text.format(here=HERE, load=line_of("MARK load"), reduce=line_of("MARK reduce"))
+    return text.format(
+        here=HERE, load=line_of("MARK load"), reduce=line_of("MARK reduce")
+    )
 
 
 def line_of(mark: str) -> int:
     """Return the number of this file's line that ends with a mark."""
-    return next(i for i, line in enumerate(Path(HERE).read_text().splitlines(), 1) if line.endswith(f"# {mark}"))
+    return next(
+        i
+        for i, line in enumerate(Path(HERE).read_text().splitlines(), 1)
+        if line.endswith(f"# {mark}")
+    )
 
 
 def all_report(state: RunState) -> bool:
     return sum(worker.step is not None for worker in state.workers.values()) == 3
 
 
-@pytest.mark.parametrize("warm_idle_s", [0.0, 900.0], ids=["cold", "forked from a template"])
-def test_a_hang_ends_the_run_and_says_who_stands_out(lab: Lab, warm_idle_s: float) -> None:
+@pytest.mark.parametrize(
+    "warm_idle_s", [0.0, 900.0], ids=["cold", "forked from a template"]
+)
+def test_a_hang_ends_the_run_and_says_who_stands_out(
+    lab: Lab, warm_idle_s: float
+) -> None:
     way = runner.access(lab, warm_idle_s=warm_idle_s)
     with pytest.raises(Hung) as caught:
         distmagic.run(
-            as_value(train), 2, "", hosts="dm1:2,dm2:1", access=way, screen=runner.Watch(), hang_timeout_s=3.0
+            as_value(train),
+            2,
+            "",
+            hosts="dm1:2,dm2:1",
+            access=way,
+            screen=runner.Watch(),
+            hang_timeout_s=3.0,
         )
     session().close()  # and with it what hosts keep loaded
     lab.assert_clean()
@@ -101,9 +117,14 @@ def test_a_hang_ends_the_run_and_says_who_stands_out(lab: Lab, warm_idle_s: floa
     assert found, error.message
     assert int(found[1]) >= 3
     assert found[2] == filled(f"{ODD}; {REST}")
-    assert error.hint.startswith("Look at rank 2 (dm2, local_rank 0) first: the others wait for it.\n")
+    assert error.hint.startswith(
+        "Look at rank 2 (dm2, local_rank 0) first: the others wait for it.\n"
+    )
     load, reduce = error.stacks.split("\n\n")
-    where = [f"  {HERE}, line {line_of('MARK load')}, in load_batch", "    time.sleep(0.02)  # MARK load"]
+    where = [
+        f"  {HERE}, line {line_of('MARK load')}, in load_batch",
+        "    time.sleep(0.02)  # MARK load",
+    ]
     assert load.splitlines()[-2:] == where
     assert "  torch/distributed/distributed_c10d.py, line " in reduce
     assert "distmagic/remote" not in error.stacks
@@ -117,7 +138,9 @@ def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(lab: Lab) -> N
         r"The run was stopped: its --timeout ran out\. No rank had advanced for \d+ s before that\. Where they were: (.*)\.",
         error.message,
     )[1] == filled(f"{ODD}; {REST}")
-    assert error.hint.startswith("Look at rank 2 (dm2, local_rank 0) first: the others wait for it.\n")
+    assert error.hint.startswith(
+        "Look at rank 2 (dm2, local_rank 0) first: the others wait for it.\n"
+    )
     assert f"  {HERE}, line {line_of('MARK load')}, in load_batch" in error.stacks
 
 
@@ -127,7 +150,9 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:
         lab.hosts[1].exec(["kill", "-STOP", str(screen.last.workers[2].pid)])
 
     screen = runner.Watch(all_report, freeze)
-    error = runner.failure(lab, "dm1:2,dm2:1", as_value(train), 2, "", hang_timeout_s=3.0, screen=screen)
+    error = runner.failure(
+        lab, "dm1:2,dm2:1", as_value(train), 2, "", hang_timeout_s=3.0, screen=screen
+    )
     assert isinstance(error, Hung)
     stopped = "rank 2 (dm2, local_rank 0) doesn't answer: its process is stopped (kill -CONT would let it go on)"
     assert error.message.endswith(filled(f" Where they were: {stopped}; {REST}."))
@@ -145,10 +170,20 @@ def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(lab: Lab) -> Non
             path.touch()
 
     def has_printed_for_long(state: RunState) -> bool:
-        return len({line.rank for line in state.lines if line.rank >= 0}) == 3 and state.at_s > 8
+        return (
+            len({line.rank for line in state.lines if line.rank >= 0}) == 3
+            and state.at_s > 8
+        )
 
     screen = runner.Watch(has_printed_for_long, ask)
-    run = runner.run(lab, "dm1:2,dm2:1", as_value(flood), "/home/node/enough", hang_timeout_s=5.0, screen=screen)
+    run = runner.run(
+        lab,
+        "dm1:2,dm2:1",
+        as_value(flood),
+        "/home/node/enough",
+        hang_timeout_s=5.0,
+        screen=screen,
+    )
     assert (run.state.phase, dict(run.results)) == ("done", {0: 7, 1: 7, 2: 7})
     (found,) = asked
     assert sorted(rank for group in found.groups for rank in group.ranks) == [0, 1, 2]
@@ -174,12 +209,22 @@ print(dict(run.results), len(run.state.stack_dumps))
 
 
 @contextmanager
-def another_kernel(lab: Lab, path: str, hang_timeout_s: float | None = None) -> Iterator[subprocess.Popen[str]]:
+def another_kernel(
+    lab: Lab, path: str, hang_timeout_s: float | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Start a job of three ranks in another process, and wait until all of them have said that they work."""
-    script = KERNEL.format(path=path, hang_timeout_s=hang_timeout_s, config=str(lab.ssh_config))
-    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    script = KERNEL.format(
+        path=path, hang_timeout_s=hang_timeout_s, config=str(lab.ssh_config)
+    )
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     try:
-        wait_until(lambda: sum(at_work(host) for host in lab.hosts[:2]) == 3, "three ranks at work", 60)
+        wait_until(
+            lambda: sum(at_work(host) for host in lab.hosts[:2]) == 3,
+            "three ranks at work",
+            60,
+        )
         yield kernel
     finally:
         kernel.kill()
@@ -187,21 +232,35 @@ def another_kernel(lab: Lab, path: str, hang_timeout_s: float | None = None) -> 
 
 
 def at_work(host: LabHost) -> int:
-    return sum(file.stat().st_size > 0 for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log"))
+    return sum(
+        file.stat().st_size > 0
+        for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
+    )
 
 
 def test_a_second_kernel_asks_a_job_that_then_goes_on(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Torch, gloo and Python's sleep survive the signal: the sum is right in the end."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     with another_kernel(lab, "/home/node/batch") as kernel:
         job, hosts = the_job(lab, "dm1,dm2")
         for _ in range(5):
-            found = asked_until(lambda: session().stacks(reach(lab, hosts), job), filled(f"{ODD}; {REST}"))
-        assert found.advice == "Look at rank 2 (dm2, local_rank 0) first: the others wait for it."
+            found = asked_until(
+                lambda: session().stacks(reach(lab, hosts), job),
+                filled(f"{ODD}; {REST}"),
+            )
+        assert (
+            found.advice
+            == "Look at rank 2 (dm2, local_rank 0) first: the others wait for it."
+        )
         said = the_magic(lab, capsys, "stacks")
-        assert said.startswith(filled(f"{job.name}: 3 ranks at 2 places: {ODD}; {REST}\nLook at rank 2"))
+        assert said.startswith(
+            filled(f"{job.name}: 3 ranks at 2 places: {ODD}; {REST}\nLook at rank 2")
+        )
         assert "\n    time.sleep(0.02)  # MARK load\n" in said
         (lab.hosts[1].home / "batch").touch()
         assert kernel.communicate(timeout=60)[0] == "{0: 3.0, 1: 3.0, 2: 3.0} 4\n"
@@ -221,7 +280,9 @@ def test_a_second_kernel_ends_a_job_that_hangs(lab: Lab) -> None:
     lab.assert_clean()
 
 
-def asked_until(ask: Callable[[], hangs.Explanation], sentence: str) -> hangs.Explanation:
+def asked_until(
+    ask: Callable[[], hangs.Explanation], sentence: str
+) -> hangs.Explanation:
     """Ask until the ranks have come to where they wait: they may only just have begun."""
     last = [ask()]
     while last[-1].sentence != sentence:
@@ -232,7 +293,10 @@ def asked_until(ask: Callable[[], hangs.Explanation], sentence: str) -> hangs.Ex
 
 def the_magic(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Return what `%distributed ...` says in a notebook of its own, an error's message included."""
-    settings = {"HistoryManager": {"hist_file": ":memory:"}, "Distmagic": {"ssh_config": str(lab.ssh_config)}}
+    settings = {
+        "HistoryManager": {"hist_file": ":memory:"},
+        "Distmagic": {"ssh_config": str(lab.ssh_config)},
+    }
     shell = InteractiveShell(config=Config(settings))
     shell.run_line_magic("load_ext", "distmagic")
     shell.run_line_magic("distributed", "hosts dm1 dm2")

@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 SECRET = "hunter2-DO-not-tell".lower()  # this source travels, and is no leak
 JOB = "1121-000000-0badcafe"
 OTHER = 1
-AS_OTHER = "import glob, json, os, socket, sys; os.setgroups([]); os.setgid(1); os.setuid(1)\n"
+AS_OTHER = (
+    "import glob, json, os, socket, sys; os.setgroups([]); os.setgid(1); os.setuid(1)\n"
+)
 SNOOP = """
 seen = []
 for path in glob.glob("/tmp/distmagic-*") + glob.glob("/home/node/.distmagic/*"):
@@ -73,7 +75,9 @@ def as_other(host: LabHost, script: str, *argv: str) -> list[str]:
 def log_in_with(host: LabHost, line: str) -> None:
     """Have every log-in begin with a line of shell."""
     script = f'#!/bin/bash\n{line}\nexec /bin/bash "$@"\n'
-    host.exec(["sh", "-c", "cat > ~/shell; chmod 755 ~/shell"], stdin=script).check_returncode()
+    host.exec(
+        ["sh", "-c", "cat > ~/shell; chmod 755 ~/shell"], stdin=script
+    ).check_returncode()
     host.set_shell("/home/node/shell")
     session().close()  # a connection that stands goes on with the old one
 
@@ -107,24 +111,50 @@ def test_another_user_sees_nothing_and_reaches_nothing(lab: Lab) -> None:
     found: dict[str, object] = {}
 
     def attack() -> None:
-        (name,) = (name for name in host.listdir("/tmp") if name.startswith("distmagic-"))
+        (name,) = (
+            name for name in host.listdir("/tmp") if name.startswith("distmagic-")
+        )
         folder = f"/tmp/{name}"
         try:
             found["modes"] = modes(host, folder, "/home/node/.distmagic")
             found["seen"] = as_other(host, SNOOP)
-            found["texts"] = host.exec(["grep", "-rl", SECRET, "/home/node/.distmagic", folder]).stdout
-            found["argv"] = [word for p in host.processes() for word in p.cmdline if SECRET in word]
-            found["here"] = [pid for pid in os.listdir("/proc") if pid.isdigit() and SECRET in _cmdline(pid)]
-            job = name.removeprefix(f"distmagic-{os.getuid()}-").partition("-")[2].rpartition("-")[0]
-            host.exec(["chmod", "777", folder, f"{folder}/readers", f"{folder}/ranks"]).check_returncode()
+            found["texts"] = host.exec(
+                ["grep", "-rl", SECRET, "/home/node/.distmagic", folder]
+            ).stdout
+            found["argv"] = [
+                word for p in host.processes() for word in p.cmdline if SECRET in word
+            ]
+            found["here"] = [
+                pid
+                for pid in os.listdir("/proc")
+                if pid.isdigit() and SECRET in _cmdline(pid)
+            ]
+            job = (
+                name.removeprefix(f"distmagic-{os.getuid()}-")
+                .partition("-")[2]
+                .rpartition("-")[0]
+            )
+            host.exec(
+                ["chmod", "777", folder, f"{folder}/readers", f"{folder}/ranks"]
+            ).check_returncode()
             found["heard"] = as_other(host, FORGE, folder, job)
             host.exec(["chmod", "700", folder]).check_returncode()
         finally:
             (host.home / "go").touch()
 
     watch = runner.Watch(at_work(2), attack)
-    run = runner.run(lab, "dm1:2", as_value(work_until_told), "/home/node", screen=watch, env={"WORD": SECRET})
-    assert dict(run.results) == {0: 0, 1: 0}  # the umask of the log-in is the ranks' business
+    run = runner.run(
+        lab,
+        "dm1:2",
+        as_value(work_until_told),
+        "/home/node",
+        screen=watch,
+        env={"WORD": SECRET},
+    )
+    assert dict(run.results) == {
+        0: 0,
+        1: 0,
+    }  # the umask of the log-in is the ranks' business
     assert found["heard"] == [""] * 4
     assert found["seen"] == found["argv"] == found["here"] == []
     assert run.state.phase == "done"
@@ -136,7 +166,11 @@ def test_another_user_sees_nothing_and_reaches_nothing(lab: Lab) -> None:
     assert {path: mode for path, mode in ours.items() if mode != kinds[mode[0]]} == {}
     assert any(path.endswith("/readers") for path in ours)
     assert any(path.endswith("/journal.jsonl") for path in ours)
-    assert found["texts"] == host.exec(["grep", "-rl", SECRET, "/home/node/.distmagic"]).stdout == ""
+    assert (
+        found["texts"]
+        == host.exec(["grep", "-rl", SECRET, "/home/node/.distmagic"]).stdout
+        == ""
+    )
 
 
 def _cmdline(pid: str) -> str:
@@ -147,17 +181,27 @@ def _cmdline(pid: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["a directory", "a link"])
-def test_a_socket_directory_that_was_there_before(lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_socket_directory_that_was_there_before(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     host = lab.hosts[0]
     ask = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from distmagic.remote.records import places"
-    path = host.exec(["python3", "-c", f"{ask}; print(places.run_dir({JOB!r}, 0))"]).stdout.strip()
+    path = host.exec(
+        ["python3", "-c", f"{ask}; print(places.run_dir({JOB!r}, 0))"]
+    ).stdout.strip()
     assert path.startswith(f"/tmp/distmagic-{os.getuid()}-")
     monkeypatch.setattr(sessions, "_new_job", lambda: JOB)
     host.exec(["mkdir", "-m", "700", "/home/node/precious"]).check_returncode()
-    make = f"os.mkdir({path!r}, 0o777)" if what == "a directory" else f"os.symlink('/home/node/precious', {path!r})"
+    make = (
+        f"os.mkdir({path!r}, 0o777)"
+        if what == "a directory"
+        else f"os.symlink('/home/node/precious', {path!r})"
+    )
     as_other(host, make)
     with pytest.raises(PreflightError) as caught:
-        distmagic.run(int, hosts="dm1:1", access=runner.access(lab), screen=runner.Watch())
+        distmagic.run(
+            int, hosts="dm1:1", access=runner.access(lab), screen=runner.Watch()
+        )
     assert caught.value.message == f"dm1: [Errno 17] File exists: '{path}'."
     assert host.listdir("/home/node/precious") == ()
     assert host.exec(["ls", "-A", f"{path}/"]).stdout == ""
@@ -169,16 +213,29 @@ def test_a_socket_directory_that_was_there_before(lab: Lab, monkeypatch: pytest.
     ("prepare", "why"),
     [
         ("os.mkdir('/tmp/dm', 0o755)", "/tmp/dm belongs to another user (uid 1)"),
-        ("os.umask(0); os.mkdir('/tmp/dm', 0o777)", "/tmp/dm belongs to another user (uid 1)"),
-        ("os.symlink('/home/node', '/tmp/dm')", "/tmp/dm is another user's link (uid 1)"),
-        ("os.symlink('/home/node/nowhere', '/tmp/dm')", "/tmp/dm is another user's link (uid 1)"),
+        (
+            "os.umask(0); os.mkdir('/tmp/dm', 0o777)",
+            "/tmp/dm belongs to another user (uid 1)",
+        ),
+        (
+            "os.symlink('/home/node', '/tmp/dm')",
+            "/tmp/dm is another user's link (uid 1)",
+        ),
+        (
+            "os.symlink('/home/node/nowhere', '/tmp/dm')",
+            "/tmp/dm is another user's link (uid 1)",
+        ),
     ],
 )
-def test_a_home_that_another_user_has_prepared(lab: Lab, prepare: str, why: str) -> None:
+def test_a_home_that_another_user_has_prepared(
+    lab: Lab, prepare: str, why: str
+) -> None:
     """Through the link, files of ours would have been made, and old ones removed, in a place that he chose."""
     host = lab.hosts[0]
     log_in_with(host, "export DISTMAGIC_HOME=/tmp/dm")
-    host.exec(["sh", "-c", "mkdir -p jobs/thesis; touch -d 2001-01-01 jobs/thesis jobs"]).check_returncode()
+    host.exec(
+        ["sh", "-c", "mkdir -p jobs/thesis; touch -d 2001-01-01 jobs/thesis jobs"]
+    ).check_returncode()
     try:
         as_other(host, prepare)
         error = runner.failure(lab, "dm1:1", int)
@@ -196,7 +253,10 @@ def test_a_home_where_everybody_can_replace_it(lab: Lab) -> None:
     log_in_with(host, "export DISTMAGIC_HOME=/tmp/all/dm")
     host.exec(["mkdir", "-p", "-m", "777", "/tmp/all"]).check_returncode()
     error = runner.failure(lab, "dm1:1", int)
-    assert error.message == "dm1: can't write to /tmp/all/dm: everybody can replace what is in /tmp/all."
+    assert (
+        error.message
+        == "dm1: can't write to /tmp/all/dm: everybody can replace what is in /tmp/all."
+    )
     host.exec(["rm", "-r", "/tmp/all"]).check_returncode()
 
 
@@ -212,7 +272,12 @@ def test_what_others_could_change_in_an_open_home_is_sent_again(lab: Lab) -> Non
     done = host.exec(["sh", "-c", script])
     assert (done.returncode, done.stdout) == (0, "3\n")
     assert runner.run(lab, "dm1:1", int).results[0] == 0
-    owners = host.exec(["find", "/home/node/.distmagic/blobs", "-type", "f", "-printf", "%U %m\n"]).stdout.split("\n")
+    owners = host.exec(
+        ["find", "/home/node/.distmagic/blobs", "-type", "f", "-printf", "%U %m\n"]
+    ).stdout.split("\n")
     assert set(owners) == {"0 600", ""}
     table = modes(host, "/home/node/.distmagic")
-    assert (table["/home/node/.distmagic"], table["/home/node/.distmagic/blobs"]) == ("d 755", "d 700")
+    assert (table["/home/node/.distmagic"], table["/home/node/.distmagic/blobs"]) == (
+        "d 755",
+        "d 700",
+    )

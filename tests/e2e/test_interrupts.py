@@ -36,19 +36,27 @@ def wait_long(_: bytes = b"") -> None:
     ("sending", "Interrupted while the hosts were being sent what they need; nothing was started."),
     ("running", "The run was interrupted; every rank on every host was stopped."),
 ])  # fmt: skip
-def test_an_interrupt_says_what_it_interrupted(lab: Lab, phase: str, message: str) -> None:
-    much = os.urandom(48 << 20) if phase == "sending" else b""  # so that it can be seen on its way
+def test_an_interrupt_says_what_it_interrupted(
+    lab: Lab, phase: str, message: str
+) -> None:
+    much = (
+        os.urandom(48 << 20) if phase == "sending" else b""
+    )  # so that it can be seen on its way
     screen = runner.Watch(lambda state: state.phase == phase, press)
     error = runner.failure(lab, HOSTS, as_value(wait_long), much, screen=screen)
     assert isinstance(error, Cancelled)
     assert error.message == message
     assert screen.last is not None
     assert screen.last.phase == "stopped"
-    jobs = [path for host in lab.hosts for path in host.files("/home/node/.distmagic/jobs")]
+    jobs = [
+        path for host in lab.hosts for path in host.files("/home/node/.distmagic/jobs")
+    ]
     assert bool(jobs) == (phase == "running")
 
 
-def test_a_host_that_does_not_confirm_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_confirm_is_named(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = Link.start
 
     def start_frozen(self: Link, request: object) -> None:
@@ -60,11 +68,16 @@ def test_a_host_that_does_not_confirm_is_named(lab: Lab, monkeypatch: pytest.Mon
     monkeypatch.setattr(Link, "start", start_frozen)
     way = runner.access(lab, lease_s=3.0)
     with pytest.raises(Cancelled) as caught:
-        runner.distmagic.run(as_value(wait_long), hosts=HOSTS, access=way, screen=runner.Watch())
+        runner.distmagic.run(
+            as_value(wait_long), hosts=HOSTS, access=way, screen=runner.Watch()
+        )
     assert caught.value.message == (
         "Interrupted while the hosts were starting; dm2 did not confirm that nothing runs there any more."
     )
-    assert caught.value.hint == "What may still run on dm2 ends by itself when its lease runs out."
+    assert (
+        caught.value.hint
+        == "What may still run on dm2 ends by itself when its lease runs out."
+    )
     lab.hosts[1].thaw()
     lab.assert_clean(within_s=15)
 
@@ -80,6 +93,8 @@ class Late(runner.Watch):
 def test_an_interrupt_of_a_run_that_is_over_keeps_the_run(lab: Lab) -> None:
     error = runner.failure(lab, HOSTS, int, screen=Late())
     assert isinstance(error, Cancelled)
-    assert error.message == "Interrupted when the run was over: every rank had ended well."
+    assert (
+        error.message == "Interrupted when the run was over: every rank had ended well."
+    )
     assert isinstance(error.run, Run)
     assert dict(error.run.results) == {0: 0, 1: 0}

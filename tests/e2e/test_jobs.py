@@ -27,10 +27,14 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
     """Start a job of two hosts in another process, and wait until both ranks have printed."""
     script = COUNTING_KERNEL.format(config=str(lab.ssh_config), seconds=seconds)
-    kernel = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2]
+    )
     try:
         for host in lab.hosts[:2]:
-            wait_until(lambda host=host: has_printed(host), "the first words of a rank", 60)
+            wait_until(
+                lambda host=host: has_printed(host), "the first words of a rank", 60
+            )
         yield kernel
     finally:
         kernel.kill()
@@ -39,21 +43,35 @@ def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]
 
 def has_printed(host: LabHost) -> bool:
     """Whether a rank there has written anything since the lab's homes were emptied."""
-    return any(file.stat().st_size for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log"))
+    return any(
+        file.stat().st_size
+        for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
+    )
 
 
 def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None:
     with another_kernel(lab, 6.0) as kernel:
         job, hosts = the_job(lab, "dm3,dm2,dm1")
-        assert (job.phase, job.hosts, [host.name for host in hosts]) == ("running", ("dm1", "dm2"), ["dm1", "dm2"])
-        screen = runner.Watch(lambda state: any(worker.step for worker in state.workers.values()), kernel.kill)
+        assert (job.phase, job.hosts, [host.name for host in hosts]) == (
+            "running",
+            ("dm1", "dm2"),
+            ["dm1", "dm2"],
+        )
+        screen = runner.Watch(
+            lambda state: any(worker.step for worker in state.workers.values()),
+            kernel.kill,
+        )
         run = session().attach(reach(lab, hosts), job, screen)
     assert run.state.phase == "done"
     assert dict(run.results) == {0: 60, 1: 60}
     for rank in (0, 1):  # from the first line on, though this kernel came later
-        assert [line.text for line in run.state.lines if line.rank == rank] == [str(i) for i in range(60)]
+        assert [line.text for line in run.state.lines if line.rank == rank] == [
+            str(i) for i in range(60)
+        ]
     lab.assert_clean()
-    again = session().attach(reach(lab, hosts), job, runner.Watch())  # it has ended; its journal tells all once more
+    again = session().attach(
+        reach(lab, hosts), job, runner.Watch()
+    )  # it has ended; its journal tells all once more
     assert dict(again.results) == {0: 60, 1: 60}
     over, hosts = the_job(lab, "dm1,dm2")
     assert (over.phase, over.age_s > 6.0) == ("done", True)
@@ -63,35 +81,55 @@ def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None
     assert not any(one.name == job.name for one in session().jobs(reach(lab, hosts)))
 
 
-def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(lab: Lab) -> None:
+def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(
+    lab: Lab,
+) -> None:
     away = lab.hosts[1]
     with another_kernel(lab, 12.0) as kernel:
         away.reject(22)  # the first kernel's connection breaks as well; the ranks go on
         kernel.kill()
         job, hosts = the_job(lab, "dm1,dm2")
-        assert (job.phase, job.missing, [host.name for host in hosts]) == ("running", ("dm2",), ["dm1", "dm2"])
+        assert (job.phase, job.missing, [host.name for host in hosts]) == (
+            "running",
+            ("dm2",),
+            ["dm1", "dm2"],
+        )
         found = session().stacks(reach(lab, hosts), job)
-        assert ([group.ranks for group in found.groups], found.unanswered) == ([(0,)], ("dm2",))
-        screen = runner.Watch(lambda state: (state.workers[0].step or 0) > 0 if state.workers else False, away.undrop)
+        assert ([group.ranks for group in found.groups], found.unanswered) == (
+            [(0,)],
+            ("dm2",),
+        )
+        screen = runner.Watch(
+            lambda state: (state.workers[0].step or 0) > 0 if state.workers else False,
+            away.undrop,
+        )
         run = session().attach(reach(lab, hosts), job, screen)
     assert dict(run.results) == {0: 120, 1: 120}
     for rank in (0, 1):
-        assert [line.text for line in run.state.lines if line.rank == rank] == [str(i) for i in range(120)]
+        assert [line.text for line in run.state.lines if line.rank == rank] == [
+            str(i) for i in range(120)
+        ]
     refused = "dm2: 10.99.0.12 port 22 refused the connection: nothing listens on that port. It is tried again."
     assert run.state.notices == (refused,)
 
 
-def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(lab: Lab) -> None:
+def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(
+    lab: Lab,
+) -> None:
     with another_kernel(lab, 600.0):
         lab.hosts[1].kill()
         job, hosts = the_job(lab, "dm1,dm2")
         with pytest.raises(NodeLost) as caught:
-            session().attach(reach(lab, hosts, connect_timeout_s=2.0), job, runner.Watch())
+            session().attach(
+                reach(lab, hosts, connect_timeout_s=2.0), job, runner.Watch()
+            )
     assert caught.value.message == (
         "A host was lost, and the others were stopped. dm2: the other hosts have not heard of it any more"
     )
     assert isinstance(caught.value.run, Run)
-    assert [line.text for line in caught.value.run.state.lines if line.rank == 0][:3] == ["0", "1", "2"]
+    assert [line.text for line in caught.value.run.state.lines if line.rank == 0][
+        :3
+    ] == ["0", "1", "2"]
     assert session().templates(reach(lab, hosts, connect_timeout_s=2.0)) == ((), None)
     assert session().remove(reach(lab, hosts, connect_timeout_s=2.0), [job]) > 0
 
@@ -111,7 +149,10 @@ def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:
 def test_an_interrupt_of_the_second_kernel_ends_the_job(lab: Lab) -> None:
     with another_kernel(lab, 600.0) as kernel:
         job, hosts = the_job(lab, "dm1,dm2")
-        screen = runner.Watch(lambda state: bool(state.workers), lambda: signal.raise_signal(signal.SIGINT))
+        screen = runner.Watch(
+            lambda state: bool(state.workers),
+            lambda: signal.raise_signal(signal.SIGINT),
+        )
         with pytest.raises(Cancelled):
             session().attach(reach(lab, hosts), job, screen)
         assert kernel.wait(30) == 1

@@ -22,19 +22,41 @@ def same_names() -> Iterator[Lab]:
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 @pytest.mark.parametrize("address", [None, "127.0.1.1", "127.0.0.1"])
-def test_own_name_leads_nowhere_useful(lab: Lab, backend: str, address: str | None) -> None:
+def test_own_name_leads_nowhere_useful(
+    lab: Lab, backend: str, address: str | None
+) -> None:
     for host in lab.hosts:
         host.resolve_own_name(address)
-    run = runner.run(lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=90)
-    assert [float(run.results[rank]["total"]) for rank in run.results] == [3.0, 3.0, 3.0]
+    run = runner.run(
+        lab,
+        "dm1:2,dm2:1",
+        as_value(runner.all_reduce),
+        rdzv_backend=backend,
+        timeout_s=90,
+    )
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [
+        3.0,
+        3.0,
+        3.0,
+    ]
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) -> None:
     for host in same_names.hosts:
         host.resolve_own_name("127.0.0.1")
-    run = runner.run(same_names, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=90)
-    assert [float(run.results[rank]["total"]) for rank in run.results] == [3.0, 3.0, 3.0]
+    run = runner.run(
+        same_names,
+        "dm1:2,dm2:1",
+        as_value(runner.all_reduce),
+        rdzv_backend=backend,
+        timeout_s=90,
+    )
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [
+        3.0,
+        3.0,
+        3.0,
+    ]
 
 
 def test_the_user_s_own_choice_of_interface_is_left_alone(lab: Lab) -> None:
@@ -46,4 +68,6 @@ def test_the_user_s_own_choice_of_interface_is_left_alone(lab: Lab) -> None:
         return os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]
 
     assert runner.run(lab, "dm1:1", look).results[0] == ("lo", "=eth0")
-    assert runner.run(lab, "dm1:1", look, env={"NCCL_SOCKET_IFNAME": "ib0"}).results[0] == ("lo", "ib0")
+    assert runner.run(lab, "dm1:1", look, env={"NCCL_SOCKET_IFNAME": "ib0"}).results[
+        0
+    ] == ("lo", "ib0")

@@ -40,12 +40,18 @@ def fill() -> int:
     return len(b"x" * (2 << 30))
 
 
-def test_a_rank_that_reaches_the_limit_of_its_cgroup(lab: Lab, limit: MemoryLimit) -> None:
+def test_a_rank_that_reaches_the_limit_of_its_cgroup(
+    lab: Lab, limit: MemoryLimit
+) -> None:
     def go() -> None:
-        limit.set(600 << 20)  # so that the rank is by far the largest when its kernel looks for one to kill
+        limit.set(
+            600 << 20
+        )  # so that the rank is by far the largest when its kernel looks for one to kill
         (lab.hosts[1].home / "go").touch()
 
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go))
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go)
+    )
     assert isinstance(error, WorkerFailed)
     said = r"it reached its memory limit \(kernel: \S+ used (\d\.\d) of the (\d\.\d) GB that its cgroup may use\)"
     found = re.fullmatch(
@@ -66,10 +72,12 @@ def test_torchrun_is_killed_for_want_of_memory(lab: Lab, limit: MemoryLimit) -> 
         limit.set(100 << 20)
         (host.home / "go").touch()
 
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go))
-    said = (
-        r"dm2: its torchrun was killed: it reached its memory limit (of \d\.\d GB )?\(.*\)"  # or in the kernel's words
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go)
     )
+    said = r"dm2: its torchrun was killed: it reached its memory limit (of \d\.\d GB )?\(.*\)"  # or in the kernel's words
     assert isinstance(error, RunError)
     assert error.run is not None
-    assert any(re.fullmatch(said, notice) for notice in error.run.state.notices), error.run.state.notices
+    assert any(re.fullmatch(said, notice) for notice in error.run.state.notices), (
+        error.run.state.notices
+    )

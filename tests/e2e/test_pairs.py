@@ -24,14 +24,20 @@ from tests.lab import Lab
 
 SEED = int(os.environ.get("DISTMAGIC_CHAOS_SEED", "1"))
 ROUNDS = int(os.environ.get("DISTMAGIC_CHAOS_ROUNDS", "20"))
-IS_WATCHED = "DISTMAGIC_CHAOS_ROUNDS" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
+IS_WATCHED = (
+    "DISTMAGIC_CHAOS_ROUNDS" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
+)
 
 
 @pytest.mark.needs("lab")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
 def test_whatever_two_faults_do_the_promises_hold(
-    lab: Lab, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lab: Lab,
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -48,11 +54,15 @@ def test_whatever_two_faults_do_the_promises_hold(
         raise
     finally:
         line = f"{pair}: {outcome}: {promised} ({time.monotonic() - began_s:.0f} s; make chaos SEED={seed} ROUNDS=1)"
-        with capsys.disabled() if IS_WATCHED else nullcontext():  # else it is shown where the test fails
+        with (
+            capsys.disabled() if IS_WATCHED else nullcontext()
+        ):  # else it is shown where the test fails
             print(f"\n{line}")
 
 
-def strike_at(moment: Moment, name: str, done: list[str], monkeypatch: pytest.MonkeyPatch) -> Strike:
+def strike_at(
+    moment: Moment, name: str, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Strike:
     """Return a strike that only notes itself, and its cure."""
     steps = (
         (lambda *_: True, lambda *_: done.append(name)),
@@ -62,9 +72,13 @@ def strike_at(moment: Moment, name: str, done: list[str], monkeypatch: pytest.Mo
     return Strike(fault=name, moment=moment)
 
 
-def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done: list[str] = []
-    first = strike_at(Moment(phase="running", rank=2, step=7), "first", done, monkeypatch)
+    first = strike_at(
+        Moment(phase="running", rank=2, step=7), "first", done, monkeypatch
+    )
     second = strike_at(Moment(phase="noticed"), "second", done, monkeypatch)
     with Stage(cast(Lab, None), replace(draw(1), strikes=(first, second))) as stage:
         stage.show(begun(progress(2, 1, step=6)))
@@ -82,7 +96,12 @@ def test_a_seed_is_the_same_pair_in_each_process() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     argv = [sys.executable, "-c", script]
     other = subprocess.run(
-        argv, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=True
+        argv,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert other.stdout == f"{[str(draw(seed)) for seed in range(50)]}\n"
 
@@ -92,5 +111,10 @@ def test_every_row_and_every_phase_takes_part() -> None:
     strikes = [strike for pair in pairs for strike in pair.strikes]
     assert {strike.fault for strike in strikes} == set(ROWS)
     for kind, phases in PHASES.items():
-        drawn = {strike.moment.phase for pair in pairs for strike in pair.strikes if pair.job.kind == kind}
+        drawn = {
+            strike.moment.phase
+            for pair in pairs
+            for strike in pair.strikes
+            if pair.job.kind == kind
+        }
         assert drawn >= {*phases, "with the other", "noticed"}, kind

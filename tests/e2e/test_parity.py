@@ -47,31 +47,73 @@ def probe() -> dict[str, Any]:
     import warnings
 
     main = sys.modules["__main__"]
-    seen: dict[str, Any] = {"main": (main.__name__, sorted(vars(main)), os.path.basename(main.__file__))}  # noqa: PTH119
-    fds = [(fd, f"/proc/self/fd/{fd}") for fd in sorted(os.listdir("/proc/self/fd"), key=int)]
-    targets = [os.readlink(path).partition(":")[0] for fd, path in fds if os.path.exists(path) or fd < "3"]  # noqa: PTH110
-    own = ("/tmp/distmagic-", os.path.expanduser("~/.distmagic/blobs/"))  # sockets, the bundle
+    seen: dict[str, Any] = {
+        "main": (main.__name__, sorted(vars(main)), main.__file__.rpartition("/")[2])
+    }
+    fds = [
+        (fd, f"/proc/self/fd/{fd}")
+        for fd in sorted(os.listdir("/proc/self/fd"), key=int)
+    ]
+    targets = [
+        os.readlink(path).partition(":")[0]
+        for fd, path in fds
+        if os.path.exists(path) or fd < "3"  # noqa: PTH110
+    ]
+    own = (
+        "/tmp/distmagic-",
+        os.path.expanduser("~/.distmagic/blobs/"),
+    )  # sockets, the bundle
     seen["fds"] = [target for target in targets if not target.startswith(own)]
     import numpy as np
     import torch
 
-    status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines())  # noqa: SIM115
+    status = dict(
+        line.split(":\t", 1)
+        for line in open("/proc/self/status").read().splitlines()  # noqa: SIM115
+    )
     seen["status"] = {k: status[k] for k in ("Name", "Umask", "Threads", "SigBlk", "SigIgn", "SigCgt", "SigPnd", "Groups",
                                             "CapEff", "NoNewPrivs", "Cpus_allowed")}  # fmt: skip
     seen["cmdline"] = open("/proc/self/cmdline").read().rstrip("\0").split("\0")  # noqa: SIM115
-    seen["mark"] = f"DISTMAGIC_JOB={os.environ['DISTMAGIC_JOB']}\0" in open("/proc/self/environ").read()  # noqa: SIM115
+    seen["mark"] = (
+        f"DISTMAGIC_JOB={os.environ['DISTMAGIC_JOB']}\0"
+        in open("/proc/self/environ").read()  # noqa: SIM115
+    )
     seen["parent"] = open(f"/proc/{os.getppid()}/cmdline").read().split("\0")[3]  # noqa: SIM115
-    seen["threads"] = (torch.get_num_threads(), torch.get_num_interop_threads(), threading.active_count())
-    seen["main thread"] = (threading.current_thread() is threading.main_thread(), threading.main_thread().name)
+    seen["threads"] = (
+        torch.get_num_threads(),
+        torch.get_num_interop_threads(),
+        threading.active_count(),
+    )
+    seen["main thread"] = (
+        threading.current_thread() is threading.main_thread(),
+        threading.main_thread().name,
+    )
     seen["environ"] = dict(os.environ)
-    lines = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["env"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     seen["inherited"] = {line.partition("=")[0] for line in lines}
-    seen["argv"] = (sys.argv, sys.orig_argv, sys.executable, sys.path[1:], str(sys.flags), sys.getrecursionlimit())
+    seen["argv"] = (
+        sys.argv,
+        sys.orig_argv,
+        sys.executable,
+        sys.path[1:],
+        str(sys.flags),
+        sys.getrecursionlimit(),
+    )
     seen["signals"] = {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()}
     seen["mask"] = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
     seen["cwd"] = os.getcwd()  # noqa: PTH109
-    seen["limits"] = [resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")]
-    seen["session"] = (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), os.nice(0))
+    seen["limits"] = [
+        resource.getrlimit(getattr(resource, n))
+        for n in dir(resource)
+        if n.startswith("RLIMIT_")
+    ]
+    seen["session"] = (
+        os.getsid(0) == os.getpid(),
+        os.getpgid(0) == os.getpid(),
+        os.nice(0),
+    )
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         seen[name] = (
@@ -80,10 +122,26 @@ def probe() -> dict[str, Any]:
             stream.seekable(), stream is getattr(sys, f"__{name}__"),
         )  # fmt: skip
     seen["gc"] = (gc.isenabled(), gc.get_threshold(), gc.callbacks, len(gc.garbage))
-    seen["words"] = (locale.setlocale(locale.LC_ALL), sys.getfilesystemencoding(), str(logging.root.handlers))
-    seen["hooks"] = (sys.excepthook is sys.__excepthook__, sys.gettrace(), sys.getprofile(), str(warnings.filters))
-    seen["process"] = (multiprocessing.current_process().name, multiprocessing.parent_process())
-    seen["torch"] = (torch.cuda._is_in_bad_fork(), torch.get_default_dtype(), torch.is_grad_enabled())
+    seen["words"] = (
+        locale.setlocale(locale.LC_ALL),
+        sys.getfilesystemencoding(),
+        str(logging.root.handlers),
+    )
+    seen["hooks"] = (
+        sys.excepthook is sys.__excepthook__,
+        sys.gettrace(),
+        sys.getprofile(),
+        str(warnings.filters),
+    )
+    seen["process"] = (
+        multiprocessing.current_process().name,
+        multiprocessing.parent_process(),
+    )
+    seen["torch"] = (
+        torch.cuda._is_in_bad_fork(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+    )
     seen["drawn"] = (
         torch.initial_seed(), torch.rand(1).item(), random.random(), int(np.random.randint(1 << 60)), os.urandom(4),  # noqa: NPY002
     )  # fmt: skip
@@ -92,13 +150,17 @@ def probe() -> dict[str, Any]:
     return seen
 
 
-def both(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any) -> tuple[Run | RunError, Run | RunError]:
+def both(
+    lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any
+) -> tuple[Run | RunError, Run | RunError]:
     """Return how a function runs cold, and warm: from a template that was used before."""
 
     def outcome(**way: Any) -> Run | RunError:
         access = runner.access(lab, **way)
         try:
-            return distmagic.run(as_value(fn), *args, hosts=hosts, access=access, screen=runner.Watch())
+            return distmagic.run(
+                as_value(fn), *args, hosts=hosts, access=access, screen=runner.Watch()
+            )
         except RunError as error:
             return error
 
@@ -124,7 +186,9 @@ def test_a_probe_sees_the_same(lab: Lab) -> None:
                 for name in OF_THE_JOB:
                     one["environ"].pop(name, None)
             assert forked == fresh
-            assert warm.logs(rank) == cold.logs(rank) == "no newline at the endat exit\n"
+            assert (
+                warm.logs(rank) == cold.logs(rank) == "no newline at the endat exit\n"
+            )
         for values in zip(*drawn, strict=True):
             assert len(set(values)) == 8, "each rank of each run draws its own numbers"
     finally:
@@ -155,7 +219,9 @@ def ends(kind: str) -> object:
     if kind == "raise":
         raise ValueError("enough")
     if kind == "thread":
-        threading.Thread(target=lambda: (time.sleep(0.3), os.write(1, b"a thread was waited for\n"))).start()
+        threading.Thread(
+            target=lambda: (time.sleep(0.3), os.write(1, b"a thread was waited for\n"))
+        ).start()
     if kind == "child":
         subprocess.Popen(["sleep", "1000"])
     if kind == "exit":
@@ -173,7 +239,20 @@ def ends(kind: str) -> object:
 
 
 def test_every_kind_of_end_is_the_same(lab: Lab) -> None:
-    kinds = ("return", "raise", "thread", "child", "exit", "message", "interrupt", "0", "7", "-9", "-15", "-11")
+    kinds = (
+        "return",
+        "raise",
+        "thread",
+        "child",
+        "exit",
+        "message",
+        "interrupt",
+        "0",
+        "7",
+        "-9",
+        "-15",
+        "-11",
+    )
     try:
         for kind in kinds:
             cold, warm = both(lab, "dm1:1", ends, kind)
@@ -194,7 +273,9 @@ def told(lab: Lab, end: Run | RunError) -> list[object]:
     ended = worker.ended
     assert ended is not None
     [left] = lab.hosts[0].home.glob(f".distmagic/work/*/left-by-{run.job}")
-    texts = [re.sub(r"\d{4}-\d{6}-[0-9a-f]{8}|pid:? \d+", "...", word) for word in words]
+    texts = [
+        re.sub(r"\d{4}-\d{6}-[0-9a-f]{8}|pid:? \d+", "...", word) for word in words
+    ]
     return [
         *texts,
         worker.phase,

@@ -44,13 +44,22 @@ def test_journals_of_hosts_in_any_mixture(lab: Lab) -> None:
         told = [protocol.decode(line)[1] for line in lines]
         assert isinstance(told[0], protocol.Hello)
         assert isinstance(told[-1], protocol.Final)
-        queues.append(deque(Event(node_rank=node_rank, at_s=1.0, what=what) for what in (*told, Gone())))
+        queues.append(
+            deque(
+                Event(node_rank=node_rank, at_s=1.0, what=what)
+                for what in (*told, Gone())
+            )
+        )
     hosts = [node.host for node in run.state.nodes]
     addresses = [node.address for node in run.state.nodes]
     unsent = tuple(
-        replace(node, sent_bytes=0, total_bytes=0, ranks=None) for node in run.state.nodes
+        replace(node, sent_bytes=0, total_bytes=0, ranks=None)
+        for node in run.state.nodes
     )  # only the launcher knows
     seen = what_matters(replace(run.state, nodes=unsent))
     for seed in range(20):
-        state = fold(begin(run.job, hosts, addresses=addresses), mixed(random.Random(seed), *queues))
+        state = fold(
+            begin(run.job, hosts, addresses=addresses),
+            mixed(random.Random(seed), *queues),
+        )
         assert what_matters(state) == seen

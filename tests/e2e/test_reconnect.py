@@ -15,18 +15,26 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
 
 def counted(state: RunState, rank: int) -> list[int]:
-    return [int(line.text) for line in state.lines if line.rank == rank and line.stream == "stdout"]
+    return [
+        int(line.text)
+        for line in state.lines
+        if line.rank == rank and line.stream == "stdout"
+    ]
 
 
 @pytest.mark.parametrize("fault", ["contact killed", "ssh server's session killed"])
 def test_a_connection_that_breaks_is_made_again(lab: Lab, fault: str) -> None:
     def break_it() -> None:
-        contacts = [p for p in lab.hosts[1].processes() if p.cmdline[1:3] == ("-u", "-c")]
+        contacts = [
+            p for p in lab.hosts[1].processes() if p.cmdline[1:3] == ("-u", "-c")
+        ]
         assert contacts
         pids = [str(p.pid if fault == "contact killed" else p.ppid) for p in contacts]
         lab.hosts[1].exec(["kill", "-9", *pids])
 
-    screen = runner.Watch(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), break_it)
+    screen = runner.Watch(
+        lambda state: any((w.step or 0) > 5 for w in state.workers.values()), break_it
+    )
     run = runner.run(lab, "dm1:1,dm2:1", as_value(count), 5.0, screen=screen)
     assert run.state.phase == "done"
     assert dict(run.results) == {0: 50, 1: 50}
@@ -39,7 +47,10 @@ class Cable(runner.Watch):
     """Pulls a host's cable when its rank works, and puts it back when the launcher has noticed."""
 
     def __init__(self, host: LabHost) -> None:
-        super().__init__(lambda state: any((w.step or 0) > 5 for w in state.workers.values()), host.cut)
+        super().__init__(
+            lambda state: any((w.step or 0) > 5 for w in state.workers.values()),
+            host.cut,
+        )
         self._host = host
         self.why = ""
 
@@ -51,11 +62,23 @@ class Cable(runner.Watch):
         super().show(state)
 
 
-@pytest.mark.parametrize("seconds", [16.0, 3.0], ids=["still at work", "ended meanwhile"])
-def test_a_cable_that_is_pulled_for_longer_than_a_connection_lives(lab: Lab, seconds: float) -> None:
+@pytest.mark.parametrize(
+    "seconds", [16.0, 3.0], ids=["still at work", "ended meanwhile"]
+)
+def test_a_cable_that_is_pulled_for_longer_than_a_connection_lives(
+    lab: Lab, seconds: float
+) -> None:
     screen = Cable(lab.hosts[1])
     way = runner.access(lab, connect_timeout_s=3.0)
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(count), seconds, screen=screen, access=way, node_lost_after_s=60.0)
+    run = runner.run(
+        lab,
+        "dm1:1,dm2:1",
+        as_value(count),
+        seconds,
+        screen=screen,
+        access=way,
+        node_lost_after_s=60.0,
+    )
     assert screen.why.startswith("dm2: ")
     assert run.state.phase == "done"
     assert dict(run.results) == {0: seconds * 10, 1: seconds * 10}

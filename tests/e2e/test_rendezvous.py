@@ -37,7 +37,9 @@ def flaky(until: int) -> tuple[int, int]:
 def test_ranks_on_several_nodes_start_again_together(lab: Lab) -> None:
     run = runner.run(lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
     assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]
-    assert run.results[1][1] >= 1  # torchrun counts restarts on each node by itself: rank 2 may have seen none
+    assert (
+        run.results[1][1] >= 1
+    )  # torchrun counts restarts on each node by itself: rank 2 may have seen none
     assert run.state.workers[1].restart == run.results[1][1]
     assert run.state.phase == "done"
 
@@ -64,13 +66,22 @@ def test_hosts_by_their_ipv6_addresses(lab: Lab, tmp_path: Path, backend: str) -
     config.write_text(lab.ssh_config.read_text().replace("Host dm*", "Host *"))
     hosts = ",".join(f"root@[{host.address6}]:22:1" for host in lab.hosts[:2])
     way = runner.access(lab, ssh_config=str(config))
-    run = runner.run(lab, hosts, as_value(runner.all_reduce), rdzv_backend=backend, access=way, timeout_s=90)
+    run = runner.run(
+        lab,
+        hosts,
+        as_value(runner.all_reduce),
+        rdzv_backend=backend,
+        access=way,
+        timeout_s=90,
+    )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
     assert run.state.nodes[0].host == lab.hosts[0].address6
 
 
 def test_this_machine_and_another_one(lab: Lab) -> None:
-    run = runner.run(lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=90)
+    run = runner.run(
+        lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=90
+    )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
     assert run.results[1]["host"] == "dm1"
 
@@ -93,10 +104,17 @@ def test_restarts_do_not_use_up_the_agents_descriptors(lab: Lab) -> None:
         from pathlib import Path
 
         restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        agent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+        agent = (
+            Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+        )
         if restart < until:
             raise RuntimeError(f"attempt {restart}")
         return len(list(Path(f"/proc/{agent}/fd").iterdir()))
 
-    few, many = (runner.run(lab, "dm1:2", fail_often, until, max_restarts=4).results[0] for until in (0, 4))
-    assert many <= few + 14  # the other rank is there or not yet; 8 ranks of before would be 56
+    few, many = (
+        runner.run(lab, "dm1:2", fail_often, until, max_restarts=4).results[0]
+        for until in (0, 4)
+    )
+    assert (
+        many <= few + 14
+    )  # the other rank is there or not yet; 8 ranks of before would be 56

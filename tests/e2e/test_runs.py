@@ -29,16 +29,22 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
     ("dm1:2,dm2:1", ["dm1", "dm1", "dm2"]),
     ("dm1:1,dm2:1,dm3:1", ["dm1", "dm2", "dm3"]),
 ])  # fmt: skip
-def test_ranks_of_several_hosts_meet(lab: Lab, backend: str, hosts: str, places: list[str]) -> None:
+def test_ranks_of_several_hosts_meet(
+    lab: Lab, backend: str, hosts: str, places: list[str]
+) -> None:
     run = runner.run(lab, hosts, as_value(runner.all_reduce), rdzv_backend=backend)
     found = [run.results[rank] for rank in sorted(run.results)]
     assert [one["rank"] for one in found] == [0, 1, 2]
     assert [float(one["total"]) for one in found] == [3.0, 3.0, 3.0]
     assert sorted(one["host"] for one in found) == places
     if backend == "static":
-        assert [one["host"] for one in found] == places  # ranks in the order of the hosts
+        assert [
+            one["host"] for one in found
+        ] == places  # ranks in the order of the hosts
     assert {worker.phase for worker in run.state.workers.values()} == {"done"}
-    for rank, one in enumerate(found):  # the view follows what the ranks say of themselves
+    for rank, one in enumerate(
+        found
+    ):  # the view follows what the ranks say of themselves
         assert run.state.workers[rank].host == one["host"]
         assert run.state.workers[rank].local_rank == one["local_rank"]
 
@@ -46,7 +52,9 @@ def test_ranks_of_several_hosts_meet(lab: Lab, backend: str, hosts: str, places:
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_hosts_that_share_one_home(make_lab: Callable[..., Lab], backend: str) -> None:
     lab = make_lab(2, shared_home=True)
-    run = runner.run(lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend)
+    run = runner.run(
+        lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend
+    )
     assert [run.results[rank]["world_size"] for rank in run.results] == [3, 3, 3]
     assert run.logs(2, "stdout") == ""
 
@@ -56,7 +64,12 @@ def test_two_jobs_at_once_on_the_same_hosts(lab: Lab) -> None:
 
     def one(number: int) -> list[float]:
         hosts = "dm1:1,dm2:1"
-        run = distmagic.run(as_value(runner.all_reduce), hosts=hosts, access=runner.access(lab), screen=runner.Watch())
+        run = distmagic.run(
+            as_value(runner.all_reduce),
+            hosts=hosts,
+            access=runner.access(lab),
+            screen=runner.Watch(),
+        )
         return [float(run.results[rank]["total"]) for rank in run.results]
 
     with ThreadPoolExecutor(2) as pool:
@@ -65,7 +78,9 @@ def test_two_jobs_at_once_on_the_same_hosts(lab: Lab) -> None:
 
 
 def test_this_machine_without_ssh() -> None:
-    run = distmagic.run(as_value(runner.all_reduce), hosts="localhost:2", screen=runner.Watch())
+    run = distmagic.run(
+        as_value(runner.all_reduce), hosts="localhost:2", screen=runner.Watch()
+    )
     assert [run.results[rank]["rank"] for rank in run.results] == [0, 1]
     assert {worker.host for worker in run.state.workers.values()} == {"localhost"}
 
@@ -94,7 +109,9 @@ def test_what_a_rank_leaves_is_deleted_while_python_is_whole() -> None:
     payload = pack_whole(LEFT, filename="<cell>", labels={}, limit_bytes=1 << 20)
     with closing(Session()) as session, closing(NotebookAsker(can_ask=False)) as asker:
         reaching = session.reach((), Access(), asker)
-        run = session.launch(reaching, JobSpec(nproc_per_node=1), payload, runner.Watch())
+        run = session.launch(
+            reaching, JobSpec(nproc_per_node=1), payload, runner.Watch()
+        )
         assert run.logs(0, "stdout") == 2 * "Python is whole\n"
         assert run.results[0] == 1
 
@@ -104,7 +121,9 @@ def test_what_a_rank_leaves_is_deleted_while_python_is_whole() -> None:
 def test_log_in_shells_that_talk(make_lab: Callable[..., Lab], shell: str) -> None:
     lab = make_lab(2, setups=(HostSetup(shell=shell), HostSetup()))
     for host in lab.hosts:
-        (host.home / ".bashrc").write_text("echo welcome to this host\necho 'and a warning' >&2\n")
+        (host.home / ".bashrc").write_text(
+            "echo welcome to this host\necho 'and a warning' >&2\n"
+        )
         (host.home / ".cshrc").write_text("echo welcome to csh\n")
         (host.home / ".config/fish").mkdir(parents=True)
         (host.home / ".config/fish/config.fish").write_text("echo welcome to fish\n")
@@ -127,20 +146,29 @@ def test_the_system_s_ssh_client(lab: Lab) -> None:
 def test_a_host_behind_two_jump_hosts(lab: Lab, tmp_path: Path) -> None:
     config = tmp_path / "config"
     far = lab.hosts[1].address
-    config.write_text(f"Include {lab.ssh_config}\nHost dmfar\n  HostName {far}\n  ProxyJump dm3,dm1\n")
+    config.write_text(
+        f"Include {lab.ssh_config}\nHost dmfar\n  HostName {far}\n  ProxyJump dm3,dm1\n"
+    )
 
     def where() -> tuple[str, str]:
         import os
 
         return os.uname().nodename, os.environ["SSH_CONNECTION"].split()[0]
 
-    run = runner.run(lab, "dmfar:1,dm3:1", where, access=runner.access(lab, ssh_config=str(config)))
-    assert dict(run.results) == {0: ("dm2", lab.hosts[0].address), 1: ("dm3", lab.address)}
+    run = runner.run(
+        lab, "dmfar:1,dm3:1", where, access=runner.access(lab, ssh_config=str(config))
+    )
+    assert dict(run.results) == {
+        0: ("dm2", lab.hosts[0].address),
+        1: ("dm3", lab.address),
+    }
 
 
 def test_nothing_listens_where_the_notebook_is(lab: Lab) -> None:
     sockets: list[set[str]] = [listening()]
-    screen = runner.Watch(lambda state: state.phase == "running", lambda: sockets.append(listening()))
+    screen = runner.Watch(
+        lambda state: state.phase == "running", lambda: sockets.append(listening())
+    )
     runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce), screen=screen)
     assert sockets[1:] == sockets[:1]
 
@@ -159,7 +187,11 @@ def listening() -> set[str]:
 
 def descriptors() -> list[str]:
     """Return the descriptors of this process, but for the one that the listing itself needs."""
-    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+    return [
+        fd
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{fd}")
+    ]
 
 
 def test_variables_working_directory_and_stdin_of_ranks(lab: Lab) -> None:
@@ -169,14 +201,18 @@ def test_variables_working_directory_and_stdin_of_ranks(lab: Lab) -> None:
         import os
         import sys
 
-        names = [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_RUN"))]
+        names = [
+            name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_RUN"))
+        ]
         return {
             "cwd": os.getcwd(),  # noqa: PTH109
             "token": os.environ["TOKEN"], "stdin": sys.stdin.read(), "pet": names,
             "ifname": os.environ["GLOO_SOCKET_IFNAME"], "argv": sys.argv,
         }  # fmt: skip
 
-    run = runner.run(lab, "dm1:1", look, env={"TOKEN": "s3cret $HOME 'x'"}, cwd="~/project")
+    run = runner.run(
+        lab, "dm1:1", look, env={"TOKEN": "s3cret $HOME 'x'"}, cwd="~/project"
+    )
     found = run.results[0]
     assert found["cwd"] == "/home/node/project"
     assert found["token"] == "s3cret $HOME 'x'"
@@ -205,7 +241,11 @@ def test_output_of_all_kinds_is_labelled_and_kept(lab: Lab) -> None:
         print("ä" * 3, end="")
 
     run = runner.run(lab, "dm1:2", talk)
-    shown = [(line.label, line.stream, line.text) for line in run.state.lines if line.rank == 1]
+    shown = [
+        (line.label, line.stream, line.text)
+        for line in run.state.lines
+        if line.rank == 1
+    ]
     assert ("rank 1 dm1", "stdout", "from Python") in shown
     assert ("rank 1 dm1", "stdout", "from C") in shown
     assert ("rank 1 dm1", "stderr", "to stderr") in shown
@@ -225,8 +265,13 @@ def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
     log = run.logs(0, "stdout").splitlines()
     assert len(log) == 300_000
     assert log[-1] == "line 299999 of a rank that talks much"
-    assert run.state.lines[-1].text == log[-1]  # the last words come, whatever was left out before them
-    assert any("bytes not shown; the whole log: run.logs(0)" in line.text for line in run.state.lines)
+    assert (
+        run.state.lines[-1].text == log[-1]
+    )  # the last words come, whatever was left out before them
+    assert any(
+        "bytes not shown; the whole log: run.logs(0)" in line.text
+        for line in run.state.lines
+    )
 
 
 def test_reports_and_bars_come_to_the_state(lab: Lab) -> None:
@@ -250,11 +295,16 @@ def test_reports_and_bars_come_to_the_state(lab: Lab) -> None:
     assert {"rank", "at_s", "step", "loss"} == set(run.metrics[0])
 
 
-def test_a_large_result_waits_on_its_host(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_large_result_waits_on_its_host(
+    lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
     def make() -> dict[str, object]:
         import torch
 
-        return {"weights": torch.arange(3_000_000, dtype=torch.float32), "name": "model"}
+        return {
+            "weights": torch.arange(3_000_000, dtype=torch.float32),
+            "name": "model",
+        }
 
     run = runner.run(lab, "dm1:1", make)
     assert run.results[0]["weights"][-1] == 2_999_999
@@ -292,7 +342,9 @@ def test_a_large_result_is_in_memory_once(lab: Lab) -> None:
 def resident_mb(name: str) -> int:
     """Return a line of this process's own status."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
+    return next(
+        int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:")
+    )
 
 
 def test_a_value_that_can_not_be_pickled_stops_no_rank(lab: Lab) -> None:
@@ -310,7 +362,10 @@ def test_a_value_that_can_not_be_pickled_stops_no_rank(lab: Lab) -> None:
         return {"loss": 0.5, "lock": threading.Lock()}
 
     saved = lab.hosts[0].home / "saved"  # /home/node/saved on the host
-    watch = runner.Watch(lambda state: any(w.phase == "done" for w in state.workers.values()), saved.touch)
+    watch = runner.Watch(
+        lambda state: any(w.phase == "done" for w in state.workers.values()),
+        saved.touch,
+    )
     run = runner.run(lab, "dm1:2", make, "/home/node/saved", screen=watch)
     assert run.state.phase == "done"
     with pytest.raises(NoResult) as caught:
@@ -320,7 +375,10 @@ def test_a_value_that_can_not_be_pickled_stops_no_rank(lab: Lab) -> None:
         "Return only what can be pickled: numbers, tensors, a state_dict()."
     )
     assert run.results[1]["loss"] == 0.5
-    assert repr(run.results[1]["lock"]) == "<left out: result['lock'] is a lock, which can't be pickled>"
+    assert (
+        repr(run.results[1]["lock"])
+        == "<left out: result['lock'] is a lock, which can't be pickled>"
+    )
     told = [alert.text for alert in overview(run.state).alerts]
     left_out = "this was left out of its result: result['lock'] is a lock, which can't be pickled"
     assert f"rank 1 (dm1, local_rank 1) has returned, but {left_out}" in told
@@ -336,17 +394,25 @@ def test_the_globals_of_a_program_are_no_result(lab: Lab) -> None:
 
     run = runner.run(lab, "dm1:1", make)
     assert run.results[0] is None
-    assert [alert.text for alert in overview(run.state).alerts if "returned, but" in alert.text] == []
+    assert [
+        alert.text
+        for alert in overview(run.state).alerts
+        if "returned, but" in alert.text
+    ] == []
 
 
-def test_a_file_that_only_this_machine_has_is_named(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_only_this_machine_has_is_named(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read() -> str:
         return Path("words.txt").read_text()
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("one two")
     error = runner.failure(lab, "dm1:1", read)
-    assert error.message.endswith("raised FileNotFoundError: [Errno 2] No such file or directory: 'words.txt'")
+    assert error.message.endswith(
+        "raised FileNotFoundError: [Errno 2] No such file or directory: 'words.txt'"
+    )
     assert error.hint.startswith(
         f"words.txt is on this machine, at {tmp_path}/words.txt, but not where the rank looked on dm1."
     )
@@ -356,7 +422,9 @@ def test_keyword_arguments_are_the_functions_own_whatever_their_names(lab: Lab) 
     def told(first: int, *, cwd: str, hosts: int) -> tuple[int, str, int]:
         return first, cwd, hosts
 
-    assert runner.run(lab, "dm1:1", told, 1, kwargs={"cwd": "/x", "hosts": 3}).results[0] == (1, "/x", 3)
+    assert runner.run(lab, "dm1:1", told, 1, kwargs={"cwd": "/x", "hosts": 3}).results[
+        0
+    ] == (1, "/x", 3)
 
 
 def test_dry_run_starts_nothing(lab: Lab) -> None:
@@ -367,9 +435,14 @@ def test_dry_run_starts_nothing(lab: Lab) -> None:
 
     asker = NotebookAsker(can_ask=False)
     reaching = session().reach(parse_hosts("dm1:2,dm2:1"), runner.access(lab), asker)
-    text = session().dry_run(reaching, JobSpec(env=(("TOKEN", "s3cret"),), master_port=29511))
+    text = session().dry_run(
+        reaching, JobSpec(env=(("TOKEN", "s3cret"),), master_port=29511)
+    )
     assert "--nnodes=2 --nproc-per-node=2" in text
-    assert f"--node-rank=1 --master-addr={lab.hosts[0].address} --master-port=29511" in text
+    assert (
+        f"--node-rank=1 --master-addr={lab.hosts[0].address} --master-port=29511"
+        in text
+    )
     assert "TOKEN=..." in text
     assert "s3cret" not in text
     lab.assert_clean()

@@ -93,7 +93,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "data/x.txt": "some data",
         "package/__init__.py": "",
         # A child that is spawned by the `__main__` of a package does not find what that defines, wherever it runs.
-        "package/__main__.py": TRAIN.replace("pool.map(square, [2, 3])", "pool.map(abs, [2, 3])"),
+        "package/__main__.py": TRAIN.replace(
+            "pool.map(square, [2, 3])", "pool.map(abs, [2, 3])"
+        ),
         "package/train.py": TRAIN,
         "package/deep.py": "NAME = 'deep'\n",
         "package/table.csv": "1,2\n",
@@ -122,12 +124,21 @@ class SentBytes(runner.Watch):
         self.total_bytes = [max(node.total_bytes, 0) for node in state.nodes]
 
 
-def run(lab: Lab, line: str, *, hosts: str = "dm1:1", screen: runner.Watch | None = None, **way: Any) -> Run:
+def run(
+    lab: Lab,
+    line: str,
+    *,
+    hosts: str = "dm1:1",
+    screen: runner.Watch | None = None,
+    **way: Any,
+) -> Run:
     """Run `%distributed run LINE` on hosts of the lab."""
     words, program = split_program(flags.split(line))
     request = flags.parse_words(words, flags.Defaults(access=runner.access(lab, **way)))
     asker, screen = NotebookAsker(can_ask=False), screen or runner.Watch()
-    found = run_program(session(), request, program, parse_hosts(hosts), request.access, asker, screen)
+    found = run_program(
+        session(), request, program, parse_hosts(hosts), request.access, asker, screen
+    )
     assert isinstance(found, Run)
     return found
 
@@ -141,7 +152,10 @@ def by_torchrun(lab: Lab, project: Path, words: list[str]) -> dict[str, Any]:
     """Return what the program sees under torchrun itself, in a copy of its folder on a host."""
     host = lab.hosts[0]
     shutil.copytree(project, host.home / "project", dirs_exist_ok=True)
-    shell = "cd /home/node/project && exec python3 -m torch.distributed.run --nproc-per-node 1 " + " ".join(words)
+    shell = (
+        "cd /home/node/project && exec python3 -m torch.distributed.run --nproc-per-node 1 "
+        + " ".join(words)
+    )
     done = host.exec(["sh", "-c", shell])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -154,27 +168,46 @@ def placed(what: Any, folder: str) -> Any:
     return text
 
 
-@pytest.mark.parametrize("way", [{"cold": True}, {"warm_idle_s": 900.0}], ids=["cold", "warm"])
+@pytest.mark.parametrize(
+    "way", [{"cold": True}, {"warm_idle_s": 900.0}], ids=["cold", "warm"]
+)
 @pytest.mark.parametrize(
     "line",
-    ["train.py 50 --lr 0.5", "-m package 50 --lr 0.5", "-m package.train 7", "./train.py 50"],
+    [
+        "train.py 50 --lr 0.5",
+        "-m package 50 --lr 0.5",
+        "-m package.train 7",
+        "./train.py 50",
+    ],
 )
 def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line, way):
     theirs = by_torchrun(ended, project, line.split())
     name = line.split()[1] if line.startswith("-m") else "train"
     run(ended, line, **way)
-    ours = seen(run(ended, line, **way))  # the second one is forked from a template where there is one
-    assert placed(ours, f"/home/node/.distmagic/work/{name}") == placed(theirs, "/home/node/project")
+    ours = seen(
+        run(ended, line, **way)
+    )  # the second one is forked from a template where there is one
+    assert placed(ours, f"/home/node/.distmagic/work/{name}") == placed(
+        theirs, "/home/node/project"
+    )
 
 
-def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(ended, project):
+def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(
+    ended, project
+):
     (project / "src").mkdir()
-    (project / "src" / "look.py").write_text("import os, sys\nprint(sys.argv[0], os.getcwd(), sys.path[0], __file__)\n")
+    (project / "src" / "look.py").write_text(
+        "import os, sys\nprint(sys.argv[0], os.getcwd(), sys.path[0], __file__)\n"
+    )
     theirs = by_torchrun_text(ended, project, "src/look.py")
     ours = run(ended, "src/look.py").logs(0, "stdout")
     work = "/home/node/.distmagic/work/look"
-    assert ours.replace(work, "PROJECT") == theirs.replace("/home/node/project", "PROJECT")
-    assert not (ended.hosts[0].home / ".distmagic/work/look/train.py").exists(), "only the script's own folder travels"
+    assert ours.replace(work, "PROJECT") == theirs.replace(
+        "/home/node/project", "PROJECT"
+    )
+    assert not (ended.hosts[0].home / ".distmagic/work/look/train.py").exists(), (
+        "only the script's own folder travels"
+    )
 
 
 def by_torchrun_text(lab: Lab, project: Path, words: str) -> str:
@@ -186,7 +219,9 @@ def by_torchrun_text(lab: Lab, project: Path, words: str) -> str:
 
 def test_the_folder_above_is_brought_where_it_is_named(ended, project, monkeypatch):
     (project / "nb").mkdir()
-    (project / "nb" / "look.py").write_text("import os\nprint(os.getcwd(), open('../data/x.txt').read())\n")
+    (project / "nb" / "look.py").write_text(
+        "import os\nprint(os.getcwd(), open('../data/x.txt').read())\n"
+    )
     monkeypatch.chdir(project / "nb")
     text = run(ended, "--sync .. look.py").logs(0, "stdout")
     assert text == "/home/node/.distmagic/work/look/nb some data\n"
@@ -203,7 +238,9 @@ def test_every_rank_of_two_hosts_with_one_home_finds_the_files(make_lab, project
     lab.assert_clean()
 
 
-def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes_there(ended, project):
+def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes_there(
+    ended, project
+):
     (project / "resume.py").write_text(
         "import os\n"
         "n = int(open('snapshot.txt').read()) if os.path.exists('snapshot.txt') else 0\n"
@@ -215,14 +252,22 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
     assert run(ended, "resume.py").logs(0, "stdout") == "1 False\n"
     assert run(ended, "--name other resume.py").logs(0, "stdout") == "0 False\n"
     assert run(ended, "--fresh resume.py").logs(0, "stdout") == "0 False\n"
-    assert (ended.hosts[0].home / ".distmagic/work/resume/snapshot.txt").read_text() == "1"
+    assert (
+        ended.hosts[0].home / ".distmagic/work/resume/snapshot.txt"
+    ).read_text() == "1"
 
 
 def test_a_changed_module_is_the_new_one_at_once(ended, project):
     (project / "which.py").write_text("import helpers\nprint(helpers.NAME)\n")
-    for name in ("one", "two", "six"):  # equally long, and within one second where hosts are warm
+    for name in (
+        "one",
+        "two",
+        "six",
+    ):  # equally long, and within one second where hosts are warm
         (project / "helpers.py").write_text(f"NAME = '{name}'\n")
-        assert run(ended, "which.py", warm_idle_s=900.0).logs(0, "stdout") == f"{name}\n"
+        assert (
+            run(ended, "which.py", warm_idle_s=900.0).logs(0, "stdout") == f"{name}\n"
+        )
 
 
 def test_the_traceback_of_a_script_names_its_own_line(ended, project):
@@ -255,7 +300,9 @@ def test_a_folder_that_is_too_large_is_not_sent(ended, project):
     assert seen(run(ended, "train.py 50"))["data"] == "some data"
 
 
-def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(ended, project):
+def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(
+    ended, project
+):
     (project / "wait.py").write_text(
         "import time, os, distmagic\n"
         "distmagic.report(step=1)\n"
@@ -266,9 +313,13 @@ def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(ended
     request = flags.parse_words(words, flags.Defaults(access=runner.access(ended)))
     hosts = parse_hosts("dm1:1")
     asker = NotebookAsker(can_ask=False)
-    left = run_program(session(), request, program, hosts, request.access, asker, runner.Watch())
+    left = run_program(
+        session(), request, program, hosts, request.access, asker, runner.Watch()
+    )
     (project / "data" / "x.txt").write_text("other data")
-    (project / "wait.py").write_text("import os\nprint(open('data/x.txt').read(), os.getcwd())\n")
+    (project / "wait.py").write_text(
+        "import os\nprint(open('data/x.txt').read(), os.getcwd())\n"
+    )
     second = run(ended, "wait.py")
     assert second.logs(0, "stdout") == "other data /home/node/.distmagic/work/wait-2\n"
     assert any(
@@ -277,16 +328,23 @@ def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(ended
         for notice in second.state.notices
     )
     ended.hosts[0].exec(["touch", "/tmp/go"]).check_returncode()
-    assert left.attach().logs(0, "stdout") == "some data /home/node/.distmagic/work/wait\n"
+    assert (
+        left.attach().logs(0, "stdout") == "some data /home/node/.distmagic/work/wait\n"
+    )
     ended.hosts[0].exec(["rm", "/tmp/go"]).check_returncode()
-    assert run(ended, "wait.py").logs(0, "stdout") == "other data /home/node/.distmagic/work/wait\n"
+    assert (
+        run(ended, "wait.py").logs(0, "stdout")
+        == "other data /home/node/.distmagic/work/wait\n"
+    )
 
 
 def test_twenty_thousand_files_and_the_change_of_one(ended, project):
     for number in range(20_000):
         folder = project / "data" / f"part{number % 100}"
         folder.mkdir(exist_ok=True)
-        (folder / f"file{number}.txt").write_bytes(random.randbytes(random.randint(100, 4000)))
+        (folder / f"file{number}.txt").write_bytes(
+            random.randbytes(random.randint(100, 4000))
+        )
     (project / "count.py").write_text(
         "import os\nprint(sum(len(names) for _, _, names in os.walk('data')), open('data/part7/file7.txt', 'rb').read(7))\n"
     )
@@ -312,10 +370,19 @@ def test_twenty_thousand_files_and_the_change_of_one(ended, project):
 
 
 def in_terminal(lab: Lab, project: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DISTMAGIC_HOSTS": "dm1:1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "DISTMAGIC_HOSTS": "dm1:1",
+    }
     argv = [sys.executable, "-m", "distmagic.cli", *words]
     return subprocess.Popen(
-        argv, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv,
+        cwd=project,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -332,10 +399,16 @@ def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
     assert bad.returncode == 1
     assert "exit code 2" in err or "exited with code 2" in err, err
 
-    (project / "endless.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    (project / "endless.py").write_text(
+        "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+    )
     endless = in_terminal(ended, project, "run", *config, "endless.py")
     assert endless.stdout is not None
-    wait_until(lambda: "begun" in endless.stdout.readline(), "the program to begin", timeout_s=60)
+    wait_until(
+        lambda: "begun" in endless.stdout.readline(),
+        "the program to begin",
+        timeout_s=60,
+    )
     endless.send_signal(signal.SIGINT)
     _, err = endless.communicate(timeout=60)
     assert (endless.returncode, "Traceback" in err) == (130, False), err

@@ -101,7 +101,9 @@ def warm() -> Iterator[None]:
 def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **more: Any) -> Any:
     screen = more.pop("screen", None) or runner.Watch()
     way = runner.access(lab, warm_idle_s=900.0)
-    return distmagic.run(as_value(fn), *args, hosts=hosts, access=way, screen=screen, **more)
+    return distmagic.run(
+        as_value(fn), *args, hosts=hosts, access=way, screen=screen, **more
+    )
 
 
 def templates(host: LabHost) -> list[HostProcess]:
@@ -128,16 +130,22 @@ def totals(run: Run) -> list[float]:
 
 
 @pytest.mark.usefixtures("warm")
-def test_two_kernels_run_on_the_same_hosts_at_once_and_neither_ends_what_is_the_other_s(lab: Lab) -> None:
+def test_two_kernels_run_on_the_same_hosts_at_once_and_neither_ends_what_is_the_other_s(
+    lab: Lab,
+) -> None:
     assert totals(run(lab, HOSTS, runner.all_reduce)) == [1.0, 1.0]
     own = {template.pid for template in templates(lab.hosts[0])}
     with another_kernel(lab) as other:
-        total = "[float(one['total']) for one in run(runner.all_reduce).results.values()]"
+        total = (
+            "[float(one['total']) for one in run(runner.all_reduce).results.values()]"
+        )
         assert other.value(total) == [1.0, 1.0]
         both = {template.pid for template in templates(lab.hosts[0])}
         assert (len(own), len(both), own < both) == (1, 2, True)
         other.begin(f"[{total} for _ in range(3)]")
-        assert [totals(run(lab, HOSTS, runner.all_reduce)) for _ in range(3)] == [[1.0, 1.0]] * 3
+        assert [totals(run(lab, HOSTS, runner.all_reduce)) for _ in range(3)] == [
+            [1.0, 1.0]
+        ] * 3
         assert other.answer() == [[1.0, 1.0]] * 3
         assert {template.pid for template in templates(lab.hosts[0])} == both
 
@@ -156,7 +164,9 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
         assert isinstance(left, Detached)
         # What hosts list follows what happens on them a moment later.
         wait_until(
-            lambda: [one.phase for one in _running(lab)] == ["running", "detached"], "both jobs in the list", 20.0
+            lambda: [one.phase for one in _running(lab)] == ["running", "detached"],
+            "both jobs in the list",
+            20.0,
         )
         assert len({one.terms.owner for one in _running(lab)}) == 2
         left.stop()
@@ -166,7 +176,11 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
         for host in lab.hosts[:2]:
             (host.home / "go").touch()
         assert other.answer() == {"0": 7, "1": 7}
-    wait_until(lambda: [one.phase for one in _jobs(lab)] == ["done", "stopped"], "both ends in the list", 20.0)
+    wait_until(
+        lambda: [one.phase for one in _jobs(lab)] == ["done", "stopped"],
+        "both ends in the list",
+        20.0,
+    )
 
 
 def _jobs(lab: Lab, hosts: str = HOSTS) -> tuple[Any, ...]:
@@ -196,7 +210,11 @@ class Outage:
         if self._began_s is None and len(self._at_work) == 2:
             self._began_s = state.at_s
             self._host.reject(22)
-        if self._began_s is not None and not self.is_over and state.at_s > self._began_s + 3.0:
+        if (
+            self._began_s is not None
+            and not self.is_over
+            and state.at_s > self._began_s + 3.0
+        ):
             self.is_over = True
             self._host.undrop()
 
@@ -214,14 +232,23 @@ class LookingScreen(runner.Watch):
         super().show(state)
 
 
-def test_two_runs_of_one_kernel_go_on_after_an_outage_over_one_connection(lab: Lab) -> None:
+def test_two_runs_of_one_kernel_go_on_after_an_outage_over_one_connection(
+    lab: Lab,
+) -> None:
     log_ins_before = lab.hosts[1].log().count("Accepted publickey")
     outage = Outage(lab.hosts[1])
     screens = [LookingScreen(outage), outage.screen(1)]
 
     def one(screen: runner.Watch) -> dict[int, int]:
         way = runner.access(lab)
-        found = distmagic.run(as_value(count), 15.0, hosts=HOSTS, access=way, screen=screen, node_lost_after_s=60.0)
+        found = distmagic.run(
+            as_value(count),
+            15.0,
+            hosts=HOSTS,
+            access=way,
+            screen=screen,
+            node_lost_after_s=60.0,
+        )
         return dict(found.results)
 
     with ThreadPoolExecutor(2) as pool:
@@ -248,21 +275,37 @@ ONE_MACHINE = "dm1 and dm1b are one machine: the ranks of all of them share its 
 
 def test_one_host_under_two_names_in_a_list_is_two_nodes_and_told_of(twin: Lab) -> None:
     found = runner.run(twin, "dm1:1,dm1b:1", as_value(runner.all_reduce))
-    assert [(found.results[rank]["host"], float(found.results[rank]["total"])) for rank in (0, 1)] == [("dm1", 1.0)] * 2
+    assert [
+        (found.results[rank]["host"], float(found.results[rank]["total"]))
+        for rank in (0, 1)
+    ] == [("dm1", 1.0)] * 2
     assert found.state.notices == (ONE_MACHINE,)
     (job,) = _jobs(twin, "dm1,dm1b")
     assert (job.hosts, job.phase, len(job.known)) == (("dm1", "dm1b"), "done", 2)
 
 
-def test_the_agent_of_one_name_is_spared_when_the_node_of_the_other_is_lost(twin: Lab) -> None:
+def test_the_agent_of_one_name_is_spared_when_the_node_of_the_other_is_lost(
+    twin: Lab,
+) -> None:
     def kill_second_agent() -> None:
-        (folder,) = [name for name in twin.hosts[0].listdir("/tmp") if re.fullmatch(r"distmagic-.*-1", name)]
+        (folder,) = [
+            name
+            for name in twin.hosts[0].listdir("/tmp")
+            if re.fullmatch(r"distmagic-.*-1", name)
+        ]
         pid = twin.hosts[0].exec(["cat", f"/tmp/{folder}/pid"]).stdout.split()[0]
         twin.hosts[0].exec(["kill", "-9", pid]).check_returncode()
 
     screen = runner.Watch(at_work(2), kill_second_agent)
     found = runner.run(
-        twin, "dm1:1,dm1b:1", as_value(count), 8.0, screen=screen, nnodes=(1, 2), max_restarts=3, node_lost_after_s=3.0
+        twin,
+        "dm1:1,dm1b:1",
+        as_value(count),
+        8.0,
+        screen=screen,
+        nnodes=(1, 2),
+        max_restarts=3,
+        node_lost_after_s=3.0,
     )
     assert [node for node, _ in found.state.lost] == [1]
     assert dict(found.results) == {0: 80}
@@ -272,7 +315,13 @@ def test_two_runs_at_once_on_one_host_under_two_names(twin: Lab) -> None:
     def one(hosts: str) -> list[float]:
         way = runner.access(twin)
         return totals(
-            distmagic.run(as_value(runner.all_reduce), hosts=hosts, access=way, screen=runner.Watch(), nproc_per_node=2)
+            distmagic.run(
+                as_value(runner.all_reduce),
+                hosts=hosts,
+                access=way,
+                screen=runner.Watch(),
+                nproc_per_node=2,
+            )
         )
 
     with ThreadPoolExecutor(2) as pool:
@@ -284,10 +333,18 @@ def test_two_runs_at_once_on_one_host_under_two_names(twin: Lab) -> None:
 
 
 @pytest.fixture(
-    params=[(False, True, False), (True, False, False), (True, True, False), (True, True, True), (True, False, True)],
+    params=[
+        (False, True, False),
+        (True, False, False),
+        (True, True, False),
+        (True, True, True),
+        (True, False, True),
+    ],
     ids=["tmp", "home", "home and tmp", "home, tmp and name", "home and name"],
 )
-def shared(request: pytest.FixtureRequest, make_lab: Callable[..., Lab]) -> Iterator[Lab]:
+def shared(
+    request: pytest.FixtureRequest, make_lab: Callable[..., Lab]
+) -> Iterator[Lab]:
     """Two hosts that share something, as containers on one machine do."""
     home, tmp, name = request.param
     setups = (HostSetup(hostname="node"),) * 2 if name else ()
@@ -303,14 +360,20 @@ def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared: Lab) -> None:
         own = [templates(host) for host in shared.hosts]
         assert [len(one) for one in own] == [1, 1]
         networks = [network for network, _ in found.values()]
-        assert networks[0] == networks[1] != networks[2] == networks[3], "each rank is on its own host"
+        assert networks[0] == networks[1] != networks[2] == networks[3], (
+            "each rank is on its own host"
+        )
         for rank, (_, pids) in found.items():
             assert own[rank // 2][0].pid in pids, "and comes from that host's template"
     kept = session().templates(reach(shared, parse_hosts("dm1,dm2")))
-    assert [[one.pid for one in of_host or ()] for of_host in kept] == [[one[0].pid] for one in own]
+    assert [[one.pid for one in of_host or ()] for of_host in kept] == [
+        [one[0].pid] for one in own
+    ]
 
 
-def test_jobs_of_hosts_that_share_a_home_or_tmp_are_followed_read_and_ended_where_they_run(shared: Lab) -> None:
+def test_jobs_of_hosts_that_share_a_home_or_tmp_are_followed_read_and_ended_where_they_run(
+    shared: Lab,
+) -> None:
     left = run(shared, HOSTS, stubborn, detach=True)
     assert isinstance(left, Detached)
     job = next(one for one in _jobs(shared) if one.name == left.job)
@@ -336,10 +399,16 @@ def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared: Lab) ->
     (agent,) = [one for one in second.processes() if "agent" in one.cmdline]
     os.kill(agent.outer_pid, signal.SIGKILL)
     (folder,) = [name for name in second.listdir("/tmp") if f"{left.job}-1" in name]
-    second.exec(["touch", "-d", "1 hour ago", f"/tmp/{folder}"]).check_returncode()  # nobody has used it for long
+    second.exec(
+        ["touch", "-d", "1 hour ago", f"/tmp/{folder}"]
+    ).check_returncode()  # nobody has used it for long
     _jobs(shared, "dm1")
     assert folder in second.listdir("/tmp")
     assert len(sleepers()) == 2
     _jobs(shared, "dm2")
     wait_until(lambda: not sleepers(), "the orphans to be ended", 20.0)
-    wait_until(lambda: not [one for one in _jobs(shared, "dm1") if one.is_running], "the end of the job", 60.0)
+    wait_until(
+        lambda: not [one for one in _jobs(shared, "dm1") if one.is_running],
+        "the end of the job",
+        60.0,
+    )

@@ -50,7 +50,9 @@ def run(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> Any:
     way = options.pop("access", None) or runner.access(slurm.lab)
     request = options.pop("allocation", TWO)
     screen = options.pop("screen", None) or Watch()
-    return distmagic.run(fn, *args, allocation=request, access=way, screen=screen, **options)
+    return distmagic.run(
+        fn, *args, allocation=request, access=way, screen=screen, **options
+    )
 
 
 def failure(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> DistmagicError:
@@ -63,7 +65,12 @@ def failure(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> DistmagicEr
 
 def test_ranks_on_two_nodes(slurm: SlurmLab) -> None:
     found = run(slurm, as_value(all_reduce), nproc_per_node=2)
-    assert [found.results[rank]["host"] for rank in range(4)] == ["dm2", "dm2", "dm3", "dm3"]
+    assert [found.results[rank]["host"] for rank in range(4)] == [
+        "dm2",
+        "dm2",
+        "dm3",
+        "dm3",
+    ]
     assert {float(found.results[rank]["total"]) for rank in range(4)} == {6.0}
     assert [node.host for node in found.state.nodes] == list(slurm.names)
 
@@ -85,7 +92,9 @@ def test_an_ordinary_user(slurm: SlurmLab) -> None:
     assert {float(found.results[rank]["total"]) for rank in range(2)} == {1.0}
 
 
-def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(slurm: SlurmLab, kernel: Session) -> None:
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
+    slurm: SlurmLab, kernel: Session
+) -> None:
     left = run(slurm, as_value(count), 12.0, detach=True)
     (job,) = slurm.jobs()
     kernel.close()
@@ -97,7 +106,9 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(slurm: SlurmLab,
         assert listed.job == job
         request = AllocationRequest(login="dm1", job=job)
         hosts = other.allocation(request, way, asker, JobSpec()).wait(asker, print)
-        there = choose(other.jobs(other.reach(hosts, way, asker)), left.job)  # others of earlier tests have ended
+        there = choose(
+            other.jobs(other.reach(hosts, way, asker)), left.job
+        )  # others of earlier tests have ended
         found = other.attach(other.reach(hosts, way, asker), there, Watch())
         assert dict(found.results) == {0: 120, 1: 120}
     finally:
@@ -109,9 +120,21 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(slurm: SlurmLab,
 
 def fill(slurm: SlurmLab) -> str:
     """Give all nodes to somebody else; return the number of his job."""
-    job = slurm.command("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600").strip()
+    job = slurm.command(
+        "sbatch",
+        "--parsable",
+        "-N2",
+        "--exclusive",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "sleep 600",
+    ).strip()
     wait_until(
-        lambda: slurm.command("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", "the nodes to be busy"
+        lambda: (
+            slurm.command("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
+        ),
+        "the nodes to be busy",
     )
     return job
 
@@ -133,7 +156,9 @@ class Impatient(Watch):
                 raise KeyboardInterrupt
 
 
-def test_a_pending_allocation_says_why_and_an_interrupt_cancels_it(slurm: SlurmLab) -> None:
+def test_a_pending_allocation_says_why_and_an_interrupt_cancels_it(
+    slurm: SlurmLab,
+) -> None:
     other = fill(slurm)
     screen = Impatient("(Resources)")
     with pytest.raises(KeyboardInterrupt):
@@ -164,12 +189,18 @@ def test_a_pending_allocation_begins_when_its_nodes_are_free(slurm: SlurmLab) ->
     [
         ((("partition", "nope"),), 1, "Slurm has no such partition, or not for you"),
         ((("constraint", "nope"),), 1, "no node has the feature of --constraint"),
-        ((("gpus-per-node", "9"),), 1, "no nodes of this partition are as the job asks for"),
+        (
+            (("gpus-per-node", "9"),),
+            1,
+            "no nodes of this partition are as the job asks for",
+        ),
         ((("mem", "900G"),), 1, "as much memory as --mem asks for"),
         ((("frobnicate", "1"),), 1, "this sbatch doesn't know an option"),
     ],
 )
-def test_what_slurm_refuses_is_told_in_words(slurm: SlurmLab, options: Any, nodes: int, message: str) -> None:
+def test_what_slurm_refuses_is_told_in_words(
+    slurm: SlurmLab, options: Any, nodes: int, message: str
+) -> None:
     request = AllocationRequest(login="dm1", nodes=nodes, options=options)
     error = failure(slurm, as_value(all_reduce), allocation=request)
     assert isinstance(error, SpecError)
@@ -182,7 +213,9 @@ def test_a_batch_script_that_fails_is_told(slurm: SlurmLab) -> None:
     error = failure(slurm, as_value(all_reduce), access=way)
     assert isinstance(error, AllocationEnded | PreflightError)
     assert "--python" in error.hint
-    for host in slurm.nodes:  # homes are not shared here, so nobody could read what it printed
+    for (
+        host
+    ) in slurm.nodes:  # homes are not shared here, so nobody could read what it printed
         host.exec(["sh", "-c", "rm -f .distmagic-slurm-*"])
 
 
@@ -191,7 +224,9 @@ HOSTILE = "two  words 'single' \"double\" $HOME `id` $(id) é ü \\ ! * ; | & #"
 
 def test_hostile_values_arrive_as_they_are(slurm: SlurmLab) -> None:
     setup = f"export SAID={shlex.quote(HOSTILE)}\nexport TWO='a\nb'"
-    request = AllocationRequest(login="dm1", nodes=2, options=(("account", HOSTILE),), setup=setup)
+    request = AllocationRequest(
+        login="dm1", nodes=2, options=(("account", HOSTILE),), setup=setup
+    )
 
     def said() -> tuple[str, str]:
         import os
@@ -212,11 +247,20 @@ def test_hostile_values_arrive_as_they_are(slurm: SlurmLab) -> None:
 # ---- what ends, and what goes on
 
 
-def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(slurm: SlurmLab) -> None:
+def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
+    slurm: SlurmLab,
+) -> None:
     def variables() -> tuple[list[str], str, str]:
         import os
 
-        odd = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_ID", "PMI_RANK")
+        odd = (
+            "SLURM_PROCID",
+            "SLURM_LOCALID",
+            "SLURM_NODEID",
+            "SLURM_NTASKS",
+            "SLURM_STEP_ID",
+            "PMI_RANK",
+        )
         return (
             [name for name in odd if name in os.environ],
             os.environ["SLURM_JOB_ID"],
@@ -239,11 +283,17 @@ def test_somebody_else_cancels_the_job_in_the_middle_of_a_run(slurm: SlurmLab) -
 
 
 def pids(slurm: SlurmLab, *, of: str) -> list[str]:
-    return [str(p.pid) for p in slurm.login.processes() if p.name == of and "distmagic-usher" in p.cmdline]
+    return [
+        str(p.pid)
+        for p in slurm.login.processes()
+        if p.name == of and "distmagic-usher" in p.cmdline
+    ]
 
 
 def test_sruns_that_are_killed_end_no_run(slurm: SlurmLab) -> None:
-    screen = Watch(at_work(2), lambda: slurm.login.exec(["kill", "-9", *pids(slurm, of="srun")]))
+    screen = Watch(
+        at_work(2), lambda: slurm.login.exec(["kill", "-9", *pids(slurm, of="srun")])
+    )
     found = run(slurm, as_value(count), 8.0, screen=screen)
     assert dict(found.results) == {0: 80, 1: 80}
 
@@ -251,7 +301,9 @@ def test_sruns_that_are_killed_end_no_run(slurm: SlurmLab) -> None:
 def test_ushers_that_are_killed_end_no_run(slurm: SlurmLab) -> None:
     def kill() -> None:
         for host in slurm.nodes:
-            ushers = [str(p.pid) for p in host.processes() if "distmagic-usher" in p.cmdline]
+            ushers = [
+                str(p.pid) for p in host.processes() if "distmagic-usher" in p.cmdline
+            ]
             host.exec(["kill", "-9", *ushers])
 
     found = run(slurm, as_value(count), 8.0, screen=Watch(at_work(2), kill))
@@ -271,7 +323,9 @@ def test_the_log_in_node_is_cut_off_for_a_while(slurm: SlurmLab) -> None:
 
 
 def test_the_controller_is_away_for_a_while(slurm: SlurmLab) -> None:
-    found = run(slurm, as_value(count), 8.0, screen=Watch(at_work(2), slurm.stop_controller))
+    found = run(
+        slurm, as_value(count), 8.0, screen=Watch(at_work(2), slurm.stop_controller)
+    )
     assert dict(found.results) == {0: 80, 1: 80}
     slurm.start_controller()
 
@@ -329,12 +383,23 @@ def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> No
     wait_until(lambda: not slurm.jobs(), "the allocation to end", 3)
 
 
-def test_a_script_in_a_terminal_gets_nodes_and_gives_them_back(slurm: SlurmLab, tmp_path: Path) -> None:
+def test_a_script_in_a_terminal_gets_nodes_and_gives_them_back(
+    slurm: SlurmLab, tmp_path: Path
+) -> None:
     (tmp_path / "data.txt").write_text("some data")
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint('seen', os.environ['RANK'], sys.argv, os.getcwd(), open('data.txt').read())\n"
     )
-    flags = ["--on", "slurm:dm1", "--nodes", "2", "--slurm", "cpus-per-task=4", "--name", "script"]
+    flags = [
+        "--on",
+        "slurm:dm1",
+        "--nodes",
+        "2",
+        "--slurm",
+        "cpus-per-task=4",
+        "--name",
+        "script",
+    ]
     flags += ["--cold", "--ssh-config", str(slurm.lab.ssh_config)]
     done = subprocess.run(
         [sys.executable, "-m", "distmagic.cli", "run", *flags, "train.py", "50"], capture_output=True, text=True,
@@ -362,7 +427,9 @@ def test_two_kernels_share_the_nodes(slurm: SlurmLab) -> None:
         way, asker = runner.access(slurm.lab), NotebookAsker(can_ask=False)
         hosts = other.allocation(one, way, asker, JobSpec()).wait(asker, print)
         found = run(slurm, as_value(all_reduce), allocation=one)
-        assert {node.host for node in found.state.nodes} == {host.name for host in hosts}
+        assert {node.host for node in found.state.nodes} == {
+            host.name for host in hosts
+        }
         assert len(slurm.jobs()) == 2
     finally:
         other.down()
@@ -370,10 +437,23 @@ def test_two_kernels_share_the_nodes(slurm: SlurmLab) -> None:
 
 def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -> None:
     job = slurm.command(
-        "sbatch", "--parsable", "-N2", "--gpus-per-node=1", "-c4", "-o", "/dev/null", "--wrap", "sleep 600"
+        "sbatch",
+        "--parsable",
+        "-N2",
+        "--gpus-per-node=1",
+        "-c4",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "sleep 600",
     ).strip()
     request = AllocationRequest(login="dm1", job=job)
-    wait_until(lambda: slurm.command("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", "the job to run")
+    wait_until(
+        lambda: (
+            slurm.command("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
+        ),
+        "the job to run",
+    )
 
     def gpus() -> str:
         import os
@@ -391,7 +471,8 @@ def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -
 def test_on_the_log_in_node_itself(slurm: SlurmLab) -> None:
     program = KERNEL.replace('login="dm1", ', "").replace("time.sleep(600)", "")
     done = slurm.login.exec(
-        ["env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-c", program, "/dev/null"], timeout_s=100
+        ["env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-c", program, "/dev/null"],
+        timeout_s=100,
     )
     assert "over" in done.stdout, done.stderr
     wait_until(lambda: not slurm.jobs(), "the allocation to end", 10)

@@ -53,7 +53,11 @@ def until_told() -> int:
 
 def detach(lab: Lab, **way: Any) -> Detached:
     left = distmagic.run(
-        as_value(until_told), hosts="dm1:1", detach=True, access=runner.access(lab, **way), screen=runner.Watch()
+        as_value(until_told),
+        hosts="dm1:1",
+        detach=True,
+        access=runner.access(lab, **way),
+        screen=runner.Watch(),
     )
     assert isinstance(left, Detached)
     return left
@@ -74,8 +78,12 @@ def log_out(host: LabHost) -> None:
     wait_until(is_alone, "the end of all sessions")
 
 
-@pytest.mark.parametrize("logind", [KILLS, "KillOnlyUsers=root\nKillExcludeUsers=nobody"])
-def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host: Callable[[str], Lab], logind: str) -> None:
+@pytest.mark.parametrize(
+    "logind", [KILLS, "KillOnlyUsers=root\nKillExcludeUsers=nobody"]
+)
+def test_a_job_can_not_be_left_alone_where_it_would_be_killed(
+    make_host: Callable[[str], Lab], logind: str
+) -> None:
     lab = make_host(logind)
     with pytest.raises(PreflightError) as caught:
         detach(lab)
@@ -91,7 +99,9 @@ def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host: Callabl
     )
 
 
-@pytest.mark.parametrize("logind", ["KillUserProcesses=no", "KillUserProcesses=yes", KILLS])
+@pytest.mark.parametrize(
+    "logind", ["KillUserProcesses=no", "KillUserProcesses=yes", KILLS]
+)
 @pytest.mark.parametrize("warm_idle_s", [0.0, 600.0])
 def test_a_job_that_is_left_alone_outlives_the_session(
     make_host: Callable[[str], Lab], logind: str, warm_idle_s: float

@@ -31,7 +31,9 @@ def ask_store(host: str, port: int, seconds: float) -> None:
     import torch.distributed as dist
 
     if os.environ["RANK"] == "1":
-        dist.TCPStore(host, port, is_master=False, timeout=dt.timedelta(seconds=seconds))
+        dist.TCPStore(
+            host, port, is_master=False, timeout=dt.timedelta(seconds=seconds)
+        )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,10 @@ def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
     ("name", "words"),
     [
         ("dm1", "dm2 could not reach dm1 port 4444: no connection in time."),
-        ("nosuch.example", "dm2 could not reach nosuch.example port 4444: its name can't be resolved there."),
+        (
+            "nosuch.example",
+            "dm2 could not reach nosuch.example port 4444: its name can't be resolved there.",
+        ),
     ],
 )
 def test_a_store_that_is_not_there(lab: Lab, name: str, words: str) -> None:

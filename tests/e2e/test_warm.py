@@ -41,9 +41,15 @@ def warm(lab: Lab) -> Iterator[Lab]:
 
 
 def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **more: Any) -> Run:
-    way = runner.access(lab, warm_idle_s=more.pop("warm_idle_s", 900.0), lease_s=more.pop("lease_s", 60.0))
+    way = runner.access(
+        lab,
+        warm_idle_s=more.pop("warm_idle_s", 900.0),
+        lease_s=more.pop("lease_s", 60.0),
+    )
     screen = more.pop("screen", None) or runner.Watch()
-    return distmagic.run(as_value(fn), *args, hosts=hosts, access=way, screen=screen, **more)
+    return distmagic.run(
+        as_value(fn), *args, hosts=hosts, access=way, screen=screen, **more
+    )
 
 
 def who() -> list[int]:
@@ -58,12 +64,16 @@ def who() -> list[int]:
 
 
 def templates(lab: Lab, host: int = 0) -> list[HostProcess]:
-    return [one for one in lab.hosts[host].processes() if one.cmdline[-1:] == ("template",)]
+    return [
+        one for one in lab.hosts[host].processes() if one.cmdline[-1:] == ("template",)
+    ]
 
 
 def kept(lab: Lab, hosts: str) -> tuple[tuple[Template, ...] | None, ...]:
     access = runner.access(lab, warm_idle_s=900.0)
-    return session().templates(session().reach(parse_hosts(hosts), access, NotebookAsker(can_ask=False)))
+    return session().templates(
+        session().reach(parse_hosts(hosts), access, NotebookAsker(can_ask=False))
+    )
 
 
 def open_files() -> list[tuple[str, str]]:
@@ -86,7 +96,9 @@ def test_ranks_keep_the_limit_of_open_files_that_a_log_in_has_and_the_agent_has_
     warm: Lab, *, is_cold: bool
 ) -> None:
     (warm.hosts[0].home / ".bashrc").write_text("ulimit -Sn 300\n")
-    rank, torchrun, agent = run(warm, "dm1:1", open_files, warm_idle_s=0.0 if is_cold else 900.0).results[0]
+    rank, torchrun, agent = run(
+        warm, "dm1:1", open_files, warm_idle_s=0.0 if is_cold else 900.0
+    ).results[0]
     assert rank == torchrun == ("300", agent[1])
     assert agent[0] == agent[1]
 
@@ -98,7 +110,10 @@ def test_one_template_serves_the_first_run_and_the_next(warm: Lab) -> None:
         assert [len(templates(warm, host)) for host in (0, 1, 2)] == [1, 1, 0]
     (template,) = templates(warm)
     found = [run(warm, "dm1:2", who).results[rank] for rank in (0, 1)]
-    assert [pids.index(template.pid) for pids in found] == [3, 3]  # rank, torchrun, agent, template
+    assert [pids.index(template.pid) for pids in found] == [
+        3,
+        3,
+    ]  # rank, torchrun, agent, template
     assert len({pids[0] for pids in found}) == 2, "fresh processes"
     assert template.pid not in run(warm, "dm1:2", who, cold=True).results[0]
     assert [one.pid for one in templates(warm)] == [template.pid]
@@ -133,7 +148,9 @@ def test_a_program_for_the_start_of_every_process_runs_in_every_rank(warm: Lab) 
 
     folder = warm.hosts[0].home / "start"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text("import os\nRANK = os.environ.get('RANK')\n")
+    (folder / "sitecustomize.py").write_text(
+        "import os\nRANK = os.environ.get('RANK')\n"
+    )
     for _ in range(2):
         found = run(warm, "dm1:2", seen, env={"PYTHONPATH": "/home/node/start"})
         assert [found.results[rank] for rank in (0, 1)] == ["0", "1"]
@@ -150,12 +167,17 @@ def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> N
         import os
         import subprocess
 
-        child = subprocess.run(["printenv", "COLOUR"], capture_output=True, text=True, check=False)
+        child = subprocess.run(
+            ["printenv", "COLOUR"], capture_output=True, text=True, check=False
+        )
         return os.environ.get("COLOUR"), child.stdout.strip() or None
 
     assert run(warm, "dm1:2", colour).results[1] == (None, None)
     (first,) = templates(warm)
-    assert run(warm, "dm1:2", colour, env={"COLOUR": "red"}).results[1] == ("red", "red")
+    assert run(warm, "dm1:2", colour, env={"COLOUR": "red"}).results[1] == (
+        "red",
+        "red",
+    )
     assert len(templates(warm)) == 2
     assert run(warm, "dm1:2", colour).results[1] == (None, None)
     assert first.pid in [one.pid for one in templates(warm)]
@@ -170,9 +192,13 @@ def test_a_failing_rank_fails_the_same_warm(warm: Lab) -> None:
     run(warm, "dm1:2,dm2:1", who)
     with pytest.raises(WorkerFailed) as caught:
         run(warm, "dm1:2,dm2:1", stubborn, env={"FAILS": "2"})
-    assert caught.value.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
+    assert (
+        caught.value.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
+    )
     assert 'raise ValueError("enough")' in caught.value.remote_traceback
-    assert [one for host in warm.hosts for one in host.processes() if one.name == "sleep"] == []
+    assert [
+        one for host in warm.hosts for one in host.processes() if one.name == "sleep"
+    ] == []
 
 
 def test_an_interrupt_ends_all_but_the_template(warm: Lab) -> None:
@@ -187,7 +213,9 @@ def test_an_interrupt_ends_all_but_the_template(warm: Lab) -> None:
     assert float(run(warm, "dm1:2,dm2:1", runner.all_reduce).results[0]["total"]) == 3.0
 
 
-def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced(warm: Lab) -> None:
+def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced(
+    warm: Lab,
+) -> None:
     def work() -> int:
         import os
         import time
@@ -204,13 +232,18 @@ def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced
             os.kill(one.outer_pid, signal.SIGKILL)
         (warm.hosts[0].home / "go").touch()
 
-    assert dict(run(warm, "dm1:2", work, screen=runner.Watch(at_work(2), kill)).results) == {0: 7, 1: 7}
+    assert dict(
+        run(warm, "dm1:2", work, screen=runner.Watch(at_work(2), kill)).results
+    ) == {0: 7, 1: 7}
     assert templates(warm) == []
     assert dict(run(warm, "dm1:2", work).results) == {0: 7, 1: 7}  # a new one
     (stopped,) = templates(warm)
     os.kill(stopped.outer_pid, signal.SIGSTOP)
     stat = Path(f"/proc/{stopped.outer_pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a template that is stopped")
+    wait_until(
+        lambda: stat.read_text().rpartition(")")[2].split()[0] == "T",
+        "a template that is stopped",
+    )
     assert dict(run(warm, "dm1:2", work).results) == {0: 7, 1: 7}, "nobody waits for it"
     (another,) = templates(warm)
     assert another.pid != stopped.pid
@@ -220,8 +253,13 @@ def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:
     run(warm, "dm1:2,dm2:2", who)
     before = [one.pid for one in templates(warm)]
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(run, warm, "dm1:2,dm2:2", runner.all_reduce) for _ in range(2)]
-        assert [[float(one["total"]) for one in job.result().results.values()] for job in jobs] == [[6.0] * 4] * 2
+        jobs = [
+            pool.submit(run, warm, "dm1:2,dm2:2", runner.all_reduce) for _ in range(2)
+        ]
+        assert [
+            [float(one["total"]) for one in job.result().results.values()]
+            for job in jobs
+        ] == [[6.0] * 4] * 2
     assert [one.pid for one in templates(warm)] == before
 
 
@@ -231,7 +269,10 @@ def test_what_was_removed_from_a_host_meanwhile_is_sent_again(warm: Lab) -> None
 
     value = os.urandom(9 << 20)  # so large that it goes from host to host
     for _ in range(2):
-        assert dict(run(warm, "dm1:1,dm2:1", measure, value).results) == {0: len(value), 1: len(value)}
+        assert dict(run(warm, "dm1:1,dm2:1", measure, value).results) == {
+            0: len(value),
+            1: len(value),
+        }
         for host in warm.hosts[:2]:
             shutil.rmtree(host.home / ".distmagic")
 
@@ -253,7 +294,12 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
             if {end!r} == "SIGKILL":
                 os.kill(os.getpid(), signal.SIGKILL)
     """)
-    kernel = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert kernel.stdin is not None
     assert kernel.stdout is not None
     with kernel.stdin, kernel.stdout:

@@ -29,10 +29,15 @@ class Seen:
     with_devices: frozenset[int]
 
 
-def processes_during(run: Callable[..., Run], device: str, *, hosts: str, is_cold: bool = False) -> Seen:
+def processes_during(
+    run: Callable[..., Run], device: str, *, hosts: str, is_cold: bool = False
+) -> Seen:
     """Run `programs.hold`, look at all processes once every rank has its tensor, and interrupt the run."""
     world = sum(int(host.partition(":")[2]) for host in hosts.split(","))
-    contexts_before, devices_before = devices.processes_with_contexts(), devices.processes_with_devices()
+    contexts_before, devices_before = (
+        devices.processes_with_contexts(),
+        devices.processes_with_devices(),
+    )
     seen = []
 
     def look() -> None:
@@ -71,10 +76,21 @@ def assert_only_ranks_have_contexts(seen: Seen) -> None:
 def assert_shared_once(done: Run) -> None:
     """Assert that what `programs.shared_storages` returned is on the CPU, is right, and came over as one storage."""
     found = done.results[0]
-    assert {tensor.device.type for tensor in (found["whole"], found["view"], found["layer"]["weight"])} == {"cpu"}
+    assert {
+        tensor.device.type
+        for tensor in (found["whole"], found["view"], found["layer"]["weight"])
+    } == {"cpu"}
     assert torch.equal(found["whole"], torch.arange(1 << 20, dtype=torch.float32))
     assert found["view"].tolist() == list(range(10, 20))
-    assert len({found[name].untyped_storage().data_ptr() for name in ("whole", "view", "again")}) == 1
+    assert (
+        len(
+            {
+                found[name].untyped_storage().data_ptr()
+                for name in ("whole", "view", "again")
+            }
+        )
+        == 1
+    )
     ended = done.state.workers[0].ended
     assert ended is not None
     assert ended.result_bytes is not None

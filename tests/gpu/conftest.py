@@ -17,13 +17,17 @@ from distmagic.request.spec import Access
 from distmagic.runner.outcome import Run
 from tests.e2e.runner import Watch, as_value
 
-_COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+_COUNT = (
+    "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+)
 
 
 @pytest.fixture(scope="session")
 def gpus() -> int:
     """The number of GPUs that torch can use here; without one the test is skipped. CUDA is not touched in this process."""
-    done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False
+    )
     count = int(done.stdout) if done.returncode == 0 else 0
     if not count:
         pytest.skip("no GPU that torch can use (torch.cuda.is_available() is False)")
@@ -45,10 +49,21 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
 def run(hosts: Playground) -> Callable[..., Run]:
     """Return a function that runs another one on these hosts: `run(function, *args, hosts="node1:2", is_cold=True)`."""
 
-    def run_there(fn: Callable[..., Any], *args: Any, hosts: str, is_cold: bool = False, **spec: Any) -> Run:
+    def run_there(
+        fn: Callable[..., Any],
+        *args: Any,
+        hosts: str,
+        is_cold: bool = False,
+        **spec: Any,
+    ) -> Run:
         access = Access(ssh_config=playground_config, cold=is_cold)
         return distmagic.run(
-            as_value(fn), *args, hosts=hosts, access=access, screen=spec.pop("screen", Watch()), **spec
+            as_value(fn),
+            *args,
+            hosts=hosts,
+            access=access,
+            screen=spec.pop("screen", Watch()),
+            **spec,
         )
 
     playground_config = hosts.ssh_config

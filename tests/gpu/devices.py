@@ -14,7 +14,9 @@ _SMI = "nvidia-smi"
 def compute_pids(listed: str) -> frozenset[int]:
     """Return the pids in what `nvidia-smi --query-compute-apps=pid --format=csv,noheader` prints."""
     lines = (line.strip() for line in listed.splitlines())
-    return frozenset(int(line) for line in lines if line.isdecimal())  # else "[Not Found]", or a sentence
+    return frozenset(
+        int(line) for line in lines if line.isdecimal()
+    )  # else "[Not Found]", or a sentence
 
 
 def uuids(listed: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -27,7 +29,9 @@ def uuids(listed: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def ask_smi(*arguments: str) -> str:
     """Return what nvidia-smi prints, "" where there is none."""
     try:
-        done = subprocess.run([_SMI, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [_SMI, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
     except FileNotFoundError:
         return ""
     return done.stdout

@@ -14,7 +14,9 @@ def see_device(device: str) -> dict[str, Any]:
     import distmagic
 
     local_rank = int(os.environ["LOCAL_RANK"])
-    place = torch.device(device, local_rank) if device == "cuda" else torch.device(device)
+    place = (
+        torch.device(device, local_rank) if device == "cuda" else torch.device(device)
+    )
     total = torch.ones(3, device=place).sum().item()
     distmagic.report(step=1, total=1)
     return {
@@ -36,7 +38,9 @@ def hold(device: str) -> None:
     import distmagic
 
     local_rank = int(os.environ["LOCAL_RANK"])
-    place = torch.device(device, local_rank) if device == "cuda" else torch.device(device)
+    place = (
+        torch.device(device, local_rank) if device == "cuda" else torch.device(device)
+    )
     kept = torch.ones(1 << 20, device=place)
     distmagic.report(step=1, total=kept.numel())
     while True:
@@ -61,7 +65,12 @@ def reduce(backend: str, device: str, is_shared: bool) -> dict[str, float]:
     dist.broadcast(sent, 0)
     world = dist.get_world_size()
     dist.destroy_process_group()
-    return {"first": total[0].item(), "last": total[-1].item(), "sent": sent.item(), "world": world}
+    return {
+        "first": total[0].item(),
+        "last": total[-1].item(),
+        "sent": sent.item(),
+        "world": world,
+    }
 
 
 def shared_storages(device: str) -> dict[str, Any]:
@@ -71,7 +80,12 @@ def shared_storages(device: str) -> dict[str, Any]:
     whole = torch.arange(1 << 20, dtype=torch.float32, device=device)
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 2).to(device)
-    return {"whole": whole, "view": whole[10:20], "again": whole.view(1024, 1024), "layer": layer.state_dict()}
+    return {
+        "whole": whole,
+        "view": whole[10:20],
+        "again": whole.view(1024, 1024),
+        "layer": layer.state_dict(),
+    }
 
 
 def ask_for_too_much(device: str) -> None:

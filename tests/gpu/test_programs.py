@@ -14,14 +14,18 @@ pytestmark = pytest.mark.timeout(240)
 def test_ranks_see_their_device(run, is_cold):
     done = run(programs.see_device, "cpu", hosts="node1:2,node2:1", is_cold=is_cold)
     found = [done.results[rank] for rank in range(3)]
-    assert [(one["place"], one["total"], one["is_spoilt"]) for one in found] == [("cpu", 3.0, False)] * 3
+    assert [(one["place"], one["total"], one["is_spoilt"]) for one in found] == [
+        ("cpu", 3.0, False)
+    ] * 3
     assert len({one["pid"] for one in found}) == 3
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_ranks_reduce(run, is_shared):
     done = run(programs.reduce, "gloo", "cpu", is_shared, hosts="node1:2,node2:1")
-    assert [done.results[rank] for rank in range(3)] == [{"first": 6.0, "last": 6.0, "sent": 42.0, "world": 3}] * 3
+    assert [done.results[rank] for rank in range(3)] == [
+        {"first": 6.0, "last": 6.0, "sent": 42.0, "world": 3}
+    ] * 3
 
 
 def test_shared_storages_travel_once(run):

@@ -26,19 +26,27 @@ def test_each_rank_sees_its_own_device(run, gpus, is_cold):
     for _ in range(2):  # the second run is the one that a template has been kept for
         done = run(programs.see_device, "cuda", hosts=f"node1:{gpus}", is_cold=is_cold)
         found = [done.results[rank] for rank in range(gpus)]
-        assert [one["place"] for one in found] == [f"cuda:{rank}" for rank in range(gpus)]
-        assert [(one["total"], one["count"], one["is_spoilt"]) for one in found] == [(3.0, gpus, False)] * gpus
+        assert [one["place"] for one in found] == [
+            f"cuda:{rank}" for rank in range(gpus)
+        ]
+        assert [(one["total"], one["count"], one["is_spoilt"]) for one in found] == [
+            (3.0, gpus, False)
+        ] * gpus
     assert done.state.workers[0].device == "cuda:0", "the table of ranks shows it"
 
 
 @warm_and_cold
 def test_only_ranks_have_a_context(run, gpus, is_cold):
-    checks.assert_only_ranks_have_contexts(checks.processes_during(run, "cuda", hosts=f"node1:{gpus}", is_cold=is_cold))
+    checks.assert_only_ranks_have_contexts(
+        checks.processes_during(run, "cuda", hosts=f"node1:{gpus}", is_cold=is_cold)
+    )
 
 
 @warm_and_cold
 def test_nccl_with_one_rank_a_gpu(run, gpus, is_cold):
-    done = run(programs.reduce, "nccl", "cuda", False, hosts=f"node1:{gpus}", is_cold=is_cold)
+    done = run(
+        programs.reduce, "nccl", "cuda", False, hosts=f"node1:{gpus}", is_cold=is_cold
+    )
     total = gpus * (gpus + 1) / 2
     expected = {"first": total, "last": total, "sent": 42.0, "world": gpus}
     assert [done.results[rank] for rank in range(gpus)] == [expected] * gpus
@@ -47,7 +55,9 @@ def test_nccl_with_one_rank_a_gpu(run, gpus, is_cold):
 @pytest.mark.parametrize("hosts", ["node1:3", "node1:2,node2:1"])
 def test_several_ranks_on_one_gpu_with_gloo(run, hosts):
     done = run(programs.reduce, "gloo", "cuda", True, hosts=hosts)
-    assert [done.results[rank] for rank in range(3)] == [{"first": 6.0, "last": 6.0, "sent": 42.0, "world": 3}] * 3
+    assert [done.results[rank] for rank in range(3)] == [
+        {"first": 6.0, "last": 6.0, "sent": 42.0, "world": 3}
+    ] * 3
 
 
 def test_results_on_a_device_come_back_on_the_cpu_and_shared_storages_once(run):
@@ -57,16 +67,23 @@ def test_results_on_a_device_come_back_on_the_cpu_and_shared_storages_once(run):
 def test_a_gpu_without_memory_is_told_as_such(run):
     with pytest.raises(WorkerFailed) as caught:
         run(programs.ask_for_too_much, "cuda", hosts="node1:1")
-    assert caught.value.message.startswith("rank 0 (node1, local_rank 0) raised OutOfMemoryError: CUDA out of memory.")
+    assert caught.value.message.startswith(
+        "rank 0 (node1, local_rank 0) raised OutOfMemoryError: CUDA out of memory."
+    )
     assert "of node1" in caught.value.hint
-    assert "has no memory left. Use smaller batches, or fewer ranks on that host" in caught.value.hint
+    assert (
+        "has no memory left. Use smaller batches, or fewer ranks on that host"
+        in caught.value.hint
+    )
 
 
 def test_a_failed_assertion_on_a_gpu_is_told_as_such(run):
     with pytest.raises(WorkerFailed) as caught:
         run(programs.index_out_of_range, "cuda", hosts="node1:1")
     assert "device-side assert triggered" in caught.value.message
-    assert caught.value.hint.startswith("A kernel on a GPU of node1 found a value that is not allowed")
+    assert caught.value.hint.startswith(
+        "A kernel on a GPU of node1 found a value that is not allowed"
+    )
     assert "--env CUDA_LAUNCH_BLOCKING=1" in caught.value.hint
 
 
@@ -83,7 +100,9 @@ def test_where_nothing_is_said_there_is_one_rank_a_gpu(run, gpus):
 
 
 def test_cuda_visible_devices_of_a_job_hides_gpus_from_its_ranks(run):
-    done = run(programs.see_device, "cuda", hosts="node1:1", env={"CUDA_VISIBLE_DEVICES": "0"})
+    done = run(
+        programs.see_device, "cuda", hosts="node1:1", env={"CUDA_VISIBLE_DEVICES": "0"}
+    )
     assert (done.results[0]["place"], done.results[0]["count"]) == ("cuda:0", 1)
 
 
@@ -93,11 +112,15 @@ def counts(monkeypatch, mask):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
-    done = subprocess.run([sys.executable, "-c", _COUNTS], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNTS], capture_output=True, text=True, check=True
+    )
     return [int(word) for word in done.stdout.split()]
 
 
-@pytest.mark.parametrize("mask", [None, "", "-1", "0", " 0 ", "0,-1", "0,99", "99", "0,0"])
+@pytest.mark.parametrize(
+    "mask", [None, "", "-1", "0", " 0 ", "0,-1", "0,99", "99", "0,0"]
+)
 def test_a_host_counts_the_gpus_that_torch_sees(monkeypatch, mask):
     ours, of_torch = counts(monkeypatch, mask)
     assert ours == of_torch

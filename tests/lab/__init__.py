@@ -7,4 +7,12 @@ from tests.lab.lab import Lab
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
-__all__ = ["HostProcess", "HostSetup", "Lab", "LabHost", "is_isolated", "isolate", "wait_until"]
+__all__ = [
+    "HostProcess",
+    "HostSetup",
+    "Lab",
+    "LabHost",
+    "is_isolated",
+    "isolate",
+    "wait_until",
+]

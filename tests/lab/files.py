@@ -88,8 +88,14 @@ def write_all(wiring: Wiring, setup: HostSetup) -> None:
     hostname = setup.hostname or wiring.name
     write_etc(wiring, "hostname", f"{hostname}\n")
     write_etc(wiring, "resolv.conf", "")
-    write_etc(wiring, "nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n")
-    write_etc(wiring, "shadow", "root:*:19000:0:99999:7:::\n")  # "!" would lock the account for a server without PAM
+    write_etc(
+        wiring,
+        "nsswitch.conf",
+        "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
+    )
+    write_etc(
+        wiring, "shadow", "root:*:19000:0:99999:7:::\n"
+    )  # "!" would lock the account for a server without PAM
     write_passwd(wiring, setup.shell)
     write_names(wiring, hostname, wiring.address)
     write_etc(wiring, "logind.conf", f"[Login]\n{setup.logind or ''}\n")
@@ -109,9 +115,18 @@ def write_passwd(wiring: Wiring, shell: str) -> None:
 
 def write_names(wiring: Wiring, hostname: str, own: str | None) -> None:
     """Write /etc/hosts: all hosts of the lab, and the host's own name at the address `own`, or not at all."""
-    others = [(address, name) for address, name in wiring.names if address != wiring.address]
-    lines = [("127.0.0.1", "localhost"), ("::1", "localhost"), *([(own, hostname)] if own else []), *others]
-    write_etc(wiring, "hosts", "".join(f"{address}\t{name}\n" for address, name in lines))
+    others = [
+        (address, name) for address, name in wiring.names if address != wiring.address
+    ]
+    lines = [
+        ("127.0.0.1", "localhost"),
+        ("::1", "localhost"),
+        *([(own, hostname)] if own else []),
+        *others,
+    ]
+    write_etc(
+        wiring, "hosts", "".join(f"{address}\t{name}\n" for address, name in lines)
+    )
 
 
 def write_sshd_config(wiring: Wiring, setup: HostSetup) -> bool:
@@ -132,4 +147,18 @@ def write_sshd_config(wiring: Wiring, setup: HostSetup) -> bool:
 
 def make_key(path: Path) -> None:
     """Make an ed25519 key pair without a passphrase: `path` and `path`.pub."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path)], check=True)
+    subprocess.run(
+        [
+            "ssh-keygen",
+            "-q",
+            "-t",
+            "ed25519",
+            "-N",
+            "",
+            "-C",
+            path.name,
+            "-f",
+            str(path),
+        ],
+        check=True,
+    )

@@ -10,7 +10,10 @@ from distmagic.remote.contact.boot import BOOTSTRAP
 from tests.lab.host import LabHost
 from tests.lab.waiting import wait_until
 
-_KEPT = (BOOTSTRAP, "template")  # the last words of what distmagic keeps on a host between two runs: contact, template
+_KEPT = (
+    BOOTSTRAP,
+    "template",
+)  # the last words of what distmagic keeps on a host between two runs: contact, template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,11 @@ class Held:
 def of_process(pid: int, temporary: Path) -> Held:
     """Return what a process holds whose temporary directory is `temporary`."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    removed = {line.split(maxsplit=5)[5] for line in maps if str(temporary) in line and line.endswith("(deleted)")}
+    removed = {
+        line.split(maxsplit=5)[5]
+        for line in maps
+        if str(temporary) in line and line.endswith("(deleted)")
+    }
     return Held(
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         threads=len(os.listdir(f"/proc/{pid}/task")),
@@ -63,10 +70,15 @@ def on_host(host: LabHost) -> HeldOnHost:
 
 
 def _is_at_rest(host: LabHost) -> bool:
-    return all(one.cmdline[-1] in _KEPT for one in host.processes() if one.is_of_distmagic)
+    return all(
+        one.cmdline[-1] in _KEPT for one in host.processes() if one.is_of_distmagic
+    )
 
 
 def memory_mb(pid: int) -> float:
     """Return the memory of a process in MB, without pages of files: whatever else maps the same libraries has no part."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+    return (
+        next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+        / 1024
+    )

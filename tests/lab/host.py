@@ -17,7 +17,9 @@ from tests.lab.pythons import PythonKind
 from tests.lab.waiting import wait_until
 from tests.system.components import COMPONENTS
 
-_BOOT, _BOOT_SYSTEMD = (Path(__file__).with_name(name) for name in ("boot.sh", "boot_systemd.sh"))
+_BOOT, _BOOT_SYSTEMD = (
+    Path(__file__).with_name(name) for name in ("boot.sh", "boot_systemd.sh")
+)
 _BOOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
 _LISTENS = "Server listening on"
@@ -45,7 +47,9 @@ class LabHost:
         files.write_all(wiring, setup)
 
     def __repr__(self) -> str:
-        return f"LabHost({self.name}, {self.address}, {'up' if self._process else 'down'})"
+        return (
+            f"LabHost({self.name}, {self.address}, {'up' if self._process else 'down'})"
+        )
 
     # ---- power
 
@@ -79,7 +83,14 @@ class LabHost:
         unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
         with (wiring.folder / "boot.log").open("a") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *unshare, "sh", str(boot)],  # it ends with this process
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    *unshare,
+                    "sh",
+                    str(boot),
+                ],  # it ends with this process
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -90,13 +101,19 @@ class LabHost:
 
     def finish_start(self) -> None:
         """Plug in its network card and wait until its SSH server answers."""
-        process, wiring, before = self._process, self._wiring, self.log().count(_LISTENS)
+        process, wiring, before = (
+            self._process,
+            self._wiring,
+            self.log().count(_LISTENS),
+        )
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         with process.stdin, process.stdout:
             if process.stdout.readline() != "ready\n":
-                raise AssertionError(f"{self.name} doesn't boot: {(wiring.folder / 'boot.log').read_text()}")
+                raise AssertionError(
+                    f"{self.name} doesn't boot: {(wiring.folder / 'boot.log').read_text()}"
+                )
             self._first_pid = processes.only_child(process.pid)
             network.ip(
                 f"link add {wiring.card} type veth peer name eth0 address {wiring.mac} netns {self._first_pid}",
@@ -107,7 +124,9 @@ class LabHost:
 
     def _wait_for_server(self, before: int) -> None:
         """Wait until its log says once more than `before` that it listens. Who asks it sooner waits for ARP."""
-        wait_until(lambda: self.log().count(_LISTENS) > before, f"{self.name}'s SSH server")
+        wait_until(
+            lambda: self.log().count(_LISTENS) > before, f"{self.name}'s SSH server"
+        )
         wait_until(self._answers, f"{self.name}'s SSH server to answer")
 
     def _answers(self) -> bool:
@@ -124,7 +143,9 @@ class LabHost:
         if silent:
             network.ip_may_fail(f"link set {self._wiring.card} down")
         try:
-            os.kill(self._first_pid or self._process.pid, signal.SIGKILL)  # all of its PID namespace end with it
+            os.kill(
+                self._first_pid or self._process.pid, signal.SIGKILL
+            )  # all of its PID namespace end with it
         except ProcessLookupError:
             pass  # it has ended by itself
         for pipe in (self._process.stdin, self._process.stdout):
@@ -133,8 +154,13 @@ class LabHost:
         self._process.wait()
         self._process, self._first_pid = None, 0
         if self._setup.logind is not None:
-            wait_until(lambda: cgroups.remove(self._cgroup), f"{self.name}'s cgroups to be empty")
-        network.ip_may_fail(f"link del {self._wiring.card}")  # the kernel removes it too, but some time later
+            wait_until(
+                lambda: cgroups.remove(self._cgroup),
+                f"{self.name}'s cgroups to be empty",
+            )
+        network.ip_may_fail(
+            f"link del {self._wiring.card}"
+        )  # the kernel removes it too, but some time later
 
     # ---- faults, and their cures
 
@@ -152,12 +178,19 @@ class LabHost:
         self._is_broken = True
         if port is not None:
             sender = f"ip saddr {source.address} " if source else ""
-            network.add_rules(self._pid(), f'in iifname != "lo" {sender}tcp dport {port} drop')
+            network.add_rules(
+                self._pid(), f'in iifname != "lo" {sender}tcp dport {port} drop'
+            )
         elif source is not None:
-            rules = (f"in ip saddr {source.address} drop", f"out ip daddr {source.address} drop")
+            rules = (
+                f"in ip saddr {source.address} drop",
+                f"out ip daddr {source.address} drop",
+            )
             network.add_rules(self._pid(), *rules)
         else:
-            network.add_rules(self._pid(), 'in iifname != "lo" drop', 'out oifname != "lo" drop')
+            network.add_rules(
+                self._pid(), 'in iifname != "lo" drop', 'out oifname != "lo" drop'
+            )
 
     def drop_udp(self) -> None:
         """Have its firewall swallow every datagram."""
@@ -172,14 +205,18 @@ class LabHost:
     def drop_some(self, percent: int) -> None:
         """Have its firewall swallow so many of all packets that come in, at random."""
         self._is_broken = True
-        network.add_rules(self._pid(), f'in iifname != "lo" numgen random mod 100 < {percent} drop')
+        network.add_rules(
+            self._pid(), f'in iifname != "lo" numgen random mod 100 < {percent} drop'
+        )
 
     def reject(self, port: int | None = None, *, source: LabHost | None = None) -> None:
         """Have its firewall refuse TCP with a reset: to `port` or to all, from the host `source` or from everywhere."""
         self._is_broken = True
         sender = f"ip saddr {source.address} " if source else ""
         what = f"tcp dport {port}" if port is not None else "meta l4proto tcp"
-        network.add_rules(self._pid(), f'in iifname != "lo" {sender}{what} reject with tcp reset')
+        network.add_rules(
+            self._pid(), f'in iifname != "lo" {sender}{what} reject with tcp reset'
+        )
 
     def close_ports(self, how: str, *, but: tuple[int, ...]) -> None:
         """Have its firewall do `how` (drop, or reject in nft's words) with every new TCP connection, but to some ports."""
@@ -195,7 +232,9 @@ class LabHost:
     def freeze(self) -> None:
         """Stop every process on it where it is, as a machine that hangs does; its kernel goes on answering."""
         self._is_broken = True
-        wait_until(lambda: processes.stop_all(self._pid()), f"{self.name} to stand still")
+        wait_until(
+            lambda: processes.stop_all(self._pid()), f"{self.name} to stand still"
+        )
 
     def thaw(self) -> None:
         """Let every process go on."""
@@ -204,7 +243,9 @@ class LabHost:
     def limit_home(self, size_bytes: int) -> None:
         """Put a small, empty disk in place of its home, until it is switched off; `home` doesn't show that one."""
         self._is_broken = True
-        self.exec(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", HOME]).check_returncode()
+        self.exec(
+            ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", HOME]
+        ).check_returncode()
 
     def make_home_read_only(self) -> None:
         """Have its home refuse every write, until it is switched off."""
@@ -214,7 +255,9 @@ class LabHost:
     def mend(self) -> None:
         """Make it as it was when it started for the first time: no fault, no process of a test, an empty home."""
         self._setup = self._first_setup
-        if self._process is not None and (self._is_broken or self.processes() or self.leftovers()):
+        if self._process is not None and (
+            self._is_broken or self.processes() or self.leftovers()
+        ):
             self.kill()
         self._is_broken = False
         _empty(self.home)
@@ -255,7 +298,9 @@ class LabHost:
         key = self._wiring.folder / "other_key"
         if not key.exists():
             files.make_key(key)
-        self.set_sshd(f"HostKey {key}")  # host keys add up, and the first of a kind is offered
+        self.set_sshd(
+            f"HostKey {key}"
+        )  # host keys add up, and the first of a kind is offered
 
     def _reload(self) -> None:
         before = self.log().count(_LISTENS)
@@ -277,22 +322,47 @@ class LabHost:
         if self._first_pid == 0:
             return ()
         strays = [p for p in self.processes() if p.is_of_distmagic]
-        found = [f"{self.name}: process {p.pid} (child of {p.ppid}): {' '.join(p.cmdline)[:300]}" for p in strays]
+        found = [
+            f"{self.name}: process {p.pid} (child of {p.ppid}): {' '.join(p.cmdline)[:300]}"
+            for p in strays
+        ]
         for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run"):
-            names = [name for name in self.listdir(folder) if "distmagic" in name and not self._is_kept(folder, name)]
+            names = [
+                name
+                for name in self.listdir(folder)
+                if "distmagic" in name and not self._is_kept(folder, name)
+            ]
             found += [f"{self.name}: {folder}/{name}" for name in names]
         return tuple(found)
 
     def _is_kept(self, folder: str, name: str) -> bool:
-        return any(path.is_relative_to(Path(folder, name)) for path in self._wiring.keep)
+        return any(
+            path.is_relative_to(Path(folder, name)) for path in self._wiring.keep
+        )
 
-    def exec(self, argv: list[str], *, stdin: str = "", timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def exec(
+        self, argv: list[str], *, stdin: str = "", timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program on it, not over SSH but from the side, and return how it ended, with its output."""
         path = pythons.path_of(self._setup.python, self._wiring.shared)
         enter = ["nsenter", "--target", str(self._pid()), *_NAMESPACES, "--"]
-        clean = ["env", "-i", "-C", HOME, f"HOME={HOME}", "USER=root", "LANG=C.UTF-8", f"PATH={path}"]
+        clean = [
+            "env",
+            "-i",
+            "-C",
+            HOME,
+            f"HOME={HOME}",
+            "USER=root",
+            "LANG=C.UTF-8",
+            f"PATH={path}",
+        ]
         return subprocess.run(
-            [*enter, *clean, *argv], input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+            [*enter, *clean, *argv],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
 
     def files(self, path: str) -> tuple[str, ...]:
@@ -302,8 +372,12 @@ class LabHost:
         device = top.stat().st_dev if top.exists() else -1
         found: list[str] = []
         for folder, inner, names in os.walk(top):
-            inner[:] = [name for name in inner if Path(folder, name).lstat().st_dev == device]
-            found += [str(Path("/", Path(folder, name).relative_to(root))) for name in names]
+            inner[:] = [
+                name for name in inner if Path(folder, name).lstat().st_dev == device
+            ]
+            found += [
+                str(Path("/", Path(folder, name).relative_to(root))) for name in names
+            ]
         return tuple(sorted(found))
 
     def listdir(self, path: str) -> tuple[str, ...]:

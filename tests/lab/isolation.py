@@ -22,8 +22,13 @@ def isolate() -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET), "unshare")
-    _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "make mounts private")
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True, stdin=subprocess.DEVNULL)
+    _check(
+        libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None),
+        "make mounts private",
+    )
+    subprocess.run(
+        ["ip", "link", "set", "lo", "up"], check=True, stdin=subprocess.DEVNULL
+    )
     os.environ[_MARK] = _network()
 
 

@@ -46,7 +46,9 @@ class Lab:
         network: int | None = None,
     ) -> None:  # fmt: skip
         if not is_isolated():
-            raise RuntimeError("A lab is only for a process that called tests.lab.isolate() (conftest.py does).")
+            raise RuntimeError(
+                "A lab is only for a process that called tests.lab.isolate() (conftest.py does)."
+            )
         self.folder = Path(tempfile.mkdtemp(prefix="lab-")).resolve()
         self.ssh_config = self.folder / "ssh_config"
         self.identity = self.folder / "id"
@@ -58,8 +60,13 @@ class Lab:
         self.address = f"{self._net}.1"
         files.make_key(self.identity)
         all_setups = (*setups, *(HostSetup() for _ in range(count - len(setups))))
-        wirings = [self._wiring(index, number, all_setups) for index in range(1, count + 1)]
-        self.hosts = tuple(LabHost(wiring, setup) for wiring, setup in zip(wirings, all_setups, strict=True))
+        wirings = [
+            self._wiring(index, number, all_setups) for index in range(1, count + 1)
+        ]
+        self.hosts = tuple(
+            LabHost(wiring, setup)
+            for wiring, setup in zip(wirings, all_setups, strict=True)
+        )
         self._write_client_files()
 
     def _wiring(self, index: int, number: int, setups: tuple[HostSetup, ...]) -> Wiring:
@@ -78,20 +85,28 @@ class Lab:
             bridge=self._bridge,
             keep=_kept(self.folder),
             names=tuple(
-                (f"{self._net}.{10 + i}", setup.hostname or f"dm{i}") for i, setup in enumerate(setups, start=1)
+                (f"{self._net}.{10 + i}", setup.hostname or f"dm{i}")
+                for i, setup in enumerate(setups, start=1)
             ),
         )
 
     def _write_client_files(self) -> None:
-        self.known_hosts.write_text("".join(host.known_hosts_line() for host in self.hosts))
-        aliases = "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts)
+        self.known_hosts.write_text(
+            "".join(host.known_hosts_line() for host in self.hosts)
+        )
+        aliases = "".join(
+            f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts
+        )
         self.ssh_config.write_text(aliases + _CLIENT.format(folder=self.folder))
 
     def __enter__(self) -> Lab:  # noqa: PYI034 - typing.Self is of Python 3.11
         return self.up()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.down()
 
@@ -138,15 +153,24 @@ class Lab:
             return not found
 
         try:
-            wait_until(is_clean, "hosts without anything of distmagic", timeout_s=within_s)
+            wait_until(
+                is_clean, "hosts without anything of distmagic", timeout_s=within_s
+            )
         except AssertionError as error:
             raise AssertionError("\n".join((str(error), *found))) from None
 
-    def ssh(self, host: LabHost, command: str, *, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
+    def ssh(
+        self, host: LabHost, command: str, *, timeout_s: float = 30
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command line on a host with the system's SSH client."""
         argv = ["ssh", "-F", str(self.ssh_config), host.name, command]
         return subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
 
 
@@ -154,4 +178,10 @@ def _kept(folder: Path) -> tuple[Path, ...]:
     """Return what hosts see of this machine below /tmp and the like."""
     paths = (_REPOSITORY, folder, Path(sys.prefix), Path(sys.base_prefix))
     unique = {path for given in paths for path in (given, given.resolve())}
-    return tuple(sorted(path for path in unique if not any(other in path.parents for other in unique)))
+    return tuple(
+        sorted(
+            path
+            for path in unique
+            if not any(other in path.parents for other in unique)
+        )
+    )

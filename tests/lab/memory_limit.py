@@ -17,7 +17,10 @@ def reason_without() -> str:
     folder = _folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return "this machine lets nobody make a memory cgroup"
-    if _is_second() and "memory" not in (folder / "cgroup.subtree_control").read_text().split():
+    if (
+        _is_second()
+        and "memory" not in (folder / "cgroup.subtree_control").read_text().split()
+    ):
         return "this machine's root cgroup hands on no memory controller"
     return ""
 
@@ -44,7 +47,9 @@ class MemoryLimit:
 
     def set(self, more_bytes: int) -> None:
         """Let what is in it have so much more memory than it has now."""
-        used, limit = ("current", "max") if _is_second() else ("usage_in_bytes", "limit_in_bytes")
+        used, limit = (
+            ("current", "max") if _is_second() else ("usage_in_bytes", "limit_in_bytes")
+        )
         size = int((self._path / f"memory.{used}").read_text()) + more_bytes
         (self._path / f"memory.{limit}").write_text(str(size))
 

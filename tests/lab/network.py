@@ -34,7 +34,12 @@ def add_rules(first: int, *rules: str) -> None:
         f"add chain inet lab {name} {{ type filter hook {hook} priority 0; }};\n"
         for name, hook in (("in", "input"), ("out", "output"))
     )
-    _nft(first, "add table inet lab;\n" + chains + "".join(f"add rule inet lab {rule};\n" for rule in rules))
+    _nft(
+        first,
+        "add table inet lab;\n"
+        + chains
+        + "".join(f"add rule inet lab {rule};\n" for rule in rules),
+    )
 
 
 def clear_rules(first: int) -> None:
@@ -43,5 +48,14 @@ def clear_rules(first: int) -> None:
 
 
 def _nft(first: int, commands: str) -> None:
-    argv = ["nsenter", "--target", str(first), "--net", "--", COMPONENTS["nft"].path() or "nft", "-f", "-"]
+    argv = [
+        "nsenter",
+        "--target",
+        str(first),
+        "--net",
+        "--",
+        COMPONENTS["nft"].path() or "nft",
+        "-f",
+        "-",
+    ]
     subprocess.run(argv, input=commands, text=True, check=True)

@@ -28,7 +28,9 @@ class HostProcess:
     @property
     def is_of_distmagic(self) -> bool:
         """Whether it carries a job's mark, or speaks of distmagic on its command line."""
-        return "DISTMAGIC_JOB" in self.environ or any("distmagic" in word for word in self.cmdline[1:])
+        return "DISTMAGIC_JOB" in self.environ or any(
+            "distmagic" in word for word in self.cmdline[1:]
+        )
 
 
 def of_host(first: int) -> tuple[HostProcess, ...]:
@@ -42,10 +44,14 @@ def of_host(first: int) -> tuple[HostProcess, ...]:
             outer_pid=pid,
             name=status["Name"],
             cmdline=tuple(_words(pid, "cmdline")),
-            environ=dict(word.split("=", 1) for word in _words(pid, "environ") if "=" in word),
+            environ=dict(
+                word.split("=", 1) for word in _words(pid, "environ") if "=" in word
+            ),
         )
         for pid, status in statuses.items()
-        if pid != first and status["State"][0] not in "ZX" and status["Name"] not in _SERVER_NAMES
+        if pid != first
+        and status["State"][0] not in "ZX"
+        and status["Name"] not in _SERVER_NAMES
     )
 
 
@@ -74,7 +80,11 @@ def signal_all(first: int, number: int) -> None:
 
 def stop_all(first: int) -> bool:
     """Stop every process of the namespace that runs; return whether all had been stopped already."""
-    running = [pid for pid in outer_pids(first) if (status := _status(pid)) and status["State"][0] not in "TtZX"]
+    running = [
+        pid
+        for pid in outer_pids(first)
+        if (status := _status(pid)) and status["State"][0] not in "TtZX"
+    ]
     for pid in running:
         try:
             os.kill(pid, signal.SIGSTOP)
@@ -95,7 +105,9 @@ def _status(pid: int) -> dict[str, str]:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return {}
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return {
+        key: value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
 
 
 def _words(pid: int, file: str) -> list[str]:

@@ -14,7 +14,14 @@ from packaging.requirements import Requirement
 
 # "torch": torch, what it requires, and numpy. "full": the environment of the tests. "bare": no package. "none": no Python.
 PythonKind = Literal["torch", "full", "bare", "none"]
-_SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_SYSTEM = (
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+)
 
 
 def path_of(kind: PythonKind, folder: Path) -> str:
@@ -49,7 +56,11 @@ def _link_packages(root: Path, names: tuple[str, ...]) -> None:
     site = next(root.glob("lib/python*/site-packages"))
     for name in _closure(names):
         distribution = importlib.metadata.distribution(name)
-        tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+        tops = {
+            file.parts[0]
+            for file in distribution.files or ()
+            if file.parts[0] not in ("..", "__pycache__")
+        }
         for top in tops:
             link = site / top
             if not link.exists():

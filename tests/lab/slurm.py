@@ -72,7 +72,10 @@ class SlurmLab:
         return self.up()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.down()
 
@@ -80,7 +83,9 @@ class SlurmLab:
 
     def up(self) -> SlurmLab:
         """Start all hosts and daemons, and return when all nodes are idle."""
-        self.lab.folder.chmod(0o711)  # its user reads the keys of log-in, and Slurm's configuration
+        self.lab.folder.chmod(
+            0o711
+        )  # its user reads the keys of log-in, and Slurm's configuration
         self._write_files()
         try:
             self.lab.up()
@@ -89,7 +94,9 @@ class SlurmLab:
             self.start_controller()
             for host in self.nodes:
                 self.start_node(host)
-            wait_until(lambda: self._states() == {"idle"}, "all nodes of Slurm to be idle", 30)
+            wait_until(
+                lambda: self._states() == {"idle"}, "all nodes of Slurm to be idle", 30
+            )
         except BaseException:
             self.down()
             raise
@@ -116,13 +123,13 @@ class SlurmLab:
         names = ",".join(self.names)
         for host in self.nodes:
             name = self._node_name(host)
-            text += (
-                f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} CPUs=8 RealMemory=8000 Gres=gpu:2\n"
-            )
+            text += f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} CPUs=8 RealMemory=8000 Gres=gpu:2\n"
         text += f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE DefaultTime=30 State=UP\n"
         text += f"PartitionName=short Nodes={names} MaxTime=10 State=UP\n"
         (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "gres.conf").write_text("Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n")
+        (self.folder / "gres.conf").write_text(
+            "Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n"
+        )
         (self.folder / "cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
         )
@@ -196,7 +203,11 @@ class SlurmLab:
         """End every job, and return when all nodes are free."""
         for job in self.jobs():
             self.command("scancel", job)
-        wait_until(lambda: not self.jobs() and self._states() == {"idle"}, "no job of Slurm", 40)
+        wait_until(
+            lambda: not self.jobs() and self._states() == {"idle"},
+            "no job of Slurm",
+            40,
+        )
 
     def assert_clean(self, within_s: float = 20.0) -> None:
         """Assert that Slurm has no job, and that no host has a process or a file of distmagic's."""
@@ -205,7 +216,12 @@ class SlurmLab:
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.command('squeue')}") from None
         self.lab.assert_clean(within_s)
-        logs = [name for host in self.lab.hosts for name in host.files("/home") if ".distmagic-slurm-" in name]
+        logs = [
+            name
+            for host in self.lab.hosts
+            for name in host.files("/home")
+            if ".distmagic-slurm-" in name
+        ]
         assert logs == [], "the output of batch scripts was left"
 
 

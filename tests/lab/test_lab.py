@@ -12,7 +12,10 @@ from tests.lab import HostSetup, wait_until
 
 def test_hosts_differ_in_all_that_makes_a_host(lab):
     answers = [
-        lab.ssh(host, "hostname; cat /etc/hostname; echo $HOME; readlink /proc/self/ns/pid >~/own")
+        lab.ssh(
+            host,
+            "hostname; cat /etc/hostname; echo $HOME; readlink /proc/self/ns/pid >~/own",
+        )
         for host in lab.hosts
     ]
     assert [answer.returncode for answer in answers] == [0, 0, 0], answers[0].stderr
@@ -28,12 +31,26 @@ def test_hosts_reach_each_other_by_name_and_nobody_else(lab):
     hello = ["bash", "-c", "read -r -n 3 word </dev/tcp/dm3/22; echo $word"]
     assert dm1.exec(hello).stdout == "SSH\n"
     assert dm1.exec(["getent", "hosts", "example.org"]).returncode != 0
-    assert set(dm1.exec(["sh", "-c", "ls /sys/class/net"]).stdout.split()) == {"lo", "eth0"}
+    assert set(dm1.exec(["sh", "-c", "ls /sys/class/net"]).stdout.split()) == {
+        "lo",
+        "eth0",
+    }
 
 
 def test_ipv6(lab):
-    argv = ["ssh", "-F", str(lab.ssh_config), "-o", f"HostName={lab.hosts[1].address6}", "dm2", "hostname"]
-    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "dm2\n"
+    argv = [
+        "ssh",
+        "-F",
+        str(lab.ssh_config),
+        "-o",
+        f"HostName={lab.hosts[1].address6}",
+        "dm2",
+        "hostname",
+    ]
+    assert (
+        subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        == "dm2\n"
+    )
 
 
 def test_tmp_is_private_and_files_leaves_out_what_is_shared(lab):
@@ -46,7 +63,8 @@ def test_tmp_is_private_and_files_leaves_out_what_is_shared(lab):
 
 
 @pytest.mark.parametrize(
-    ("kind", "torch", "tqdm"), [("torch", True, False), ("full", True, True), ("bare", False, False)]
+    ("kind", "torch", "tqdm"),
+    [("torch", True, False), ("full", True, True), ("bare", False, False)],
 )
 def test_pythons(lab, kind, torch, tqdm):
     host = lab.hosts[0]
@@ -58,7 +76,10 @@ def test_pythons(lab, kind, torch, tqdm):
 
 def test_the_usual_python_has_a_torch_that_works_and_no_distmagic(lab):
     program = "import torch; import torch.distributed.run; print(torch.ones(2).numpy().sum(), torch.__version__)"
-    answer = lab.ssh(lab.hosts[0], f"cd / && python3 -c '{program}' && ! python3 -c 'import distmagic'")
+    answer = lab.ssh(
+        lab.hosts[0],
+        f"cd / && python3 -c '{program}' && ! python3 -c 'import distmagic'",
+    )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith("2.0 ")
 
@@ -73,7 +94,9 @@ def test_a_host_without_python(lab):
 def test_processes(lab):
     dm1, dm2, _ = lab.hosts
     with lab_process(lab, dm1, "DISTMAGIC_JOB=7 sleep 1000; true"):
-        (sleep,) = wait_until(lambda: [p for p in dm1.processes() if p.name == "sleep"], "sleep")
+        (sleep,) = wait_until(
+            lambda: [p for p in dm1.processes() if p.name == "sleep"], "sleep"
+        )
         assert sleep.cmdline == ("sleep", "1000")
         assert sleep.environ["DISTMAGIC_JOB"] == "7"
         assert sleep.ppid in {p.pid for p in dm1.processes()}
@@ -112,7 +135,13 @@ def test_drop_is_silent_and_reject_is_not(lab):
     dm1.undrop()
     dm1.reject(source=dm2)
     assert lab.ssh(dm1, "true").returncode == 0
-    hello = ["timeout", "5", "bash", "-c", "read -r -n 3 word </dev/tcp/dm1/22; echo $word"]
+    hello = [
+        "timeout",
+        "5",
+        "bash",
+        "-c",
+        "read -r -n 3 word </dev/tcp/dm1/22; echo $word",
+    ]
     assert "refused" in dm2.exec(hello).stderr
     dm1.undrop()
     dm1.drop()
@@ -146,7 +175,9 @@ def test_kill_and_start(lab, silent):
     assert lab.ssh(host, "hostname").stdout == "dm1\n"
 
 
-@pytest.mark.parametrize(("to", "found"), [("127.0.1.1", "127.0.1.1"), (None, ""), ("own", "own")])
+@pytest.mark.parametrize(
+    ("to", "found"), [("127.0.1.1", "127.0.1.1"), (None, ""), ("own", "own")]
+)
 def test_what_the_own_name_resolves_to(lab, to, found):
     host = lab.hosts[0]
     host.resolve_own_name(host.address if to == "own" else to)
@@ -157,7 +188,10 @@ def test_what_the_own_name_resolves_to(lab, to, found):
 
 
 @pytest.mark.needs("fish", "csh")
-@pytest.mark.parametrize(("shell", "say"), [("/usr/bin/fish", "echo $FISH_VERSION"), ("/bin/csh", "echo $shell")])
+@pytest.mark.parametrize(
+    ("shell", "say"),
+    [("/usr/bin/fish", "echo $FISH_VERSION"), ("/bin/csh", "echo $shell")],
+)
 def test_other_shells(lab, shell, say):
     host = lab.hosts[0]
     host.set_shell(shell)
@@ -181,13 +215,18 @@ def test_full_and_read_only_homes(lab):
     dm2.make_home_read_only()
     assert "Read-only" in lab.ssh(dm2, "touch ~/x").stderr
     lab.mend()
-    assert [lab.ssh(host, "head -c 100000 /dev/zero >~/big").returncode for host in (dm1, dm2)] == [0, 0]
+    assert [
+        lab.ssh(host, "head -c 100000 /dev/zero >~/big").returncode
+        for host in (dm1, dm2)
+    ] == [0, 0]
 
 
 def test_a_shared_home_and_other_setups(make_lab):
     setup = HostSetup(hostname="node", sshd="Banner /etc/passwd", python="bare")
     lab = make_lab(2, shared_home=True, setups=(setup, HostSetup(hostname="node")))
-    answers = [lab.ssh(host, "hostname; echo $SSH_CONNECTION >>~/seen") for host in lab.hosts]
+    answers = [
+        lab.ssh(host, "hostname; echo $SSH_CONNECTION >>~/seen") for host in lab.hosts
+    ]
     assert [answer.stdout for answer in answers] == ["node\n", "node\n"]
     assert "root:x:0:0" in answers[0].stderr
     assert len((lab.hosts[0].home / "seen").read_text().splitlines()) == 2
@@ -208,7 +247,15 @@ def test_a_shared_tmp(make_lab):
 
 
 def ssh_in_haste(lab, host):
-    argv = ["ssh", "-F", str(lab.ssh_config), "-o", "ConnectTimeout=1", host.name, "true"]
+    argv = [
+        "ssh",
+        "-F",
+        str(lab.ssh_config),
+        "-o",
+        "ConnectTimeout=1",
+        host.name,
+        "true",
+    ]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
@@ -220,7 +267,9 @@ class Client:
     """An SSH client that is ended with its `with`."""
 
     def __init__(self, argv):
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self):
         return self.process

@@ -88,7 +88,11 @@ def _text_of_output(output: NotebookNode) -> str:
 
 def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
     """Return the environment of a kernel: this package is importable, and no test's variable leaks in."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("DISTMAGIC_HOSTS")}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DISTMAGIC_HOSTS")
+    }
     return {**own, "PYTHONPATH": str(REPOSITORY), **more}
 
 
@@ -102,7 +106,10 @@ def live_notebook(
     path in `env` as JPY_SESSION_NAME.
     """
     client = NotebookClient(
-        nbformat.v4.new_notebook(), timeout=90, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        nbformat.v4.new_notebook(),
+        timeout=90,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     )
     if connection_file is not None:
         client.km = client.create_kernel_manager()

@@ -15,10 +15,14 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def notebook(session_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNotebook]:
+def notebook(
+    session_lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveNotebook]:
     """A notebook whose hosts come from its environment."""
     session_lab.mend()
-    with live_notebook(tmp_path_factory.mktemp("notebook"), {"DISTMAGIC_HOSTS": "dm1:1"}) as made:
+    with live_notebook(
+        tmp_path_factory.mktemp("notebook"), {"DISTMAGIC_HOSTS": "dm1:1"}
+    ) as made:
         made.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"')
         yield made
     session_lab.assert_clean()
@@ -60,7 +64,9 @@ if __name__ == "__main__":
 
 
 def test_a_call_of_an_earlier_cell_twice(notebook: LiveNotebook):
-    notebook.run("import os\n\ndef rank():\n    print('here I am')\n    return os.environ['RANK']")
+    notebook.run(
+        "import os\n\ndef rank():\n    print('here I am')\n    return os.environ['RANK']"
+    )
     for _ in range(2):
         text = notebook.run("%%distributed --hosts dm2:1,dm3:1 -o run\nprint(rank())")
         assert text.count("here I am") == 2
@@ -70,25 +76,44 @@ def test_a_call_of_an_earlier_cell_twice(notebook: LiveNotebook):
 
 def test_this_machine_where_nobody_is_named(tmp_path: Path):
     with live_notebook(tmp_path) as notebook:
-        assert notebook.run("%distributed hosts") == "localhost  (no hosts are named: this machine)\n"
-        text = notebook.run("%%distributed\ndef where():\n    import os\n    print(os.getcwd())\n")
+        assert (
+            notebook.run("%distributed hosts")
+            == "localhost  (no hosts are named: this machine)\n"
+        )
+        text = notebook.run(
+            "%%distributed\ndef where():\n    import os\n    print(os.getcwd())\n"
+        )
         assert f"[rank 0 localhost] {tmp_path}" in text
 
 
-def test_where_hosts_come_from(session_lab: Lab, notebook: LiveNotebook, tmp_path: Path):
+def test_where_hosts_come_from(
+    session_lab: Lab, notebook: LiveNotebook, tmp_path: Path
+):
     assert notebook.run("%distributed hosts") == "dm1:1  (DISTMAGIC_HOSTS)\n"
     (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=two\n")
     assert notebook.fail(f"%distributed hosts --hostfile {tmp_path}/hosts").startswith(
         f"SpecError: {tmp_path}/hosts, line 3: "
     )
     (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=2\n")
-    shown = notebook.run(f'%config Distmagic.hostfile = "{tmp_path}/hosts"\n%distributed hosts')
+    shown = notebook.run(
+        f'%config Distmagic.hostfile = "{tmp_path}/hosts"\n%distributed hosts'
+    )
     assert shown == "dm1:1, dm2:2  (%config Distmagic.hostfile)\n"
-    assert notebook.run("%distributed hosts dm3 dm1:2") == "dm3, dm1:2  (%distributed hosts)\n"
-    commands = notebook.run(f"%%distributed --hostfile {tmp_path}/hosts --dry-run --master-port 29555\nrank()")
+    assert (
+        notebook.run("%distributed hosts dm3 dm1:2")
+        == "dm3, dm1:2  (%distributed hosts)\n"
+    )
+    commands = notebook.run(
+        f"%%distributed --hostfile {tmp_path}/hosts --dry-run --master-port 29555\nrank()"
+    )
     assert "# dm2 (node_rank 1, 2 ranks)" in commands
-    assert "--nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static" in commands
-    assert f"--master-addr={session_lab.hosts[0].address} --master-port=29555" in commands
+    assert (
+        "--nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static"
+        in commands
+    )
+    assert (
+        f"--master-addr={session_lab.hosts[0].address} --master-port=29555" in commands
+    )
     assert notebook.run("%distributed down") == ""
 
 
@@ -129,7 +154,12 @@ look()
     assert text.startswith("done 100% · 1 rank on dm1 · took ")
     assert "!" not in text
     source = "class Data:\n    @functools.cached_property\n    def rows(self):\n        return [UserId(1)]\n"
-    assert ast.literal_eval(notebook.run("defined.results[0]")) == (1, source, True, True)
+    assert ast.literal_eval(notebook.run("defined.results[0]")) == (
+        1,
+        source,
+        True,
+        True,
+    )
 
 
 LONE = (
@@ -158,7 +188,10 @@ train(uses=True)
 """)
     assert "!" not in text
     text = notebook.run("%%distributed --hosts dm1:2\ntrain(uses=False)")
-    assert "! no rank made a collective call, though there was a process group: the 2 ranks worked" in text
+    assert (
+        "! no rank made a collective call, though there was a process group: the 2 ranks worked"
+        in text
+    )
 
 
 def test_a_program_that_was_pasted_is_told_where_it_ran(notebook: LiveNotebook):
@@ -172,17 +205,28 @@ def train():
 train()
 """
     text = notebook.fail(f"%%distributed --hosts dm1:1\n{cell}")
-    assert "SpecError: line 5: argparse read the command line of the notebook's own kernel" in text
+    assert (
+        "SpecError: line 5: argparse read the command line of the notebook's own kernel"
+        in text
+    )
     assert "or write %%distributed --whole, and every rank runs the whole cell." in text
     assert notebook.run("_run").startswith(
         "no run, because its cell failed before anything was started (SpecError: line 5"
     )
-    assert notebook.run(f"%%distributed --whole --hosts dm1:1 -o lr\n{cell}").startswith("done")
+    assert notebook.run(
+        f"%%distributed --whole --hosts dm1:1 -o lr\n{cell}"
+    ).startswith("done")
     assert notebook.run("lr.results[0]") == "0.1"
-    text = notebook.fail("%%distributed --hosts dm1:1\nimport os\nrank = int(os.environ['LOCAL_RANK'])\nlen([])")
+    text = notebook.fail(
+        "%%distributed --hosts dm1:1\nimport os\nrank = int(os.environ['LOCAL_RANK'])\nlen([])"
+    )
     assert text.endswith(
         "KeyError: 'LOCAL_RANK'\nThis statement ran in the notebook, which is no rank. Move it into the function, or write "
         "%%distributed --whole, and every rank runs the whole cell."
     )
-    text = notebook.run("%%distributed --hosts dm1:1\nimport random\nrandom.seed(1)\nlen([])")
-    assert text.startswith("! Line 3 seeds the notebook, not the ranks. Move it into the function, or write ")
+    text = notebook.run(
+        "%%distributed --hosts dm1:1\nimport random\nrandom.seed(1)\nlen([])"
+    )
+    assert text.startswith(
+        "! Line 3 seeds the notebook, not the ranks. Move it into the function, or write "
+    )

@@ -37,7 +37,9 @@ work()
 
 def children(lab: Lab) -> int:
     """Return how many ranks have started the program that they leave running."""
-    return sum("1234" in process.cmdline for host in lab.hosts for process in host.processes())
+    return sum(
+        "1234" in process.cmdline for host in lab.hosts for process in host.processes()
+    )
 
 
 def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path: Path):
@@ -52,16 +54,22 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path:
 
         with notebook.meanwhile(interrupt):
             shown = notebook.fail(LONG)
-        assert time.monotonic() - began[0] < 8  # ranks that ignore SIGTERM are allowed three seconds
+        assert (
+            time.monotonic() - began[0] < 8
+        )  # ranks that ignore SIGTERM are allowed three seconds
         assert "\nstopped " in f"\n{shown}"
         view = notebook.node.cells[-1].outputs[0].data
         assert set(view) == {"text/plain", "text/html"}
         assert "The run was interrupted" in view["text/html"]
-        assert shown.endswith("Cancelled: The run was interrupted; every rank on every host was stopped.")
+        assert shown.endswith(
+            "Cancelled: The run was interrupted; every rank on every host was stopped."
+        )
         assert children(lab) == 0
         lab.assert_clean()
         assert notebook.run("_run.state.phase") == "'stopped'"
-        assert notebook.run("%%distributed --hosts dm1:1 --warm-idle 0\nprint('again')").endswith("[rank 0 dm1] again")
+        assert notebook.run(
+            "%%distributed --hosts dm1:1 --warm-idle 0\nprint('again')"
+        ).endswith("[rank 0 dm1] again")
 
 
 def test_a_killed_kernel_leaves_nothing_after_its_lease(lab: Lab, tmp_path: Path):

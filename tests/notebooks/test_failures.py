@@ -34,17 +34,45 @@ work(4)"""
 def test_nbconvert_fails_with_the_lines_of_the_cells(session_lab: Lab, tmp_path: Path):
     session_lab.mend()
     config = f'%load_ext distmagic\n%config Distmagic.ssh_config = "{session_lab.ssh_config}"'
-    cells = [nbformat.v4.new_code_cell(source) for source in (config, EARLIER, FAILING, "print('never')")]
+    cells = [
+        nbformat.v4.new_code_cell(source)
+        for source in (config, EARLIER, FAILING, "print('never')")
+    ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "training.ipynb")
-    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "training.ipynb"]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "nbconvert",
+        "--to",
+        "notebook",
+        "--execute",
+        "training.ipynb",
+    ]
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 1
     assert "nbclient.exceptions.CellExecutionError" in ran.stderr
     lines = ran.stderr.splitlines()
-    start = lines.index("WorkerFailed: rank 1 (dm2, local_rank 0) raised ValueError: 5 is odd")
-    assert lines[start + 1 : start + 3] == ["  Cell In[2], line 3, in halve", '--> raise ValueError(f"{x} is odd")']
-    assert lines[start + 3].startswith("Its whole output: _run.logs(1), on dm2 under ~/.distmagic/jobs/")
-    assert ran.stderr.count("Traceback (most recent call last):\n  Cell In[3], line 7") == 0
+    start = lines.index(
+        "WorkerFailed: rank 1 (dm2, local_rank 0) raised ValueError: 5 is odd"
+    )
+    assert lines[start + 1 : start + 3] == [
+        "  Cell In[2], line 3, in halve",
+        '--> raise ValueError(f"{x} is odd")',
+    ]
+    assert lines[start + 3].startswith(
+        "Its whole output: _run.logs(1), on dm2 under ~/.distmagic/jobs/"
+    )
+    assert (
+        ran.stderr.count("Traceback (most recent call last):\n  Cell In[3], line 7")
+        == 0
+    )
     session_lab.assert_clean()
 
 
@@ -52,14 +80,22 @@ def test_nbconvert_fails_with_the_lines_of_the_cells(session_lab: Lab, tmp_path:
 
 
 @pytest.fixture(scope="module")
-def notebook(session_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNotebook]:
+def notebook(
+    session_lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveNotebook]:
     """A notebook with hosts, on which nothing is ever started."""
     session_lab.mend()
     with live_notebook(tmp_path_factory.mktemp("notebook")) as made:
-        made.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"\n%distributed hosts dm1:1,dm2:1')
+        made.run(
+            f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"\n%distributed hosts dm1:1,dm2:1'
+        )
         made.run("import threading\nlock = threading.Lock()\ndata = bytes(3_000_000)")
         yield made
-    assert [path for host in session_lab.hosts for path in host.files("/home/node/.distmagic/jobs")] == []
+    assert [
+        path
+        for host in session_lab.hosts
+        for path in host.files("/home/node/.distmagic/jobs")
+    ] == []
     session_lab.assert_clean()
 
 
@@ -98,7 +134,9 @@ def test_a_wrong_cell_says_what_to_write(notebook: LiveNotebook, cell: str, text
 
 
 def test_a_statement_that_fails_here_looks_as_in_any_cell(notebook: LiveNotebook):
-    text = notebook.fail("%%distributed\nready = True\nsteps = 1 / 0\n\ndef train():\n    pass")
+    text = notebook.fail(
+        "%%distributed\nready = True\nsteps = 1 / 0\n\ndef train():\n    pass"
+    )
     number = notebook.node.cells[-1].execution_count
     assert f"Cell In[{number}], line 3\n" in text
     assert "----> 3 steps = 1 / 0" in text
@@ -107,7 +145,9 @@ def test_a_statement_that_fails_here_looks_as_in_any_cell(notebook: LiveNotebook
 
 
 def test_a_package_that_only_the_hosts_have(notebook: LiveNotebook):
-    text = notebook.fail("%%distributed\nimport package_of_the_hosts\npackage_of_the_hosts.train()")
+    text = notebook.fail(
+        "%%distributed\nimport package_of_the_hosts\npackage_of_the_hosts.train()"
+    )
     assert text.endswith(
         "ModuleNotFoundError: No module named 'package_of_the_hosts'\n"
         "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
@@ -126,20 +166,39 @@ Check the port, and that sshd runs there: systemctl status ssh"""
 
 
 @pytest.mark.parametrize(
-    ("line", "text"), [("--host dm1", FLAG), ("--hosts nowhere", UNKNOWN), ("--hosts 127.0.0.1:2299", REFUSED)]
+    ("line", "text"),
+    [
+        ("--host dm1", FLAG),
+        ("--hosts nowhere", UNKNOWN),
+        ("--hosts 127.0.0.1:2299", REFUSED),
+    ],
 )
 def test_a_wrong_line_says_what_to_write(notebook: LiveNotebook, line: str, text: str):
     shown = notebook.fail(f"%%distributed {line}\nlen([])")
     view, _, error = f"\n{shown}".rpartition("\n" + text)
     assert error == ""
-    assert ("failed · " in view) == text.startswith("Unreachable")  # where hosts are tried, they are shown
+    assert ("failed · " in view) == text.startswith(
+        "Unreachable"
+    )  # where hosts are tried, they are shown
 
 
-def test_a_question_that_nobody_can_answer_is_an_error(session_lab: Lab, notebook: LiveNotebook, tmp_path: Path):
+def test_a_question_that_nobody_can_answer_is_an_error(
+    session_lab: Lab, notebook: LiveNotebook, tmp_path: Path
+):
     key = shutil.copy(session_lab.identity, tmp_path / "locked")
-    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", key], check=True, stdout=subprocess.DEVNULL)
-    text = session_lab.ssh_config.read_text().replace(str(session_lab.identity), str(key)).replace("BatchMode yes", "")
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", key],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    text = (
+        session_lab.ssh_config.read_text()
+        .replace(str(session_lab.identity), str(key))
+        .replace("BatchMode yes", "")
+    )
     (tmp_path / "ssh_config").write_text(text)
-    shown = notebook.fail(f"%%distributed --hosts dm1 --ssh-config {tmp_path}/ssh_config\nlen([])")
+    shown = notebook.fail(
+        f"%%distributed --hosts dm1 --ssh-config {tmp_path}/ssh_config\nlen([])"
+    )
     assert "\nAuthenticationError: dm1: " in shown
     assert "locked" in shown

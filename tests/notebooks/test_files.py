@@ -45,7 +45,9 @@ def notebook(session_lab: Lab, folder: Path) -> Iterator[LiveNotebook]:
     session_lab.assert_clean()
 
 
-def test_a_package_beside_the_notebook_comes_as_files_with_its_data(notebook: LiveNotebook):
+def test_a_package_beside_the_notebook_comes_as_files_with_its_data(
+    notebook: LiveNotebook,
+):
     text = notebook.run("""\
 %%distributed
 import os, subprocess, sys
@@ -64,7 +66,9 @@ look()
     assert "[rank 0 dm1] ['pkg']" in text, "what the cell does not import stays here"
 
 
-def test_a_folder_is_brought_and_kept_for_the_cells_after_it(notebook: LiveNotebook, folder: Path):
+def test_a_folder_is_brought_and_kept_for_the_cells_after_it(
+    notebook: LiveNotebook, folder: Path
+):
     look = "\ndef look():\n    return open('data/x.txt').read()\nlook()\n"
     assert "done 100%" in notebook.run(f"%%distributed --sync . -o run{look}")
     assert notebook.run("run.results[0]") == "'some data'"
@@ -76,8 +80,9 @@ def test_a_folder_is_brought_and_kept_for_the_cells_after_it(notebook: LiveNoteb
     assert "SpecError: --sync nowhere: there is no such folder here." in notebook.fail(
         f"%%distributed --sync nowhere{look}"
     )
-    assert "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.txt'" in notebook.fail(
-        f"%%distributed --fresh{look}"
+    assert (
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.txt'"
+        in notebook.fail(f"%%distributed --fresh{look}")
     )
 
 
@@ -85,11 +90,17 @@ def test_a_script_is_run_by_a_line(notebook: LiveNotebook, folder: Path):
     (folder / "data" / "x.txt").write_text("some data")
     text = notebook.run("%distributed run --nproc-per-node 2 -o run train.py 50 -b 32")
     for rank in range(2):
-        assert f"[rank {rank} dm1] ['train.py', '50', '-b', '32'] helper some data" in text
+        assert (
+            f"[rank {rank} dm1] ['train.py', '50', '-b', '32'] helper some data" in text
+        )
     assert notebook.run("run.state.phase") == "'done'"
     assert notebook.run("'_run' in globals()") == "False"
-    assert "cd ~/.distmagic/work/" in notebook.run("%distributed run --dry-run train.py 5")
-    assert "SpecError: There is no script nothing.py in " in notebook.fail("%distributed run nothing.py")
+    assert "cd ~/.distmagic/work/" in notebook.run(
+        "%distributed run --dry-run train.py 5"
+    )
+    assert "SpecError: There is no script nothing.py in " in notebook.fail(
+        "%distributed run nothing.py"
+    )
 
 
 def test_a_cell_is_run_as_a_script_with_arguments(notebook: LiveNotebook):
@@ -109,8 +120,12 @@ if __name__ == "__main__":
 def test_what_is_kept_is_told_and_removed(notebook: LiveNotebook, session_lab: Lab):
     notebook.run("%%distributed\nopen('left', 'w').write('x' * 2_000_000)\n")
     shown = notebook.run("%distributed clean")
-    assert "working directory that no job uses: ~/.distmagic/work/nb on dm1 (2.0 MB, last used 0 min ago)\n" in shown
-    assert "removed with all files in it: ~/.distmagic/work/nb on dm1 (2.0 MB, " in notebook.run(
-        "%distributed clean all"
+    assert (
+        "working directory that no job uses: ~/.distmagic/work/nb on dm1 (2.0 MB, last used 0 min ago)\n"
+        in shown
+    )
+    assert (
+        "removed with all files in it: ~/.distmagic/work/nb on dm1 (2.0 MB, "
+        in notebook.run("%distributed clean all")
     )
     assert "nb" not in session_lab.hosts[0].listdir("/home/node/.distmagic/work")

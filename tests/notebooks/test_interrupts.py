@@ -23,7 +23,9 @@ def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str
 
     with notebook.meanwhile(press):
         shown = notebook.fail(cell)
-    assert [path for host in lab.hosts for path in host.files("/home/node/.distmagic/jobs")] == []
+    assert [
+        path for host in lab.hosts for path in host.files("/home/node/.distmagic/jobs")
+    ] == []
     lab.assert_clean()
     assert notebook.run("6 * 7") == "42"
     return shown
@@ -36,7 +38,9 @@ def test_while_the_cells_own_statements_run(lab: Lab, tmp_path: Path):
         cell = f"%%distributed --hosts dm1\nimport pathlib, time\n{line}\nprint()"
         shown = interrupted(notebook, lab, cell, tmp_path / "begun")
     assert f"----> 3 {line}\n" in shown
-    assert shown.endswith("\nCancelled: Interrupted before anything was started on a host.")
+    assert shown.endswith(
+        "\nCancelled: Interrupted before anything was started on a host."
+    )
     assert "distmagic/" not in shown
 
 
@@ -47,12 +51,17 @@ def test_while_the_call_is_packed(lab: Lab, tmp_path: Path):
             "import pathlib, time\nclass Slow:\n    def __reduce__(self):\n"
             "        pathlib.Path('begun').touch()\n        time.sleep(1000)\nslow = Slow()"
         )
-        shown = interrupted(notebook, lab, "%%distributed --hosts dm1\nprint(slow)", tmp_path / "begun")
+        shown = interrupted(
+            notebook, lab, "%%distributed --hosts dm1\nprint(slow)", tmp_path / "begun"
+        )
     assert shown == "Cancelled: Interrupted before anything was started on a host."
 
 
 def test_while_a_host_does_not_answer(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as silent, live_notebook(tmp_path) as notebook:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        live_notebook(tmp_path) as notebook,
+    ):
 
         def press() -> None:
             silent.settimeout(60)
@@ -60,7 +69,9 @@ def test_while_a_host_does_not_answer(tmp_path: Path):
             notebook.interrupt()
 
         with notebook.meanwhile(press):
-            shown = notebook.fail(f"%%distributed --hosts 127.0.0.1:{silent.getsockname()[1]}\nprint()")
+            shown = notebook.fail(
+                f"%%distributed --hosts 127.0.0.1:{silent.getsockname()[1]}\nprint()"
+            )
         view = notebook.node.cells[-1].outputs[0].data
         assert set(view) == {"text/plain", "text/html"}  # no widget is left
         assert notebook.run("6 * 7") == "42"

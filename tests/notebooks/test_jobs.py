@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
 
 def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
     with live_notebook(tmp_path) as notebook:
-        notebook.run(f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}")
+        notebook.run(
+            f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}"
+        )
         notebook.run("%distributed hosts dm1:1 dm2:1")
         assert "no jobs on these hosts" in notebook.run("%distributed jobs")
         notebook.run(
@@ -32,25 +34,46 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
         jobs = notebook.run("%distributed jobs")
         job = re.search(r"(\d{4}-\d{6}-\w+)  done   dm1, dm2  0 min ago", jobs)[1]
         assert notebook.run(f"%distributed logs {job} 1") == "I am 1\n"
-        assert "[rank 1 dm2] I am 1" in notebook.run(f"%distributed attach {job[:-2]} seen")
+        assert "[rank 1 dm2] I am 1" in notebook.run(
+            f"%distributed attach {job[:-2]} seen"
+        )
         assert notebook.run("dict(seen.results)") == "{0: 7, 1: 7}"
 
-        assert f"Job {job} has ended already (done)." in notebook.fail(f"%distributed stop {job}")
-        assert "There is no job 'nothing' on these hosts." in notebook.fail("%distributed attach nothing")
+        assert f"Job {job} has ended already (done)." in notebook.fail(
+            f"%distributed stop {job}"
+        )
+        assert "There is no job 'nothing' on these hosts." in notebook.fail(
+            "%distributed attach nothing"
+        )
         notebook.run(f"%distributed logs {job} -1")  # torchrun's own
-        assert f"Job {job} has no rank 9." in notebook.fail(f"%distributed logs {job} 9")
-        assert "'1bad' is not a variable's name." in notebook.fail(f"%distributed attach {job} 1bad")
+        assert f"Job {job} has no rank 9." in notebook.fail(
+            f"%distributed logs {job} 9"
+        )
+        assert "'1bad' is not a variable's name." in notebook.fail(
+            f"%distributed attach {job} 1bad"
+        )
         assert "'x' is not a rank." in notebook.fail(f"%distributed logs {job} x")
-        assert "%distributed stop needs the name of a job." in notebook.fail("%distributed stop")
+        assert "%distributed stop needs the name of a job." in notebook.fail(
+            "%distributed stop"
+        )
 
-        sent = [path for host in lab.hosts[:2] for path in (host.home / ".distmagic/blobs").iterdir()]
+        sent = [
+            path
+            for host in lab.hosts[:2]
+            for path in (host.home / ".distmagic/blobs").iterdir()
+        ]
         for path in sent:
             os.utime(path, times=(1e9, 1e9))  # nobody has used it for long
         said = notebook.run("%distributed clean")
-        assert re.search(r"kept of what was sent for jobs that are over: \d+\.\d MB\nRemove all of it with", said)
+        assert re.search(
+            r"kept of what was sent for jobs that are over: \d+\.\d MB\nRemove all of it with",
+            said,
+        )
         assert len([path for path in sent if path.exists()]) == len(sent)
         assert re.search(r"removed: \d+\.\d MB", notebook.run("%distributed clean all"))
-        assert len([path for path in sent if path.exists()]) == 2, "the bundle of each host, which is in use"
+        assert len([path for path in sent if path.exists()]) == 2, (
+            "the bundle of each host, which is in use"
+        )
         assert "no jobs on these hosts" in notebook.run("%distributed jobs")
         notebook.run("%distributed down")
     lab.assert_clean()
@@ -74,7 +97,9 @@ def job_of(table: str, owner: str) -> str:
 
 
 def begin(notebook: LiveNotebook, lab: Lab) -> None:
-    notebook.run(f"%config Distmagic.ssh_config = {str(lab.ssh_config)!r}\n%distributed hosts dm1:1 dm2:1")
+    notebook.run(
+        f"%config Distmagic.ssh_config = {str(lab.ssh_config)!r}\n%distributed hosts dm1:1 dm2:1"
+    )
 
 
 def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_remove_only_their_own(
@@ -85,7 +110,9 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
         for notebook in (mine, theirs):
             begin(notebook, lab)
             assert notebook.run(RUN)
-        owner = theirs.run("from distmagic.session.owner import owner; print(owner())").strip()
+        owner = theirs.run(
+            "from distmagic.session.owner import owner; print(owner())"
+        ).strip()
         table = mine.run("%distributed jobs")
         own, other = job_of(table, "this notebook"), job_of(table, owner)
         assert re.fullmatch(r"\w+@[\w.-]+:notebook \(kernel [\w-]+\)", owner)
@@ -93,7 +120,10 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
         said = mine.run("%distributed clean all")
         assert own in said
         assert other not in said
-        assert "1 ended job of other notebooks left; %distributed clean all --everybody removes these too." in said
+        assert (
+            "1 ended job of other notebooks left; %distributed clean all --everybody removes these too."
+            in said
+        )
         assert theirs.run("_run.results[0]") == "7"
         assert other in theirs.run("%distributed jobs")
         mine.run(f"%distributed clean {other}")  # by its name it goes
@@ -103,13 +133,19 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
     lab.assert_clean()
 
 
-def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_still_run(lab: Lab, tmp_path: Path):
+def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_still_run(
+    lab: Lab, tmp_path: Path
+):
     env = {"JPY_SESSION_NAME": "/home/me/train.ipynb"}
     with live_notebook(tmp_path, env, tmp_path / "kernel-1.json") as first:
         begin(first, lab)
 
         def kill_when_both_run() -> None:
-            wait_until(lambda: all(has_printed(host) for host in lab.hosts[:2]), "the first words of both ranks", 60)
+            wait_until(
+                lambda: all(has_printed(host) for host in lab.hosts[:2]),
+                "the first words of both ranks",
+                60,
+            )
             os.kill(first.pid, signal.SIGKILL)
 
         with first.meanwhile(kill_when_both_run), pytest.raises(DeadKernelError):
@@ -118,7 +154,9 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
     with live_notebook(tmp_path, other, tmp_path / "kernel-2.json") as notebook:
         begin(notebook, lab)
         table = notebook.run("%distributed jobs")
-        assert job_of(table, f"{getpass.getuser()}@{socket.gethostname()}:/home/me/train.ipynb")
+        assert job_of(
+            table, f"{getpass.getuser()}@{socket.gethostname()}:/home/me/train.ipynb"
+        )
         assert notebook.run(RUN)  # somebody else's job is not in the way
         notebook.run("%distributed down")
     with live_notebook(tmp_path, env, tmp_path / "kernel-3.json") as again:
@@ -137,7 +175,10 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
 
 
 def has_printed(host: LabHost) -> bool:
-    return any(file.stat().st_size for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log"))
+    return any(
+        file.stat().st_size
+        for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
+    )
 
 
 WAITING = """\
@@ -156,20 +197,35 @@ wait()
 
 def test_a_host_comes_to_a_job_that_was_left_alone(lab: Lab, tmp_path: Path):
     with live_notebook(tmp_path) as notebook:
-        notebook.run(f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}")
-        notebook.run("%distributed hosts dm1:1 dm2:1")
-        job = re.search(r"job (\S+) runs on dm1 without this notebook", notebook.run(WAITING))[1]
-        assert f"dm1 can't come to job {job}: it has a node of this job, which runs." in notebook.fail(
-            f"%distributed add {job} dm1"
+        notebook.run(
+            f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}"
         )
-        assert "%distributed add needs the name of a job and a list of hosts." in notebook.fail("%distributed add x")
+        notebook.run("%distributed hosts dm1:1 dm2:1")
+        job = re.search(
+            r"job (\S+) runs on dm1 without this notebook", notebook.run(WAITING)
+        )[1]
+        assert (
+            f"dm1 can't come to job {job}: it has a node of this job, which runs."
+            in notebook.fail(f"%distributed add {job} dm1")
+        )
+        assert (
+            "%distributed add needs the name of a job and a list of hosts."
+            in notebook.fail("%distributed add x")
+        )
         said = notebook.run(f"%distributed add {job} dm2:1")
-        assert said == f"dm2 has come to {job} as node 1; its ranks begin when the nodes have met anew\n"
-        wait_until(lambda: bool(faults.pids(lab.hosts[1], "rank", "*")), "a rank on dm2", 60)
+        assert (
+            said
+            == f"dm2 has come to {job} as node 1; its ranks begin when the nodes have met anew\n"
+        )
+        wait_until(
+            lambda: bool(faults.pids(lab.hosts[1], "rank", "*")), "a rank on dm2", 60
+        )
         for host in lab.hosts[:2]:
             (host.home / "go").touch()
         notebook.run(f"%distributed attach {job} run")
         assert notebook.run("dict(run.results)") == "{0: '2', 1: '2'}"
-        assert f"Job {job} has ended already (done)." in notebook.fail(f"%distributed add {job} dm2")
+        assert f"Job {job} has ended already (done)." in notebook.fail(
+            f"%distributed add {job} dm2"
+        )
         notebook.run("%distributed down")
     lab.assert_clean()

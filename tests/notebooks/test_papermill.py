@@ -29,20 +29,38 @@ train(steps)
 """
 
 
-def papermill(lab: Lab, folder: Path, steps: int) -> tuple[subprocess.CompletedProcess[str], nbformat.NotebookNode]:
+def papermill(
+    lab: Lab, folder: Path, steps: int
+) -> tuple[subprocess.CompletedProcess[str], nbformat.NotebookNode]:
     """Run a notebook with this value of its parameter; return how that went, and what was saved."""
     lab.mend()
-    parameters = nbformat.v4.new_code_cell("steps = 3", metadata={"tags": ["parameters"]})
+    parameters = nbformat.v4.new_code_cell(
+        "steps = 3", metadata={"tags": ["parameters"]}
+    )
     config = f'%load_ext distmagic\n%config Distmagic.ssh_config = "{lab.ssh_config}"'
-    rest = [nbformat.v4.new_code_cell(text) for text in (config, TRAINING, "dict(run.results)")]
+    rest = [
+        nbformat.v4.new_code_cell(text)
+        for text in (config, TRAINING, "dict(run.results)")
+    ]
     made = nbformat.v4.new_notebook(cells=[parameters, *rest])
-    made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     nbformat.write(made, folder / "training.ipynb")
     command = [
         sys.executable, "-m", "papermill", "--log-output", "--no-progress-bar", "-p", "steps", str(steps), "training.ipynb",
         "saved.ipynb",
     ]  # fmt: skip
-    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return ran, nbformat.read(folder / "saved.ipynb", 4)
 
 
@@ -51,7 +69,9 @@ def test_a_training_with_a_parameter(session_lab: Lab, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     (shown,) = next(cell for cell in saved.cells if cell.source == TRAINING).outputs
     assert set(shown.data) == {"text/plain", "text/html"}
-    assert shown.data["text/plain"].startswith("done 100% · 2 ranks on dm1, dm2 · took ")
+    assert shown.data["text/plain"].startswith(
+        "done 100% · 2 ranks on dm1, dm2 · took "
+    )
     assert "[rank 1 dm2] sum 10" in shown.data["text/plain"]
     assert '<table class="dm-table">' in shown.data["text/html"]
     assert saved.cells[-1].outputs[0].data["text/plain"] == "{0: 5, 1: 5}"
@@ -63,5 +83,7 @@ def test_a_training_that_fails(session_lab: Lab, tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "AssertionError: nothing to do" in ran.stderr
     assert "WorkerFailed: rank " in ran.stderr
-    assert '<table class="dm-table">' in str(next(cell for cell in saved.cells if cell.source == TRAINING).outputs)
+    assert '<table class="dm-table">' in str(
+        next(cell for cell in saved.cells if cell.source == TRAINING).outputs
+    )
     session_lab.assert_clean()

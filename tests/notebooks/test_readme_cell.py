@@ -28,8 +28,13 @@ def test_the_cell_of_the_manual_runs_without_hosts(tmp_path: Path) -> None:
     with live_notebook(tmp_path) as notebook:
         shown = notebook.run(cell)
         assert shown.startswith("done 100% · 1 rank on localhost · took ")
-        assert notebook.run("run.results[0] < 0.6, run.metrics[-1]['step'] == 500") == "(True, True)"
+        assert (
+            notebook.run("run.results[0] < 0.6, run.metrics[-1]['step'] == 500")
+            == "(True, True)"
+        )
 
 
 def snippets(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+    )

@@ -63,13 +63,17 @@ work(config)
 
 
 @pytest.fixture(scope="module")
-def executed(session_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNotebook]:
+def executed(
+    session_lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveNotebook]:
     """A notebook that ran a training on two hosts; they have torch and numpy, and no tqdm."""
     session_lab.mend()
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
     with live_notebook(folder) as notebook:
-        notebook.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"\n%distributed hosts dm1:1,dm2:1')
+        notebook.run(
+            f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"\n%distributed hosts dm1:1,dm2:1'
+        )
         notebook.run(OTHER_CELLS)
         notebook.run(TRAINING)
         yield notebook
@@ -81,14 +85,23 @@ def training_cell(notebook: NotebookNode) -> NotebookNode:
 
 
 def test_functions_classes_and_modules_of_other_cells_travel(executed: LiveNotebook):
-    assert executed.run("dict(run.results)") == "{0: (180, 84.0, Config(steps=5)), 1: (180, 84.0, Config(steps=5))}"
-    assert executed.run("Sum()(torch.ones(3)).item()") == "3.0"  # what the cell defines is the notebook's too
+    assert (
+        executed.run("dict(run.results)")
+        == "{0: (180, 84.0, Config(steps=5)), 1: (180, 84.0, Config(steps=5))}"
+    )
+    assert (
+        executed.run("Sum()(torch.ones(3)).item()") == "3.0"
+    )  # what the cell defines is the notebook's too
 
 
 def test_bars_and_reports_without_tqdm_on_the_hosts(executed: LiveNotebook):
-    (output,) = training_cell(executed.node).outputs  # one output, and nothing a second time
+    (output,) = training_cell(
+        executed.node
+    ).outputs  # one output, and nothing a second time
     rows = re.findall(r"^ +\d  dm\d .*", output.data["text/plain"], re.MULTILINE)
-    assert [re.sub(r"\s+", " ", row).strip().rpartition(" 0.2 ")[0] for row in rows] == [
+    assert [
+        re.sub(r"\s+", " ", row).strip().rpartition(" 0.2 ")[0] for row in rows
+    ] == [
         "0 dm1 done ██████████ 100% outer 5/5",
         "1 dm2 done ██████████ 100% outer 5/5",
     ]
@@ -98,12 +111,16 @@ def test_bars_and_reports_without_tqdm_on_the_hosts(executed: LiveNotebook):
     )
 
 
-def test_the_saved_cell_is_text_and_html_and_no_widget(executed: LiveNotebook, tmp_path: Path):
+def test_the_saved_cell_is_text_and_html_and_no_widget(
+    executed: LiveNotebook, tmp_path: Path
+):
     nbformat.write(executed.node, tmp_path / "saved.ipynb")
     saved = nbformat.read(tmp_path / "saved.ipynb", 4)
     (output,) = training_cell(saved).outputs
     assert set(output.data) == {"text/plain", "text/html"}
-    assert output.data["text/plain"].startswith("done 100% · 2 ranks on dm1, dm2 · took ")
+    assert output.data["text/plain"].startswith(
+        "done 100% · 2 ranks on dm1, dm2 · took "
+    )
     assert "[rank 1 dm2] rank says 180" in output.data["text/plain"]
     for part in ('<table class="dm-table">', "<progress", "<svg", "rank says 180"):
         assert part in output.data["text/html"]
@@ -113,12 +130,17 @@ def test_the_saved_cell_is_text_and_html_and_no_widget(executed: LiveNotebook, t
     assert "widget-view" not in body
 
 
-def test_a_run_is_shown_again_where_it_is_the_value_of_a_later_cell(executed: LiveNotebook):
+def test_a_run_is_shown_again_where_it_is_the_value_of_a_later_cell(
+    executed: LiveNotebook,
+):
     first = training_cell(executed.node).outputs[0].data
     (again,) = executed.cell("run").outputs
     assert again.data == first
     assert executed.run("run.logs(1, 'stdout')") == r"'rank says 180\n'"
-    assert "SpecError: There is no rank 9 in this run.\nIts ranks: [0, 1]." in executed.fail("run.logs(9)")
+    assert (
+        "SpecError: There is no rank 9 in this run.\nIts ranks: [0, 1]."
+        in executed.fail("run.logs(9)")
+    )
 
 
 def test_saved_text_of_every_cell_is_free_of_our_own_frames(executed: LiveNotebook):

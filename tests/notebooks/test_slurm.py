@@ -31,14 +31,20 @@ def test_cells_on_nodes_of_slurm(slurm: SlurmLab, tmp_path: Path):
         )
         shown = notebook.run(CELL)
         assert re.search(rf"{one}.*\n.*{two}", shown)
-        assert notebook.run("dict(_run.results)") == "{0: ('0', 'dm2'), 1: ('1', 'dm3')}"
+        assert (
+            notebook.run("dict(_run.results)") == "{0: ('0', 'dm2'), 1: ('1', 'dm3')}"
+        )
         (job,) = slurm.jobs()
         notebook.run(CELL)
         assert slurm.jobs() == (job,)
         assert re.search(
-            rf"{job} +running +{one},{two} .*this notebook", notebook.run("%distributed allocations slurm:dm1")
+            rf"{job} +running +{one},{two} .*this notebook",
+            notebook.run("%distributed allocations slurm:dm1"),
         )
-        assert len(re.findall(rf"done +{one}, {two}", notebook.run("%distributed jobs"))) >= 2
+        assert (
+            len(re.findall(rf"done +{one}, {two}", notebook.run("%distributed jobs")))
+            >= 2
+        )
         refused = notebook.fail(CELL.replace("--nodes 2", "--nodes 2 --partition nope"))
         assert "SpecError: Slurm has no such partition, or not for you" in refused
         notebook.run("%distributed down")

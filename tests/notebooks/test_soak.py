@@ -58,11 +58,16 @@ def execute(notebook: LiveNotebook, run: soak.Run, lab: Lab) -> None:
     notebook.run(run.look)
 
 
-def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(lab: Lab, notebook: LiveNotebook, tmp_path: Path):
+def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(
+    lab: Lab, notebook: LiveNotebook, tmp_path: Path
+):
     before_kernel, before_host = None, None
     for number in range(RUNS):
         if number == WARM_UP:
-            before_kernel, before_host = of_kernel(notebook, tmp_path), held.on_host(lab.hosts[0])
+            before_kernel, before_host = (
+                of_kernel(notebook, tmp_path),
+                held.on_host(lab.hosts[0]),
+            )
         execute(notebook, soak.MIX[number % len(soak.MIX)], lab)
     assert before_kernel is not None
     assert before_host is not None
@@ -74,15 +79,21 @@ def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(lab: Lab, notebook: L
     assert host.memory_mb - before_host.memory_mb < MORE_MB
 
 
-@pytest.mark.parametrize("line", ["%%distributed -o run\nmuch()", "%%distributed\nrun = much()"])
-def test_large_results_are_gone_with_the_name_of_their_run(lab: Lab, notebook: LiveNotebook, tmp_path: Path, line: str):
+@pytest.mark.parametrize(
+    "line", ["%%distributed -o run\nmuch()", "%%distributed\nrun = much()"]
+)
+def test_large_results_are_gone_with_the_name_of_their_run(
+    lab: Lab, notebook: LiveNotebook, tmp_path: Path, line: str
+):
     notebook.run(f"def much():\n    return torch.ones({LARGE_MB << 20} // 4)")
     execute(notebook, soak.LARGE, lab)
     notebook.run("del run")
     before = of_kernel(notebook, tmp_path)
     for _ in range(5):
         notebook.run(line)
-        assert notebook.run("float(run.results[0].sum())").endswith(f"\n{float(LARGE_MB << 18)}")
+        assert notebook.run("float(run.results[0].sum())").endswith(
+            f"\n{float(LARGE_MB << 18)}"
+        )
         assert of_kernel(notebook, tmp_path).files == before.files + 1
     notebook.run("del run")
     after = of_kernel(notebook, tmp_path)

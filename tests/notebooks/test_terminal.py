@@ -41,20 +41,37 @@ def typed(ipython: pexpect.spawn, text: str, until: str) -> str:
     """Type text and return what is to be read afterwards up to a pattern, without what moves the cursor."""
     ipython.send(text)
     ipython.expect(until)
-    return _ESCAPE.sub("", ipython.before + ipython.after).replace("\r\n", "\n").replace("\r", "\n")
+    return (
+        _ESCAPE.sub("", ipython.before + ipython.after)
+        .replace("\r\n", "\n")
+        .replace("\r", "\n")
+    )
 
 
 def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
     env = environment({"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path)})
     argv = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"]
     ipython = pexpect.spawn(
-        sys.executable, argv, cwd=tmp_path, env=env, dimensions=(30, 100), encoding="utf-8", timeout=60
+        sys.executable,
+        argv,
+        cwd=tmp_path,
+        env=env,
+        dimensions=(30, 100),
+        encoding="utf-8",
+        timeout=60,
     )
     try:
         typed(ipython, "%load_ext distmagic\n", r"In \[2\]: ")
-        text = typed(ipython, "%%distributed --hosts localhost:2\nprint('hel' + 'lo')\n\n\n", r"In \[3\]: ")
+        text = typed(
+            ipython,
+            "%%distributed --hosts localhost:2\nprint('hel' + 'lo')\n\n\n",
+            r"In \[3\]: ",
+        )
         assert "[rank 1 localhost] hello\n" in text
-        assert re.search(r"\ndone 100% · 2 ranks on localhost · took .*\nrank  host .*\n +0  localhost  done ", text)
+        assert re.search(
+            r"\ndone 100% · 2 ranks on localhost · took .*\nrank  host .*\n +0  localhost  done ",
+            text,
+        )
         assert re.search(r"\nOut\[2\]: <run [\w-]+: done>\n", text)
         typed(
             ipython,
@@ -62,7 +79,10 @@ def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
             "begun",
         )
         text = typed(ipython, "\x03", r"In \[4\]: ")
-        assert "\nCancelled: The run was interrupted; every rank on every host was stopped.\n" in text
+        assert (
+            "\nCancelled: The run was interrupted; every rank on every host was stopped.\n"
+            in text
+        )
         assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[5\]: ")
     finally:
         ipython.close(force=True)
@@ -70,20 +90,38 @@ def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
 
 @pytest.mark.needs("lab")
 def test_a_passphrase_is_asked_for_once(lab: Lab, tmp_path: Path):
-    text, key, config = lab.ssh_config.read_text(), tmp_path / "locked", tmp_path / "config"
+    text, key, config = (
+        lab.ssh_config.read_text(),
+        tmp_path / "locked",
+        tmp_path / "config",
+    )
     (known,) = set(re.findall(r"IdentityFile (\S+)", text))
     shutil.copy(known, key)
-    subprocess.run(["ssh-keygen", "-q", "-p", "-f", key, "-P", "", "-N", "open sesame"], check=True)
-    config.write_text(text.replace(known, str(key)).replace("BatchMode yes", "BatchMode no"))
-    env = environment({"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path), "SSH_AUTH_SOCK": ""})
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-f", key, "-P", "", "-N", "open sesame"], check=True
+    )
+    config.write_text(
+        text.replace(known, str(key)).replace("BatchMode yes", "BatchMode no")
+    )
+    env = environment(
+        {"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path), "SSH_AUTH_SOCK": ""}
+    )
     argv = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"]
     ipython = pexpect.spawn(
-        sys.executable, argv, cwd=tmp_path, env=env, dimensions=(30, 100), encoding="utf-8", timeout=60
+        sys.executable,
+        argv,
+        cwd=tmp_path,
+        env=env,
+        dimensions=(30, 100),
+        encoding="utf-8",
+        timeout=60,
     )
     try:
         typed(ipython, "%load_ext distmagic\n", r"In \[2\]: ")
         line = f"%%distributed --hosts dm1:1,dm2:1 --warm-idle 0 --ssh-config {config}"
-        assert str(key) in typed(ipython, f"{line}\nprint('hel' + 'lo')\n\n\n", r"assphrase[^\n]*: ")
+        assert str(key) in typed(
+            ipython, f"{line}\nprint('hel' + 'lo')\n\n\n", r"assphrase[^\n]*: "
+        )
         said = typed(ipython, "open sesame\n", r"In \[3\]: ")
         assert "open sesame" not in said
         assert "assphrase" not in said, "asked once for both hosts"
@@ -95,17 +133,39 @@ def test_a_passphrase_is_asked_for_once(lab: Lab, tmp_path: Path):
 def test_a_script_without_a_terminal(tmp_path: Path):
     (tmp_path / "script.py").write_text(SCRIPT)
     argv = [sys.executable, "script.py"]
-    good = subprocess.run([*argv, "20"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    good = subprocess.run(
+        [*argv, "20"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert good.stderr == ""
     lines = good.stdout.splitlines()
     assert lines[0] == "connecting · localhost · 0 s"
     assert lines.count("[rank 0 localhost] bye") == 1
     assert lines[-8].startswith("done 100% · 2 ranks on localhost · took ")
-    assert lines[-4].startswith("! no rank was in a process group: the 2 ranks worked each by itself.")
+    assert lines[-4].startswith(
+        "! no rank was in a process group: the 2 ranks worked each by itself."
+    )
     assert lines[-1] == "{0: 20, 1: 20}"
     assert "\x1b" not in good.stdout
     assert "\r" not in good.stdout
-    bad = subprocess.run([*argv, "30"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    bad = subprocess.run(
+        [*argv, "30"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert bad.returncode == 1
-    assert re.search(r'File ".*script.py", line 10, in train\n    raise ValueError\("too many"\)\n', bad.stderr)
-    assert re.search(r"rank [01] \(localhost, local_rank [01]\) raised ValueError: too many\n", bad.stderr)
+    assert re.search(
+        r'File ".*script.py", line 10, in train\n    raise ValueError\("too many"\)\n',
+        bad.stderr,
+    )
+    assert re.search(
+        r"rank [01] \(localhost, local_rank [01]\) raised ValueError: too many\n",
+        bad.stderr,
+    )

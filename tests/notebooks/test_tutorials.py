@@ -33,7 +33,9 @@ seconds_of_an_all_reduce = 0.04
 def executed(path: Path, folder: Path) -> list[NotebookNode]:
     """Return the cells of code after all of them ran; a cell that fails without being meant to raises."""
     notebook = nbformat.read(path, 4)
-    client = NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, timeout=180, resources={"metadata": {"path": str(folder)}}
+    )
     client.execute(env=environment())
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -66,16 +68,23 @@ def test_ranks_and_rendezvous(tmp_path: Path) -> None:
     assert "--node-rank" not in c10d
 
     seats = re.findall(
-        r"attempt (\d): RANK (\d) is .* process (\d+)", text_of(cell_with(cells, 'startswith("attempt")'))
+        r"attempt (\d): RANK (\d) is .* process (\d+)",
+        text_of(cell_with(cells, 'startswith("attempt")')),
     )
-    assert sorted(seat[:2] for seat in seats) == [(attempt, rank) for attempt in "01" for rank in "012"]
+    assert sorted(seat[:2] for seat in seats) == [
+        (attempt, rank) for attempt in "01" for rank in "012"
+    ]
     assert len({process for _, _, process in seats}) == 6
 
     broken = cell_with(cells, "GLOO_SOCKET_IFNAME=nosuch0")
     assert "Unable to find address for: nosuch0" in text_of(broken)
     assert "talks over lo" in text_of(cell_with(cells, "%%distributed -o run\nmeet()"))
 
-    plots = [cell for cell in cells if any("image/png" in output.get("data", {}) for output in cell.outputs)]
+    plots = [
+        cell
+        for cell in cells
+        if any("image/png" in output.get("data", {}) for output in cell.outputs)
+    ]
     assert len(plots) == 3
     assert text_of(cells[-1]).count("not answered yet") == 4
 

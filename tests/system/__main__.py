@@ -14,7 +14,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.system.components import TEST_NEEDS, Component, in_ci, missing, reason_without
+from tests.system.components import (
+    TEST_NEEDS,
+    Component,
+    in_ci,
+    missing,
+    reason_without,
+)
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -28,19 +34,28 @@ def main() -> int:
     reasons = {name: reason_without(name) for name in TEST_NEEDS}
     for name, reason in reasons.items():
         if reason:
-            print(f"system components: tests that need {name} {'fail' if in_ci() else 'are skipped'}: {reason}")
+            print(
+                f"system components: tests that need {name} {'fail' if in_ci() else 'are skipped'}: {reason}"
+            )
     if not any(reasons.values()):
         print("system components: all there")
     return 1 if in_ci() and any(reasons.values()) else 0
 
 
 def _may_install() -> bool:
-    return os.geteuid() == 0 and not os.environ.get("NO_APT") and shutil.which("apt-get") is not None
+    return (
+        os.geteuid() == 0
+        and not os.environ.get("NO_APT")
+        and shutil.which("apt-get") is not None
+    )
 
 
 def _install(lacking: tuple[Component, ...]) -> None:
     packages = [package for component in lacking for package in component.packages]
-    print(f"system components: installing with apt-get (NO_APT=1 turns this off): {' '.join(packages)}", flush=True)
+    print(
+        f"system components: installing with apt-get (NO_APT=1 turns this off): {' '.join(packages)}",
+        flush=True,
+    )
     apt = ["apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
     with _services_stay_down():
         _run([*apt, "update"])
@@ -62,7 +77,10 @@ def _run(argv: list[str]) -> bool:
         check=False,
     )
     if done.returncode:
-        print(f"{' '.join(argv)} failed with exit code {done.returncode}:\n{done.stdout[-2000:]}", file=sys.stderr)
+        print(
+            f"{' '.join(argv)} failed with exit code {done.returncode}:\n{done.stdout[-2000:]}",
+            file=sys.stderr,
+        )
     return done.returncode == 0
 
 

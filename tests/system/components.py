@@ -8,7 +8,14 @@ import sys
 from dataclasses import dataclass
 
 _SEARCHED = os.pathsep.join(
-    (os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/lib/systemd", "/lib/systemd")
+    (
+        os.environ.get("PATH", os.defpath),
+        "/usr/local/sbin",
+        "/usr/sbin",
+        "/sbin",
+        "/usr/lib/systemd",
+        "/lib/systemd",
+    )
 )
 
 
@@ -37,7 +44,9 @@ COMPONENTS = {
         Component(name="mount", programs=("mount",), packages=("mount",)),
         Component(name="fish", programs=("fish",), packages=("fish",)),
         Component(
-            name="systemd", programs=("systemd",), packages=("systemd", "dbus", "dbus-user-session", "libpam-systemd")
+            name="systemd",
+            programs=("systemd",),
+            packages=("systemd", "dbus", "dbus-user-session", "libpam-systemd"),
         ),
         Component(name="munged", programs=("munged",), packages=("munge",)),
         Component(name="slurmctld", programs=("slurmctld",), packages=("slurmctld",)),
@@ -56,7 +65,10 @@ _SETS = {  # what is made of several of them
     "slurm": ("munged", "slurmctld", "slurmd", "srun"),
 }
 _OF_SETS = {part for parts in _SETS.values() for part in parts}
-TEST_NEEDS = (*_SETS, *(name for name in COMPONENTS if name not in _OF_SETS))  # what a test says that it needs
+TEST_NEEDS = (
+    *_SETS,
+    *(name for name in COMPONENTS if name not in _OF_SETS),
+)  # what a test says that it needs
 
 
 def in_ci() -> bool:
@@ -66,7 +78,9 @@ def in_ci() -> bool:
 
 def missing() -> tuple[Component, ...]:
     """Return every component that this machine lacks."""
-    return tuple(component for component in COMPONENTS.values() if component.path() is None)
+    return tuple(
+        component for component in COMPONENTS.values() if component.path() is None
+    )
 
 
 def reason_without(*names: str) -> str:
@@ -81,5 +95,11 @@ def reason_without(*names: str) -> str:
     if "lab" in names and os.geteuid() != 0:
         return "the lab of SSH hosts needs root, to make network namespaces"
     lacking = [part for part in wanted if COMPONENTS[part].path() is None]
-    packages = " ".join(package for part in lacking for package in COMPONENTS[part].packages)
-    return f"missing here: {', '.join(lacking)} (Debian, Ubuntu: apt-get install {packages})" if lacking else ""
+    packages = " ".join(
+        package for part in lacking for package in COMPONENTS[part].packages
+    )
+    return (
+        f"missing here: {', '.join(lacking)} (Debian, Ubuntu: apt-get install {packages})"
+        if lacking
+        else ""
+    )

@@ -18,7 +18,10 @@ def nothing(monkeypatch):
 
 
 def test_names_what_is_missing_and_its_package(nothing):
-    assert components.reason_without("fish") == "missing here: fish (Debian, Ubuntu: apt-get install fish)"
+    assert (
+        components.reason_without("fish")
+        == "missing here: fish (Debian, Ubuntu: apt-get install fish)"
+    )
     assert "openssh-server" in components.reason_without("lab")
 
 

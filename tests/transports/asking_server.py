@@ -19,7 +19,9 @@ class Rules(paramiko.ServerInterface):
     """Who gets in: `steps` are the methods to pass in order, `answers` the right ones to `questions`."""
 
     steps: list[str]
-    questions: list[tuple[str, bool]] = field(default_factory=lambda: [("Verification code: ", False)])
+    questions: list[tuple[str, bool]] = field(
+        default_factory=lambda: [("Verification code: ", False)]
+    )
     answers: list[str] = field(default_factory=lambda: ["123456"])
     password: str = "open sesame"
     key: str = ""
@@ -33,7 +35,11 @@ class Rules(paramiko.ServerInterface):
         if not right or method != self.steps[self.passed]:
             return paramiko.AUTH_FAILED
         self.passed += 1
-        return paramiko.AUTH_SUCCESSFUL if self.passed == len(self.steps) else paramiko.AUTH_PARTIALLY_SUCCESSFUL
+        return (
+            paramiko.AUTH_SUCCESSFUL
+            if self.passed == len(self.steps)
+            else paramiko.AUTH_PARTIALLY_SUCCESSFUL
+        )
 
     def check_auth_none(self, username: str) -> int:
         return paramiko.AUTH_FAILED
@@ -55,7 +61,9 @@ class Rules(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:
         return paramiko.OPEN_SUCCEEDED
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+    def check_channel_exec_request(
+        self, channel: paramiko.Channel, command: bytes
+    ) -> bool:
         replied = threading.Event()
         transport = channel.get_transport()
         send = transport._send_user_message
@@ -65,11 +73,15 @@ class Rules(paramiko.ServerInterface):
             send(message)
             replied.set()
 
-        transport._send_user_message = send_reply  # what it sends next is the reply to this request
+        transport._send_user_message = (
+            send_reply  # what it sends next is the reply to this request
+        )
         threading.Thread(target=self._run, args=(channel, command, replied)).start()
         return True
 
-    def _run(self, channel: paramiko.Channel, command: bytes, replied: threading.Event) -> None:
+    def _run(
+        self, channel: paramiko.Channel, command: bytes, replied: threading.Event
+    ) -> None:
         replied.wait(10)  # data and the end must not overtake the reply
         channel.sendall(b"ran " + command)
         channel.send_exit_status(0)
@@ -83,7 +95,9 @@ def asking_server(folder: Path, rules: Rules) -> Iterator[Sshd]:
     key = make_key(folder / "host_key")
     listener = socket.create_server(("127.0.0.1", 0))
     serving: list[paramiko.Transport] = []
-    thread = threading.Thread(target=_serve, args=(listener, paramiko.PKey.from_path(key), rules, serving))
+    thread = threading.Thread(
+        target=_serve, args=(listener, paramiko.PKey.from_path(key), rules, serving)
+    )
     thread.start()
     try:
         public = " ".join(Path(f"{key}.pub").read_text().split()[:2])
@@ -97,7 +111,12 @@ def asking_server(folder: Path, rules: Rules) -> Iterator[Sshd]:
             transport.packetizer.complete_handshake()
 
 
-def _serve(listener: socket.socket, key: paramiko.PKey, rules: Rules, serving: list[paramiko.Transport]) -> None:
+def _serve(
+    listener: socket.socket,
+    key: paramiko.PKey,
+    rules: Rules,
+    serving: list[paramiko.Transport],
+) -> None:
     with contextlib.suppress(OSError):
         while True:
             stream, _ = listener.accept()

@@ -63,7 +63,12 @@ def home(tmp_path: Path, user_key: Path, monkeypatch: pytest.MonkeyPatch) -> Hom
     folder.mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("HOME", str(folder.parent))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    made = Home(folder=folder, key=user_key, known_hosts=folder / "known_hosts", config=folder / "config")
+    made = Home(
+        folder=folder,
+        key=user_key,
+        known_hosts=folder / "known_hosts",
+        config=folder / "config",
+    )
     made.config.write_text(
         f"IdentityFile {user_key}\nUserKnownHostsFile {made.known_hosts}\nGlobalKnownHostsFile none\n"
     )
@@ -71,9 +76,13 @@ def home(tmp_path: Path, user_key: Path, monkeypatch: pytest.MonkeyPatch) -> Hom
 
 
 @pytest.fixture(scope="session")
-def session_server(tmp_path_factory: pytest.TempPathFactory, user_key: Path) -> Iterator[Sshd]:
+def session_server(
+    tmp_path_factory: pytest.TempPathFactory, user_key: Path
+) -> Iterator[Sshd]:
     options = ("MaxSessions 40",)
-    with sshd(tmp_path_factory.mktemp("sshd"), Path(f"{user_key}.pub"), options=options) as server:
+    with sshd(
+        tmp_path_factory.mktemp("sshd"), Path(f"{user_key}.pub"), options=options
+    ) as server:
         yield server
 
 

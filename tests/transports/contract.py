@@ -48,7 +48,9 @@ def echoes_at_once(transport: Transport) -> None:
 def carries_every_byte_both_ways(transport: Transport) -> None:
     data = os.urandom(1 << 20) * 20
     process = transport.start(("cat",))
-    writer = threading.Thread(target=lambda: (process.write(data), process.close_stdin()))
+    writer = threading.Thread(
+        target=lambda: (process.write(data), process.close_stdin())
+    )
     writer.start()
     got = read_all(process)
     writer.join()
@@ -59,10 +61,16 @@ def carries_every_byte_both_ways(transport: Transport) -> None:
 
 
 def keeps_the_end_of_stderr(transport: Transport) -> None:
-    process = transport.start(sh("i=0; while [ $i -lt 2000 ]; do echo line $i >&2; i=$((i+1)); done; echo out"))
+    process = transport.start(
+        sh(
+            "i=0; while [ $i -lt 2000 ]; do echo line $i >&2; i=$((i+1)); done; echo out"
+        )
+    )
     assert read_all(process) == b"out\n"
     process.wait(WAIT_S)
-    wait_until(lambda: process.stderr().endswith("line 1999\n"), "the last line of stderr")
+    wait_until(
+        lambda: process.stderr().endswith("line 1999\n"), "the last line of stderr"
+    )
     assert len(process.stderr()) <= 8192
     assert "line 10\n" not in process.stderr()
     process.close()
@@ -204,7 +212,9 @@ def writing_to_an_ended_process_is_an_error(transport: Transport) -> None:
 def last_words_arrive_though_all_is_closed_at_once(transport: Transport) -> None:
     with tempfile.TemporaryDirectory() as folder:
         heard = Path(folder) / "heard"
-        process = transport.start(sh(f"echo up; cat > {heard}.new; mv {heard}.new {heard}"))
+        process = transport.start(
+            sh(f"echo up; cat > {heard}.new; mv {heard}.new {heard}")
+        )
         assert process.read() == b"up\n"
         process.write(bytes(4000))
         process.close()
@@ -233,9 +243,13 @@ def keeps_nothing_of_processes_that_are_over(transport: Transport) -> None:
         process.close()
     del process
     wait_until(
-        lambda: gc.collect() >= 0 and sum(one() is not None for one in ended) <= 1, "all but the last to be gone"
+        lambda: gc.collect() >= 0 and sum(one() is not None for one in ended) <= 1,
+        "all but the last to be gone",
     )
-    wait_until(lambda: len(os.listdir("/dev/fd")) <= descriptors, "their descriptors to be closed")
+    wait_until(
+        lambda: len(os.listdir("/dev/fd")) <= descriptors,
+        "their descriptors to be closed",
+    )
 
 
 CONTRACT: tuple[Callable[[Transport], None], ...] = (

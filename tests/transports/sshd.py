@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PROGRAM = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin:/usr/bin") or "/usr/sbin/sshd"
+_PROGRAM = (
+    shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin:/usr/bin")
+    or "/usr/sbin/sshd"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,9 @@ class Sshd:
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     """Make a key pair; return the private key's path."""
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", path], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", path], check=True
+    )
     return path
 
 
@@ -48,12 +53,17 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def sshd(
-    folder: Path, *public_keys: Path, kinds: tuple[str, ...] = ("ed25519",), options: tuple[str, ...] = ()
+    folder: Path,
+    *public_keys: Path,
+    kinds: tuple[str, ...] = ("ed25519",),
+    options: tuple[str, ...] = (),
 ) -> Iterator[Sshd]:
     """Run a server that lets in the owners of `public_keys`, until the block is left."""
     folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # its privilege separation directory
+        Path("/run/sshd").mkdir(
+            mode=0o755, exist_ok=True
+        )  # its privilege separation directory
     authorized = folder / "authorized_keys"
     authorized.write_text("".join(key.read_text() for key in public_keys))
     host_keys = [folder / f"host_{kind}" for kind in kinds]
@@ -62,22 +72,30 @@ def sshd(
             make_key(key, kind)
     port = free_port()
     config = folder / "sshd_config"
-    config.write_text("\n".join((*options, *_settings(port, authorized, host_keys, folder), "")))
-    child = subprocess.Popen([_PROGRAM, "-D", "-e", "-f", config], stderr=subprocess.PIPE, text=True)
+    config.write_text(
+        "\n".join((*options, *_settings(port, authorized, host_keys, folder), ""))
+    )
+    child = subprocess.Popen(
+        [_PROGRAM, "-D", "-e", "-f", config], stderr=subprocess.PIPE, text=True
+    )
     log: list[str] = []
     listening = threading.Event()
     reader = threading.Thread(target=_read_log, args=(child, log, listening))
     reader.start()
     try:
         assert listening.wait(10), f"sshd did not start: {log}"
-        public = tuple(" ".join(Path(f"{key}.pub").read_text().split()[:2]) for key in host_keys)
+        public = tuple(
+            " ".join(Path(f"{key}.pub").read_text().split()[:2]) for key in host_keys
+        )
         yield Sshd(port=port, host_keys=public, pid=child.pid, log=log)
     finally:
         _end(child)
         reader.join(10)
 
 
-def _settings(port: int, authorized: Path, host_keys: list[Path], folder: Path) -> tuple[str, ...]:
+def _settings(
+    port: int, authorized: Path, host_keys: list[Path], folder: Path
+) -> tuple[str, ...]:
     return (
         f"Port {port}",
         "ListenAddress 127.0.0.1",
@@ -96,7 +114,9 @@ def _settings(port: int, authorized: Path, host_keys: list[Path], folder: Path) 
     )
 
 
-def _read_log(child: subprocess.Popen[str], log: list[str], listening: threading.Event) -> None:
+def _read_log(
+    child: subprocess.Popen[str], log: list[str], listening: threading.Event
+) -> None:
     assert child.stderr is not None
     with child.stderr:
         for line in child.stderr:
@@ -108,13 +128,18 @@ def _read_log(child: subprocess.Popen[str], log: list[str], listening: threading
 
 def _children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(word)
+            for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     return []
 
 
 def _end(child: subprocess.Popen[str]) -> None:
     """End the server and the connections it serves: they hold its stderr."""
-    serving = [pid for first in _children(child.pid) for pid in (first, *_children(first))]
+    serving = [
+        pid for first in _children(child.pid) for pid in (first, *_children(first))
+    ]
     child.terminate()
     child.wait(10)
     for pid in serving:

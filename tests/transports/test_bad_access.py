@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import AuthenticationError, HostError, HostKeyError, SpecError, Unreachable
+from distmagic.errors import (
+    AuthenticationError,
+    HostError,
+    HostKeyError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
@@ -26,12 +32,18 @@ ssh = pytest.importorskip("distmagic.transports.ssh.ssh")
 Connect = Callable[[Host, Home], HostError]
 
 
-@pytest.fixture(params=["ssh", pytest.param("ssh_command", marks=pytest.mark.needs("ssh"))])
+@pytest.fixture(
+    params=["ssh", pytest.param("ssh_command", marks=pytest.mark.needs("ssh"))]
+)
 def failure(request: pytest.FixtureRequest) -> Connect:
     """Connect in vain with one of the two transports and return the error."""
 
     def connect(host: Host, home: Home) -> HostError:
-        module, access = (ssh, home.access) if request.param == "ssh" else (ssh_command, with_command(home.access))
+        module, access = (
+            (ssh, home.access)
+            if request.param == "ssh"
+            else (ssh_command, with_command(home.access))
+        )
         with pytest.raises(HostError) as caught:
             module.connect(host, access, NoAsker()).close()
         assert caught.value.host == host.name
@@ -48,16 +60,26 @@ def with_command(access: Access) -> Access:
 def test_unknown_name(home: Home, failure: Connect) -> None:
     error = failure(Host(name="no-such-host.invalid", port=22), home)
     assert type(error) is Unreachable
-    assert error.message == "no-such-host.invalid: no address is known for no-such-host.invalid port 22."
-    assert error.hint == "Check the spelling, and that a Host block in your ssh config gives its HostName."
+    assert (
+        error.message
+        == "no-such-host.invalid: no address is known for no-such-host.invalid port 22."
+    )
+    assert (
+        error.hint
+        == "Check the spelling, and that a Host block in your ssh config gives its HostName."
+    )
 
 
 def test_refused_port(home: Home, failure: Connect) -> None:
     port = free_port()
     error = failure(Host(name="127.0.0.1", port=port), home)
     assert type(error) is Unreachable
-    assert error.message == (f"127.0.0.1: 127.0.0.1 port {port} refused the connection: nothing listens on that port.")
-    assert error.hint == "Check the port, and that sshd runs there: systemctl status ssh"
+    assert error.message == (
+        f"127.0.0.1: 127.0.0.1 port {port} refused the connection: nothing listens on that port."
+    )
+    assert (
+        error.hint == "Check the port, and that sshd runs there: systemctl status ssh"
+    )
 
 
 def test_a_port_that_says_nothing(home: Home, failure: Connect) -> None:
@@ -68,7 +90,9 @@ def test_a_port_that_says_nothing(home: Home, failure: Connect) -> None:
         error = failure(Host(name="127.0.0.1", port=port), replace_timeout(home, 1))
         assert time.monotonic() - started < 6
     assert type(error) is Unreachable
-    assert error.message == f"127.0.0.1: no answer from 127.0.0.1 port {port} within 1 s."
+    assert (
+        error.message == f"127.0.0.1: no answer from 127.0.0.1 port {port} within 1 s."
+    )
 
 
 def replace_timeout(home: Home, seconds: float) -> Home:
@@ -77,7 +101,12 @@ def replace_timeout(home: Home, seconds: float) -> Home:
         def access(self) -> Access:
             return Access(ssh_config=str(self.config), connect_timeout_s=seconds)
 
-    return Quick(folder=home.folder, key=home.key, known_hosts=home.known_hosts, config=home.config)
+    return Quick(
+        folder=home.folder,
+        key=home.key,
+        known_hosts=home.known_hosts,
+        config=home.config,
+    )
 
 
 @pytest.mark.needs("ssh")
@@ -98,7 +127,9 @@ def test_the_systems_client_lends_a_host_neither_agent_nor_display(home: Home) -
     client = home.folder / "client"
     client.write_text(f'#!/bin/sh\nexec ssh -G "$@" > {told}\n')
     client.chmod(0o755)
-    access = replace(home.configure("ForwardAgent yes\nForwardX11 yes\n"), ssh_command=str(client))
+    access = replace(
+        home.configure("ForwardAgent yes\nForwardX11 yes\n"), ssh_command=str(client)
+    )
     with pytest.raises(HostError):
         ssh_command.connect(Host(name="127.0.0.1"), access, NoAsker())
     assert {"forwardagent no", "forwardx11 no"} <= set(told.read_text().splitlines())
@@ -122,15 +153,22 @@ def test_a_port_that_is_no_ssh_server(home: Home, failure: Connect) -> None:
 
 
 def test_no_route(home: Home, failure: Connect) -> None:
-    route = subprocess.run(["ip", "route", "get", "192.0.2.1"], capture_output=True, check=False)
+    route = subprocess.run(
+        ["ip", "route", "get", "192.0.2.1"], capture_output=True, check=False
+    )
     if route.returncode == 0:
         pytest.skip("this machine has a route to everywhere")
     error = failure(Host(name="192.0.2.1", port=22), home)
-    assert error.message == "192.0.2.1: the network does not lead to 192.0.2.1 port 22 (Network is unreachable)."
+    assert (
+        error.message
+        == "192.0.2.1: the network does not lead to 192.0.2.1 port 22 (Network is unreachable)."
+    )
 
 
 @pytest.mark.needs("sshd")
-def test_unknown_host_key(home: Home, session_server: Sshd, failure: Connect, tmp_path: Path) -> None:
+def test_unknown_host_key(
+    home: Home, session_server: Sshd, failure: Connect, tmp_path: Path
+) -> None:
     error = failure(home.host(session_server), home)
     port = session_server.port
     assert type(error) is HostKeyError
@@ -140,28 +178,39 @@ def test_unknown_host_key(home: Home, session_server: Sshd, failure: Connect, tm
             f"127.0.0.1: the host key of 127.0.0.1 port {port} is not known: "
             f"ed25519 {fingerprint} is in no line for [127.0.0.1]:{port}."
         )
-        assert f"\n  ssh-keyscan -p {port} 127.0.0.1 >> {home.known_hosts}\n" in error.hint
+        assert (
+            f"\n  ssh-keyscan -p {port} 127.0.0.1 >> {home.known_hosts}\n" in error.hint
+        )
         command = error.hint.splitlines()[1]
     else:
         assert error.message == (
             f"127.0.0.1: the host key of 127.0.0.1 port {port} is not known: it is in no line for [127.0.0.1]:{port}."
         )
-        assert f"\n  ssh-keyscan -p {port} 127.0.0.1 >> ~/.ssh/known_hosts\n" in error.hint
+        assert (
+            f"\n  ssh-keyscan -p {port} 127.0.0.1 >> ~/.ssh/known_hosts\n" in error.hint
+        )
         command = f"ssh-keyscan -p {port} 127.0.0.1 >> {home.known_hosts}"
     subprocess.run(command, shell=True, check=True, stderr=subprocess.DEVNULL)
-    ssh.connect(home.host(session_server), home.access, NoAsker()).close()  # the cure cures
+    ssh.connect(
+        home.host(session_server), home.access, NoAsker()
+    ).close()  # the cure cures
 
 
 def fingerprint_of(server: Sshd, tmp_path: Path) -> str:
     (tmp_path / "host.pub").write_text(server.host_keys[0])
     shown = subprocess.run(
-        ["ssh-keygen", "-l", "-f", tmp_path / "host.pub"], capture_output=True, text=True, check=True
+        ["ssh-keygen", "-l", "-f", tmp_path / "host.pub"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return shown.stdout.split()[1]
 
 
 @pytest.mark.needs("sshd")
-def test_changed_host_key(home: Home, session_server: Sshd, failure: Connect, tmp_path: Path) -> None:
+def test_changed_host_key(
+    home: Home, session_server: Sshd, failure: Connect, tmp_path: Path
+) -> None:
     other = Path(f"{make_key(tmp_path / 'other')}.pub").read_text()
     name = f"[127.0.0.1]:{session_server.port}"
     home.known_hosts.write_text(f"# a comment\n{name} {other}")
@@ -171,7 +220,9 @@ def test_changed_host_key(home: Home, session_server: Sshd, failure: Connect, tm
         f"127.0.0.1: the host key of 127.0.0.1 port {session_server.port} has CHANGED: "
         f"ed25519 {fingerprint_of(session_server, tmp_path)} is not that of {home.known_hosts}, line 2."
     )
-    command = next(line for line in error.hint.splitlines() if line.startswith("  ssh-keygen"))
+    command = next(
+        line for line in error.hint.splitlines() if line.startswith("  ssh-keygen")
+    )
     assert command == f"  ssh-keygen -R '{name}' -f {home.known_hosts}"
     subprocess.run(command, shell=True, check=True, capture_output=True)
     assert name not in home.known_hosts.read_text()
@@ -179,7 +230,9 @@ def test_changed_host_key(home: Home, session_server: Sshd, failure: Connect, tm
 
 @pytest.mark.needs("sshd")
 def test_revoked_host_key(home: Home, session_server: Sshd, failure: Connect) -> None:
-    home.known_hosts.write_text(f"@revoked * {session_server.host_keys[0]}\n{session_server.known_hosts_line()}")
+    home.known_hosts.write_text(
+        f"@revoked * {session_server.host_keys[0]}\n{session_server.known_hosts_line()}"
+    )
     error = failure(home.host(session_server), home)
     assert type(error) is HostKeyError
     assert "REVOKED" in error.message
@@ -188,7 +241,9 @@ def test_revoked_host_key(home: Home, session_server: Sshd, failure: Connect) ->
 @pytest.mark.needs("sshd")
 def test_wrong_key(home: Home, server: Sshd, failure: Connect, tmp_path: Path) -> None:
     other = make_key(tmp_path / "other")
-    home.config.write_text(home.config.read_text().replace(str(home.key), str(other)) + "User me\n")
+    home.config.write_text(
+        home.config.read_text().replace(str(home.key), str(other)) + "User me\n"
+    )
     error = failure(home.host(server), home)
     assert type(error) is AuthenticationError
     assert f"127.0.0.1 port {server.port} did not let in user me." in error.message
@@ -197,7 +252,9 @@ def test_wrong_key(home: Home, server: Sshd, failure: Connect, tmp_path: Path) -
 
 
 @pytest.mark.needs("sshd")
-def test_strict_checking_can_not_be_turned_off(home: Home, session_server: Sshd, failure: Connect) -> None:
+def test_strict_checking_can_not_be_turned_off(
+    home: Home, session_server: Sshd, failure: Connect
+) -> None:
     home.configure("StrictHostKeyChecking no\n")
     assert type(failure(home.host(session_server), home)) is HostKeyError
     assert not home.known_hosts.exists()
@@ -207,7 +264,10 @@ def test_a_missing_ssh_config_that_was_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     with pytest.raises(SpecError) as caught:
         ssh.connect(Host(name="a"), Access(ssh_config=missing), NoAsker())
-    assert str(caught.value) == f"--ssh-config {missing}: No such file or directory.\nCheck the path."
+    assert (
+        str(caught.value)
+        == f"--ssh-config {missing}: No such file or directory.\nCheck the path."
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,7 +286,9 @@ def test_a_client_that_is_not_there(command: str, message: str) -> None:
 
 @pytest.mark.needs("sshd")
 def test_the_type_of_key_that_is_known_is_asked_for(home: Home, tmp_path: Path) -> None:
-    with sshd(tmp_path / "two", Path(f"{home.key}.pub"), kinds=("rsa", "ecdsa", "ed25519")) as server:
+    with sshd(
+        tmp_path / "two", Path(f"{home.key}.pub"), kinds=("rsa", "ecdsa", "ed25519")
+    ) as server:
         for key in server.host_keys:
             home.known_hosts.write_text(f"[127.0.0.1]:{server.port} {key}\n")
             ssh.connect(home.host(server), home.access, NoAsker()).close()
@@ -235,7 +297,11 @@ def test_the_type_of_key_that_is_known_is_asked_for(home: Home, tmp_path: Path) 
 @pytest.mark.needs("sshd")
 def test_hashed_and_aliased_known_hosts(home: Home, session_server: Sshd) -> None:
     home.trust(session_server)
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", home.known_hosts], check=True, capture_output=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-H", "-f", home.known_hosts],
+        check=True,
+        capture_output=True,
+    )
     assert "127.0.0.1" not in home.known_hosts.read_text()
     ssh.connect(home.host(session_server), home.access, NoAsker()).close()
     home.known_hosts.write_text(session_server.known_hosts_line("the-cluster"))
@@ -247,7 +313,9 @@ def test_hashed_and_aliased_known_hosts(home: Home, session_server: Sshd) -> Non
 def test_nothing_stays_behind_a_failure(
     home: Home, session_server: Sshd, failure: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:  # a short path: sockets lie in it
+    with tempfile.TemporaryDirectory(
+        dir="/tmp", prefix="t"
+    ) as folder:  # a short path: sockets lie in it
         monkeypatch.setattr(tempfile, "tempdir", folder)
         before = set(os.listdir("/proc/self/fd"))
         failure(home.host(session_server), home)

@@ -19,13 +19,22 @@ from tests.transports.sshd import Sshd
 SSH = pytest.mark.needs("sshd")
 
 
-@pytest.fixture(params=["local", "usher", pytest.param("ssh", marks=SSH), pytest.param("ssh_command", marks=SSH)])
+@pytest.fixture(
+    params=[
+        "local",
+        "usher",
+        pytest.param("ssh", marks=SSH),
+        pytest.param("ssh_command", marks=SSH),
+    ]
+)
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     if request.param == "local":
         made: Transport = local.connect()
     elif request.param == "usher":
         node = request.getfixturevalue("keeper")
-        made = SrunTransport(StepsHere(node), Node(name="here", job=node.job, python=sys.executable))
+        made = SrunTransport(
+            StepsHere(node), Node(name="here", job=node.job, python=sys.executable)
+        )
     else:
         home: Home = request.getfixturevalue("home")
         server: Sshd = request.getfixturevalue("server")
@@ -63,7 +72,9 @@ def _connect(kind: str, home: Home, server: Sshd) -> Transport:
 
     if kind == "ssh":
         return ssh.connect(home.host(server), home.access, Answers())
-    return ssh_command.connect(home.host(server), replace(home.access, ssh_command="ssh"), Answers())
+    return ssh_command.connect(
+        home.host(server), replace(home.access, ssh_command="ssh"), Answers()
+    )
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)

@@ -29,8 +29,12 @@ def no_kept_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def asking_host(home: Home, tmp_path: Path, *steps: str, **rules: object) -> Iterator[Host]:
-    with asking_server(tmp_path / "server", Rules(steps=list(steps), **rules)) as server:
+def asking_host(
+    home: Home, tmp_path: Path, *steps: str, **rules: object
+) -> Iterator[Host]:
+    with asking_server(
+        tmp_path / "server", Rules(steps=list(steps), **rules)
+    ) as server:
         home.trust(server)
         yield home.host(server)
 
@@ -54,15 +58,21 @@ def test_a_one_time_password_is_asked_for(home: Home, tmp_path: Path) -> None:
         assert read_all(transport.start(("true",))) == b"ran exec true"
 
 
-def test_a_key_and_then_a_one_time_password(home: Home, tmp_path: Path, user_key: Path) -> None:
+def test_a_key_and_then_a_one_time_password(
+    home: Home, tmp_path: Path, user_key: Path
+) -> None:
     public = Path(f"{user_key}.pub").read_text().split()[1]
     asker = Answers(["123456"])
-    with asking_host(home, tmp_path, "publickey", "keyboard-interactive", key=public) as host:
+    with asking_host(
+        home, tmp_path, "publickey", "keyboard-interactive", key=public
+    ) as host:
         ssh.connect(host, home.access, asker).close()
     assert len(asker.prompts) == 1
 
 
-def test_several_questions_with_instructions_and_echo(home: Home, tmp_path: Path) -> None:
+def test_several_questions_with_instructions_and_echo(
+    home: Home, tmp_path: Path
+) -> None:
     rules = {
         "questions": [("User: ", True), ("Code: ", False)],
         "answers": ["me", "1"],
@@ -106,8 +116,14 @@ def test_a_password_is_asked_for(home: Home, tmp_path: Path) -> None:
 def test_without_anybody_to_ask_the_error_says_so(home: Home, tmp_path: Path) -> None:
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
         error = refused(host, home, asking.NoAsker())
-    assert error.message == "127.0.0.1: asks 'Verification code:', and nobody is here to answer."
-    assert error.hint == "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer."
+    assert (
+        error.message
+        == "127.0.0.1: asks 'Verification code:', and nobody is here to answer."
+    )
+    assert (
+        error.hint
+        == "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer."
+    )
 
 
 def test_the_time_for_an_answer_does_not_count(home: Home, tmp_path: Path) -> None:
@@ -125,7 +141,10 @@ def test_the_time_for_an_answer_does_not_count(home: Home, tmp_path: Path) -> No
 def test_batch_mode_never_asks(home: Home, tmp_path: Path) -> None:
     home.configure("BatchMode yes\n")
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
-        assert "keyboard-interactive (BatchMode forbids to ask)" in refused(host, home, Answers()).message
+        assert (
+            "keyboard-interactive (BatchMode forbids to ask)"
+            in refused(host, home, Answers()).message
+        )
 
 
 # ---- keys, against a real OpenSSH server
@@ -142,7 +161,9 @@ def locked(home: Home, tmp_path: Path) -> Iterator[tuple[Sshd, Path]]:
 
 
 @pytest.mark.needs("sshd")
-def test_a_passphrase_is_asked_for_once_in_a_kernel(home: Home, locked: tuple[Sshd, Path]) -> None:
+def test_a_passphrase_is_asked_for_once_in_a_kernel(
+    home: Home, locked: tuple[Sshd, Path]
+) -> None:
     server, key = locked
     asker = Answers(["secret"])
     for _ in range(2):
@@ -151,7 +172,9 @@ def test_a_passphrase_is_asked_for_once_in_a_kernel(home: Home, locked: tuple[Ss
 
 
 @pytest.mark.needs("sshd")
-def test_a_wrong_passphrase_is_asked_for_again(home: Home, locked: tuple[Sshd, Path]) -> None:
+def test_a_wrong_passphrase_is_asked_for_again(
+    home: Home, locked: tuple[Sshd, Path]
+) -> None:
     server, key = locked
     asker = Answers(["wrong", "secret"])
     ssh.connect(home.host(server), home.access, asker).close()
@@ -160,22 +183,32 @@ def test_a_wrong_passphrase_is_asked_for_again(home: Home, locked: tuple[Sshd, P
 
 
 @pytest.mark.needs("sshd")
-def test_an_encrypted_key_without_anybody_to_ask(home: Home, locked: tuple[Sshd, Path]) -> None:
+def test_an_encrypted_key_without_anybody_to_ask(
+    home: Home, locked: tuple[Sshd, Path]
+) -> None:
     server, key = locked
     error = refused(home.host(server), home, asking.NoAsker())
-    assert error.message == f"127.0.0.1: asks 'Passphrase of {key}:', and nobody is here to answer."
+    assert (
+        error.message
+        == f"127.0.0.1: asks 'Passphrase of {key}:', and nobody is here to answer."
+    )
 
 
 @pytest.mark.needs("sshd")
 def test_the_agent_is_asked_first(
-    home: Home, locked: tuple[Sshd, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home,
+    locked: tuple[Sshd, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, key = locked
     open_key = tmp_path / "open"
     open_key.write_bytes(key.read_bytes())
     open_key.chmod(0o600)
     subprocess.run(
-        ["ssh-keygen", "-q", "-p", "-P", "secret", "-N", "", "-f", open_key], check=True, stdout=subprocess.DEVNULL
+        ["ssh-keygen", "-q", "-p", "-P", "secret", "-N", "", "-f", open_key],
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     with agent(tmp_path / "agent", open_key) as path:
         monkeypatch.setenv("SSH_AUTH_SOCK", path)
@@ -201,7 +234,9 @@ def agent(path: Path, *keys: Path) -> Iterator[str]:
 
 
 @pytest.mark.needs("sshd")
-def test_a_dead_agent_is_no_obstacle(home: Home, server: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_agent_is_no_obstacle(
+    home: Home, server: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home.folder / "nobody"))
     ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
 
@@ -219,7 +254,9 @@ def test_other_kinds_of_keys(kind: str, home: Home, tmp_path: Path) -> None:
 @pytest.mark.needs("sshd")
 def test_a_wrong_key_is_named(home: Home, server: Sshd, tmp_path: Path) -> None:
     other = make_key(tmp_path / "other")
-    home.config.write_text(home.config.read_text().replace(str(home.key), str(other)) + "User me\n")
+    home.config.write_text(
+        home.config.read_text().replace(str(home.key), str(other)) + "User me\n"
+    )
     error = refused(home.host(server), home, asking.NoAsker())
     assert error.message == (
         f"127.0.0.1: 127.0.0.1 port {server.port} did not let in user me. Tried: key {other}. It accepts: publickey."
@@ -230,17 +267,23 @@ def test_a_wrong_key_is_named(home: Home, server: Sshd, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_keys_that_can_not_be_used_are_named_with_the_reason(home: Home, server: Sshd, tmp_path: Path) -> None:
+def test_keys_that_can_not_be_used_are_named_with_the_reason(
+    home: Home, server: Sshd, tmp_path: Path
+) -> None:
     readable, broken = make_key(tmp_path / "readable"), tmp_path / "broken"
     readable.chmod(0o644)
     broken.write_text("no key\n")
     broken.chmod(0o600)
     files = (readable, broken, tmp_path / "missing")
     home.config.write_text(
-        "".join(f"IdentityFile {file}\n" for file in files) + f"UserKnownHostsFile {home.known_hosts}\n"
+        "".join(f"IdentityFile {file}\n" for file in files)
+        + f"UserKnownHostsFile {home.known_hosts}\n"
     )
     message = refused(home.host(server), home, asking.NoAsker()).message
-    assert f"key {readable} (not used, others can read it: run chmod 600 {readable})" in message
+    assert (
+        f"key {readable} (not used, others can read it: run chmod 600 {readable})"
+        in message
+    )
     assert f"key {broken} (ValueError: no private key that paramiko can use)" in message
     assert f"key {tmp_path / 'missing'} (No such file or directory)" in message
 
@@ -248,4 +291,7 @@ def test_keys_that_can_not_be_used_are_named_with_the_reason(home: Home, server:
 @pytest.mark.needs("sshd")
 def test_no_key_at_all(home: Home, server: Sshd) -> None:
     home.config.write_text(f"UserKnownHostsFile {home.known_hosts}\n")
-    assert "Tried: nothing, because there was no key to try." in refused(home.host(server), home, Answers()).message
+    assert (
+        "Tried: nothing, because there was no key to try."
+        in refused(home.host(server), home, Answers()).message
+    )

@@ -45,24 +45,43 @@ SHELLS = (
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_log_in_shell_reads_the_same_words(shell: str) -> None:
-    line = command_line((sys.executable, "-c", "import json,sys; print(json.dumps(sys.argv[1:]))", *HOSTILE))
-    shown = subprocess.run([shell, "-c", line], capture_output=True, text=True, check=True)
+    line = command_line(
+        (
+            sys.executable,
+            "-c",
+            "import json,sys; print(json.dumps(sys.argv[1:]))",
+            *HOSTILE,
+        )
+    )
+    shown = subprocess.run(
+        [shell, "-c", line], capture_output=True, text=True, check=True
+    )
     assert tuple(json.loads(shown.stdout)) == HOSTILE
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_home_is_expanded_in_the_program_only(shell: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_expanded_in_the_program_only(
+    shell: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     program = tmp_path / "my bin" / "show"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho $1\n")
     program.chmod(0o755)
     line = command_line(("~/my bin/show", "~/x"))
-    assert subprocess.run([shell, "-c", line], capture_output=True, text=True, check=True).stdout == "~/x\n"
+    assert (
+        subprocess.run(
+            [shell, "-c", line], capture_output=True, text=True, check=True
+        ).stdout
+        == "~/x\n"
+    )
 
 
 def test_a_plain_line_stays_readable() -> None:
-    assert command_line(("python3", "-u", "/a/b.py", "x=1")) == "exec python3 -u /a/b.py 'x=1'"
+    assert (
+        command_line(("python3", "-u", "/a/b.py", "x=1"))
+        == "exec python3 -u /a/b.py 'x=1'"
+    )
 
 
 @pytest.mark.parametrize("word", ["a\nb", "a\rb", "a\0b"])
@@ -96,8 +115,16 @@ def known(text: str) -> tuple[known_hosts.KnownKey, ...]:
         ("!gpu-b,*", "gpu-a", True),
         ("[10.0.0.1]:22", "10.0.0.1", False),
         ("[10.0.0.1]:2222", "[10.0.0.1]:2222", True),
-        ("|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", "192.168.1.61", True),
-        ("|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", "192.168.1.62", False),
+        (
+            "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=",
+            "192.168.1.61",
+            True,
+        ),
+        (
+            "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=",
+            "192.168.1.62",
+            False,
+        ),
         ("|1|broken", "gpu-a", False),
     ],
 )
@@ -113,10 +140,18 @@ def test_lines_that_say_nothing_are_left_out() -> None:
 
 def server(port: int = 22, alias: str | None = None) -> known_hosts.Dialled:
     names = known_hosts.names_of("Gpu-A", port, alias)
-    return known_hosts.Dialled(where=f"gpu-a port {port}", hostname="gpu-a", port=port, names=names, file="~/kh")
+    return known_hosts.Dialled(
+        where=f"gpu-a port {port}",
+        hostname="gpu-a",
+        port=port,
+        names=names,
+        file="~/kh",
+    )
 
 
-def check(text: str, dialled: known_hosts.Dialled, key_type: str = "ssh-ed25519") -> str:
+def check(
+    text: str, dialled: known_hosts.Dialled, key_type: str = "ssh-ed25519"
+) -> str:
     """Return the trouble's message and hint, "" if there is none."""
     blob = next(iter(known(f"x {key_type} {KEY}"))).blob
     try:
@@ -129,18 +164,26 @@ def check(text: str, dialled: known_hosts.Dialled, key_type: str = "ssh-ed25519"
 def test_a_known_key() -> None:
     assert check(f"gpu-a ssh-ed25519 {KEY}", server()) == ""
     assert check(f"gpu-a ssh-ed25519 {OTHER}\ngpu-a ssh-ed25519 {KEY}", server()) == ""
-    assert check(f"gpu-a ssh-ed25519 {KEY}", server(2222)) == ""  # as OpenSSH: also without the port
+    assert (
+        check(f"gpu-a ssh-ed25519 {KEY}", server(2222)) == ""
+    )  # as OpenSSH: also without the port
     assert check(f"the-alias ssh-ed25519 {KEY}", server(2222, "the-alias")) == ""
 
 
 def test_keys_that_are_not_trusted() -> None:
     assert "is not known" in check("", server())
-    assert "is not known" in check(f"gpu-a ssh-ed25519 {KEY}", server(alias="the-alias"))
+    assert "is not known" in check(
+        f"gpu-a ssh-ed25519 {KEY}", server(alias="the-alias")
+    )
     assert "is not known" in check(f"gpu-a ssh-rsa {OTHER}", server())
     assert "has CHANGED" in check(f"gpu-a ssh-ed25519 {OTHER}", server())
     assert "kh, line 2" in check(f"\ngpu-a ssh-ed25519 {OTHER}", server())
-    assert "is REVOKED" in check(f"gpu-a ssh-ed25519 {KEY}\n@revoked * ssh-ed25519 {KEY}", server())
-    assert "--ssh-command ssh" in check(f"@cert-authority * ssh-ed25519 {OTHER}", server())
+    assert "is REVOKED" in check(
+        f"gpu-a ssh-ed25519 {KEY}\n@revoked * ssh-ed25519 {KEY}", server()
+    )
+    assert "--ssh-command ssh" in check(
+        f"@cert-authority * ssh-ed25519 {OTHER}", server()
+    )
 
 
 def test_an_unknown_key_under_another_name_is_not_cured_by_keyscan() -> None:
@@ -149,7 +192,9 @@ def test_an_unknown_key_under_another_name_is_not_cured_by_keyscan() -> None:
 
 
 def test_the_types_to_ask_for() -> None:
-    lines = known(f"gpu-a ssh-rsa {KEY}\ngpu-a ssh-ed25519 {KEY}\n@revoked gpu-a ssh-dss {KEY}\nb x {KEY}")
+    lines = known(
+        f"gpu-a ssh-rsa {KEY}\ngpu-a ssh-ed25519 {KEY}\n@revoked gpu-a ssh-dss {KEY}\nb x {KEY}"
+    )
     assert known_hosts.types_known(lines, ("gpu-a",)) == ("ssh-rsa", "ssh-ed25519")
     assert known_hosts.types_known(lines, ("nobody",)) == ()
 
@@ -180,12 +225,17 @@ def no_kept_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_passphrase_is_kept_once_it_was_right() -> None:
     typist = Typist("wrong", "right")
     for _ in range(3):
-        assert asking.unlock(typist, "gpu-a", "/k", lambda p: p if p == "right" else None) == "right"
+        assert (
+            asking.unlock(typist, "gpu-a", "/k", lambda p: p if p == "right" else None)
+            == "right"
+        )
     assert typist.prompts == [
         "gpu-a: Passphrase of /k: ",
         "gpu-a: That was not it. Passphrase of /k: ",
     ]
-    assert asking.unlock(Typist("1", "2", "3"), "gpu-a", "/other", lambda p: None) is None
+    assert (
+        asking.unlock(Typist("1", "2", "3"), "gpu-a", "/other", lambda p: None) is None
+    )
 
 
 def test_a_password_is_never_kept() -> None:
@@ -196,8 +246,12 @@ def test_a_password_is_never_kept() -> None:
 
 def test_a_host_cannot_ask_in_the_name_of_another_one() -> None:
     typist = Typist("1")
-    asking.ask(typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e ")
-    assert typist.prompts == ["gpu-a: Pick one:\ngpu-a:  1. push\ngpu-a: \ngpu-a: gpu-b: Password: "]
+    asking.ask(
+        typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e "
+    )
+    assert typist.prompts == [
+        "gpu-a: Pick one:\ngpu-a:  1. push\ngpu-a: \ngpu-a: gpu-b: Password: "
+    ]
 
 
 @pytest.mark.parametrize("said", ["a" * 100_000, "\x1b[2J" * 10_000])
@@ -263,8 +317,14 @@ def test_a_pause_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("ssh: connect to host a port 22: Operation timed out", "no answer from gpu-a within 7 s."),
-        ("ssh: connect to host a port 22: No route to host", "the network does not lead to gpu-a (No route to host)."),
+        (
+            "ssh: connect to host a port 22: Operation timed out",
+            "no answer from gpu-a within 7 s.",
+        ),
+        (
+            "ssh: connect to host a port 22: No route to host",
+            "the network does not lead to gpu-a (No route to host).",
+        ),
         (
             "me@gpu-a: Permission denied (publickey,password).",
             "gpu-a did not let in user me. Tried: what ssh offers. It accepts: publickey, password.",
@@ -313,7 +373,9 @@ class _EndsWhileReading:
         return piece
 
 
-def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     noise: list[object] = []
     monkeypatch.setattr(threading, "excepthook", noise.append)
     process = SshProcess(_EndsWhileReading(), "gpu-a", (EOFError,))  # type: ignore[arg-type]
@@ -337,7 +399,9 @@ def test_a_connection_leaves_nothing_with_the_log() -> None:
     assert len([one for one in handlers if isinstance(one, logging.NullHandler)]) == 1
 
 
-def test_a_known_hosts_file_is_read_once_and_again_after_an_edit(tmp_path: Path) -> None:
+def test_a_known_hosts_file_is_read_once_and_again_after_an_edit(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "known_hosts"
     file.write_text("gpu-a ssh-ed25519 AAAA\n")
     first = known_hosts.read([str(file)])
@@ -348,7 +412,9 @@ def test_a_known_hosts_file_is_read_once_and_again_after_an_edit(tmp_path: Path)
     assert known_hosts.read([str(file)]) == ()
 
 
-def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_limit(tmp_path: Path) -> None:
+def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_limit(
+    tmp_path: Path,
+) -> None:
     """They may share a bastion, which turns away clients when too many are on their way."""
     client = tmp_path / "ssh"
     client.write_text(
@@ -359,12 +425,17 @@ def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_l
     access = Access(ssh_command=str(client), connect_timeout_s=60)
 
     def connect(number: int) -> None:
-        ssh_command.connect(Host(name=f"gpu-{number}"), access, asking.NoAsker()).close()
+        ssh_command.connect(
+            Host(name=f"gpu-{number}"), access, asking.NoAsker()
+        ).close()
 
     with ThreadPoolExecutor(20) as pool:
         connected = [pool.submit(connect, number) for number in range(20)]
         try:
-            wait_until(lambda: len(list(tmp_path.glob("connecting.*"))) == 16, "sixteen programs that connect")
+            wait_until(
+                lambda: len(list(tmp_path.glob("connecting.*"))) == 16,
+                "sixteen programs that connect",
+            )
             assert not connecting_program.acquire(blocking=False)
         finally:
             (tmp_path / "go").touch()
@@ -373,7 +444,9 @@ def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_l
     assert len(list(tmp_path.glob("connecting.*"))) == 20
 
 
-@pytest.mark.parametrize("error", [EOFError(), OSError("reset"), ssh_client.paramiko.SSHException("gone")])
+@pytest.mark.parametrize(
+    "error", [EOFError(), OSError("reset"), ssh_client.paramiko.SSHException("gone")]
+)
 def test_the_end_of_a_session_over_a_jump_host_that_is_gone_raises_nothing(error):
     """In paramiko's thread it would be printed as a traceback, in whatever cell runs just then."""
 

@@ -16,7 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import AuthenticationError, ConnectionLost, HostError, SpecError, Unreachable
+from distmagic.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    HostError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
@@ -36,10 +42,15 @@ def three(home: Home, tmp_path: Path) -> Iterator[tuple[Sshd, Sshd, Sshd]]:
     """Two jump hosts, outer and inner, and a target; all known and named in the configuration."""
     public = Path(f"{home.key}.pub")
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(sshd(tmp_path / name, public)) for name in ("outer", "inner", "target")]
+        servers = [
+            stack.enter_context(sshd(tmp_path / name, public))
+            for name in ("outer", "inner", "target")
+        ]
         for name, server in zip(("outer", "inner", "target"), servers, strict=True):
             home.trust(server)
-            home.configure(f"Host {name}*\n  HostName 127.0.0.1\n  Port {server.port}\n")
+            home.configure(
+                f"Host {name}*\n  HostName 127.0.0.1\n  Port {server.port}\n"
+            )
         yield servers[0], servers[1], servers[2]
 
 
@@ -49,29 +60,48 @@ def says_hello(transport: ssh.SshTransport) -> bool:
 
 def test_two_jump_hosts_in_one_line(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
     access = home.configure("Host target\n  ProxyJump outer,inner\n")
-    with contextlib.closing(ssh.connect(Host(name="target"), access, NoAsker())) as transport:
+    with contextlib.closing(
+        ssh.connect(Host(name="target"), access, NoAsker())
+    ) as transport:
         assert says_hello(transport)
         assert [server.connections() for server in three] == [1, 1, 1]
 
 
-def test_a_jump_host_with_a_jump_host_of_its_own(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
-    access = home.configure("Host target\n  ProxyJump inner\nHost inner\n  ProxyJump outer\n")
-    with contextlib.closing(ssh.connect(Host(name="target"), access, NoAsker())) as transport:
+def test_a_jump_host_with_a_jump_host_of_its_own(
+    home: Home, three: tuple[Sshd, Sshd, Sshd]
+) -> None:
+    access = home.configure(
+        "Host target\n  ProxyJump inner\nHost inner\n  ProxyJump outer\n"
+    )
+    with contextlib.closing(
+        ssh.connect(Host(name="target"), access, NoAsker())
+    ) as transport:
         assert says_hello(transport)
         assert [server.connections() for server in three] == [1, 1, 1]
 
 
-def test_the_system_client_takes_the_same_jumps(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+def test_the_system_client_takes_the_same_jumps(
+    home: Home, three: tuple[Sshd, Sshd, Sshd]
+) -> None:
     home.configure("Host target\n  ProxyJump outer\n")
     # The client that ssh starts for a jump takes the configuration from -F too.
-    with contextlib.closing(ssh_command.connect(Host(name="target"), home.access, NoAsker())) as transport:
+    with contextlib.closing(
+        ssh_command.connect(Host(name="target"), home.access, NoAsker())
+    ) as transport:
         assert says_hello(transport)
 
 
-def test_hosts_behind_one_jump_host_share_its_connection(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+def test_hosts_behind_one_jump_host_share_its_connection(
+    home: Home, three: tuple[Sshd, Sshd, Sshd]
+) -> None:
     access = home.configure("Host target*\n  ProxyJump outer\n")
     with ThreadPoolExecutor(6) as pool:
-        transports = list(pool.map(lambda n: ssh.connect(Host(name=f"target{n}"), access, NoAsker()), range(6)))
+        transports = list(
+            pool.map(
+                lambda n: ssh.connect(Host(name=f"target{n}"), access, NoAsker()),
+                range(6),
+            )
+        )
     assert three[0].connections() == 1
     assert three[2].connections() == 6
     for transport in transports[:5]:
@@ -84,7 +114,12 @@ def test_hosts_behind_one_jump_host_share_its_connection(home: Home, three: tupl
 
 
 def has_ended(server: Sshd) -> bool:
-    ends = ("Closing connection", "reset by peer", "Disconnecting user", "Connection closed by")
+    ends = (
+        "Closing connection",
+        "reset by peer",
+        "Disconnecting user",
+        "Connection closed by",
+    )
     return any(end in line for line in server.log for end in ends)
 
 
@@ -100,7 +135,9 @@ def test_each_jump_host_is_checked(home: Home, three: tuple[Sshd, Sshd, Sshd]) -
 
 def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(home: Home) -> None:
     port = free_port()
-    access = home.configure(f"Host gpu*\n  ProxyJump bastion\nHost bastion\n  HostName 127.0.0.1\n  Port {port}\n")
+    access = home.configure(
+        f"Host gpu*\n  ProxyJump bastion\nHost bastion\n  HostName 127.0.0.1\n  Port {port}\n"
+    )
 
     def fail(number: int) -> str:
         with pytest.raises(Unreachable) as caught:
@@ -115,7 +152,9 @@ def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(home: Home) 
     ]
 
 
-def test_a_target_that_the_jump_host_can_not_reach(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+def test_a_target_that_the_jump_host_can_not_reach(
+    home: Home, three: tuple[Sshd, Sshd, Sshd]
+) -> None:
     port = free_port()
     access = home.configure("Host lost\n  HostName 127.0.0.1\n  ProxyJump outer\n")
     with pytest.raises(Unreachable) as caught:
@@ -125,10 +164,14 @@ def test_a_target_that_the_jump_host_can_not_reach(home: Home, three: tuple[Sshd
     )
 
 
-def test_a_jump_host_that_asks_names_itself_and_the_host(home: Home, tmp_path: Path) -> None:
+def test_a_jump_host_that_asks_names_itself_and_the_host(
+    home: Home, tmp_path: Path
+) -> None:
     from tests.transports.asking_server import Rules, asking_server
 
-    with asking_server(tmp_path / "asking", Rules(steps=["keyboard-interactive"])) as server:
+    with asking_server(
+        tmp_path / "asking", Rules(steps=["keyboard-interactive"])
+    ) as server:
         home.trust(server)
         access = home.configure(
             f"Host gpu\n  ProxyJump bastion\nHost bastion\n  HostName 127.0.0.1\n  Port {server.port}\n"
@@ -136,7 +179,9 @@ def test_a_jump_host_that_asks_names_itself_and_the_host(home: Home, tmp_path: P
         with pytest.raises(AuthenticationError) as caught:
             ssh.connect(Host(name="gpu"), access, NoAsker())
     assert caught.value.host == "gpu"
-    assert caught.value.message.startswith("gpu: its jump host bastion: asks 'Verification code:'")
+    assert caught.value.message.startswith(
+        "gpu: its jump host bastion: asks 'Verification code:'"
+    )
 
 
 def test_jump_hosts_in_a_circle(home: Home) -> None:
@@ -165,9 +210,13 @@ def relay(tmp_path: Path) -> str:
 
 
 def test_proxy_command(home: Home, server: Sshd, relay: str) -> None:
-    access = home.configure(f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n")
+    access = home.configure(
+        f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n"
+    )
     before = children()
-    with contextlib.closing(ssh.connect(Host(name="via"), access, NoAsker())) as transport:
+    with contextlib.closing(
+        ssh.connect(Host(name="via"), access, NoAsker())
+    ) as transport:
         assert says_hello(transport)
         assert len(children()) == len(before) + 1
     wait_until(lambda: children() == before, "the end of the ProxyCommand")
@@ -178,33 +227,55 @@ def children() -> set[str]:
 
 
 def test_a_proxy_command_that_fails_is_quoted(home: Home) -> None:
-    access = home.configure("Host via\n  ProxyCommand sh -c 'echo no ticket >&2; exit 1'\n")
+    access = home.configure(
+        "Host via\n  ProxyCommand sh -c 'echo no ticket >&2; exit 1'\n"
+    )
     with pytest.raises(Unreachable) as caught:
         ssh.connect(Host(name="via"), access, NoAsker())
-    assert caught.value.message == "via: the connection to via port 22 failed: its ProxyCommand says: no ticket."
+    assert (
+        caught.value.message
+        == "via: the connection to via port 22 failed: its ProxyCommand says: no ticket."
+    )
 
 
 def test_a_proxy_command_that_hangs_is_ended(home: Home) -> None:
     home.configure("Host via\n  ProxyCommand sleep 60\n")
     before = children()
     with pytest.raises(Unreachable) as caught:
-        ssh.connect(Host(name="via"), Access(ssh_config=str(home.config), connect_timeout_s=0.5), NoAsker())
+        ssh.connect(
+            Host(name="via"),
+            Access(ssh_config=str(home.config), connect_timeout_s=0.5),
+            NoAsker(),
+        )
     assert caught.value.message == "via: no answer from via port 22 within 0.5 s."
     wait_until(lambda: children() == before, "the end of the ProxyCommand")
 
 
 def test_an_included_file_decides(home: Home, server: Sshd) -> None:
     (home.folder / "conf.d").mkdir()
-    (home.folder / "conf.d" / "gpus").write_text(f"Host gpu-a\n  HostName 127.0.0.1\n  Port {server.port}\n")
+    (home.folder / "conf.d" / "gpus").write_text(
+        f"Host gpu-a\n  HostName 127.0.0.1\n  Port {server.port}\n"
+    )
     access = home.configure("Include conf.d/*\n")
-    with contextlib.closing(ssh.connect(Host(name="gpu-a"), access, NoAsker())) as transport:
+    with contextlib.closing(
+        ssh.connect(Host(name="gpu-a"), access, NoAsker())
+    ) as transport:
         assert says_hello(transport)
 
 
-def test_a_match_line_that_is_not_understood_is_a_warning(home: Home, server: Sshd) -> None:
+def test_a_match_line_that_is_not_understood_is_a_warning(
+    home: Home, server: Sshd
+) -> None:
     access = home.configure("Match sessiontype shell host 127.0.0.1\n  User nobody\n")
-    line = home.config.read_text().splitlines().index("Match sessiontype shell host 127.0.0.1") + 1
-    with contextlib.closing(ssh.connect(home.host(server), access, NoAsker())) as transport:
+    line = (
+        home.config.read_text()
+        .splitlines()
+        .index("Match sessiontype shell host 127.0.0.1")
+        + 1
+    )
+    with contextlib.closing(
+        ssh.connect(home.host(server), access, NoAsker())
+    ) as transport:
         assert transport.warnings == (
             f"{home.config}, line {line}: 'sessiontype shell host 127.0.0.1' is not understood; this Match block is left out.",
         )
@@ -212,14 +283,20 @@ def test_a_match_line_that_is_not_understood_is_a_warning(home: Home, server: Ss
 
 @pytest.mark.parametrize("kind", ["ssh", "ssh_command"])
 @pytest.mark.parametrize("shell", ["fish", "csh"])
-def test_a_log_in_shell_that_is_no_posix_shell_and_greets(kind: str, shell: str, home: Home, tmp_path: Path) -> None:
+def test_a_log_in_shell_that_is_no_posix_shell_and_greets(
+    kind: str, shell: str, home: Home, tmp_path: Path
+) -> None:
     if reason := reason_without(shell):
         pytest.skip(reason)
     module = ssh if kind == "ssh" else ssh_command
     greets = f'ForceCommand echo "Welcome to the cluster"; exec {shell} -c "$SSH_ORIGINAL_COMMAND"'
-    with sshd(tmp_path / "greets", Path(f"{home.key}.pub"), options=(greets,)) as server:
+    with sshd(
+        tmp_path / "greets", Path(f"{home.key}.pub"), options=(greets,)
+    ) as server:
         home.trust(server)
-        with contextlib.closing(module.connect(home.host(server), home.access, NoAsker())) as transport:
+        with contextlib.closing(
+            module.connect(home.host(server), home.access, NoAsker())
+        ) as transport:
             process = transport.start(("printf", "%s|", "it's", "a\\b!", "$HOME"))
             assert read_all(process) == b"Welcome to the cluster\nit's|a\\b!|$HOME|"
 
@@ -234,22 +311,31 @@ def test_nothing_of_a_connection_stays(home: Home, server: Sshd) -> None:
         transport.close()
         process.close()
     wait_until(lambda: threading.active_count() <= before, "the end of the threads")
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "the end of the descriptors")
+    wait_until(
+        lambda: len(os.listdir("/proc/self/fd")) <= descriptors,
+        "the end of the descriptors",
+    )
 
 
 # ---- connections that end
 
 
 @pytest.fixture(params=["ssh", "ssh_command"])
-def connected(request: pytest.FixtureRequest, home: Home, tmp_path: Path) -> Iterator[tuple[object, Sshd]]:
+def connected(
+    request: pytest.FixtureRequest, home: Home, tmp_path: Path
+) -> Iterator[tuple[object, Sshd]]:
     module = ssh if request.param == "ssh" else ssh_command
     with sshd(tmp_path / "mortal", Path(f"{home.key}.pub")) as server:
         home.trust(server)
-        with contextlib.closing(module.connect(home.host(server), home.access, NoAsker())) as transport:
+        with contextlib.closing(
+            module.connect(home.host(server), home.access, NoAsker())
+        ) as transport:
             yield transport, server
 
 
-def test_a_connection_that_is_closed_ends_a_read_and_refuses_more(connected: tuple[object, Sshd]) -> None:
+def test_a_connection_that_is_closed_ends_a_read_and_refuses_more(
+    connected: tuple[object, Sshd],
+) -> None:
     transport, server = connected
     process = transport.start(("cat",))
     process.write(b"x")
@@ -264,7 +350,10 @@ def test_a_connection_that_is_closed_ends_a_read_and_refuses_more(connected: tup
 
 
 def grandchildren(pid: int) -> list[int]:
-    found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    found = [
+        int(word)
+        for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
     return [deeper for child in found for deeper in (child, *grandchildren(child))]
 
 
@@ -281,9 +370,13 @@ def test_a_connection_that_falls_silent_is_given_up(
 ) -> None:
     """A frozen ProxyCommand stands for a cable that is cut behind a jump host: no packet, no error."""
     monkeypatch.setattr("distmagic.transports.ssh.client.KEEPALIVE_S", 0.2)
-    access = home.configure(f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n")
+    access = home.configure(
+        f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n"
+    )
     before = children()
-    with contextlib.closing(ssh.connect(Host(name="via"), access, NoAsker())) as transport:
+    with contextlib.closing(
+        ssh.connect(Host(name="via"), access, NoAsker())
+    ) as transport:
         process = transport.start(("cat",))
         process.write(b"x")
         assert process.read() == b"x"
@@ -315,18 +408,24 @@ sys.stdin.read()
 
 def test_no_ssh_client_outlives_a_killed_kernel(home: Home, server: Sshd) -> None:
     argv = [sys.executable, "-c", _KERNEL, str(server.port), str(home.config)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as kernel:
         assert kernel.stdout is not None
         pid, folder = kernel.stdout.readline().split()
         kernel.kill()
         kernel.wait(10)
     wait_until(lambda: not is_running(int(pid)), "the end of the ssh client")
-    subprocess.run(["rm", "-r", folder], check=True)  # the one thing that a killed kernel leaves
+    subprocess.run(
+        ["rm", "-r", folder], check=True
+    )  # the one thing that a killed kernel leaves
 
 
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
     except OSError:
         return False
 
@@ -338,15 +437,26 @@ def test_ipv6(home: Home, tmp_path: Path) -> None:
         except OSError:
             pytest.skip("this machine has no IPv6")
         probe.close()
-    with sshd(tmp_path / "six", Path(f"{home.key}.pub"), options=("AddressFamily any", "ListenAddress ::1")) as server:
-        wait_until(lambda: any("listening on ::1" in line for line in server.log), "the second listener")
+    with sshd(
+        tmp_path / "six",
+        Path(f"{home.key}.pub"),
+        options=("AddressFamily any", "ListenAddress ::1"),
+    ) as server:
+        wait_until(
+            lambda: any("listening on ::1" in line for line in server.log),
+            "the second listener",
+        )
         home.trust(server, f"[::1]:{server.port}")
-        with contextlib.closing(ssh.connect(Host(name="::1", port=server.port), home.access, NoAsker())) as transport:
+        with contextlib.closing(
+            ssh.connect(Host(name="::1", port=server.port), home.access, NoAsker())
+        ) as transport:
             assert says_hello(transport)
 
 
 def test_a_typed_user_goes_before_the_configuration(home: Home, server: Sshd) -> None:
     access = home.configure("User me\n")
     with pytest.raises(AuthenticationError) as caught:
-        ssh.connect(Host(name="127.0.0.1", port=server.port, user="you"), access, Answers())
+        ssh.connect(
+            Host(name="127.0.0.1", port=server.port, user="you"), access, Answers()
+        )
     assert "did not let in user you" in caught.value.message

@@ -30,7 +30,16 @@ class OnLogin(LocalTransport):
 
     def __init__(self, slurm: SlurmLab) -> None:
         super().__init__()
-        enter = ("nsenter", "--target", str(slurm.login._first_pid), "--net", "--uts", "--ipc", "--pid", "--mount")
+        enter = (
+            "nsenter",
+            "--target",
+            str(slurm.login._first_pid),
+            "--net",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--mount",
+        )
         self._enter = (*enter, "--", "env", "-C", "/home/node", "HOME=/home/node")
 
     def start(self, argv: tuple[str, ...]) -> PipedProcess:
@@ -38,17 +47,31 @@ class OnLogin(LocalTransport):
 
 
 @pytest.fixture(scope="module", params=["on the log-in node", "over SSH"])
-def allocation(request: pytest.FixtureRequest, session_slurm: SlurmLab) -> Iterator[Allocation]:
+def allocation(
+    request: pytest.FixtureRequest, session_slurm: SlurmLab
+) -> Iterator[Allocation]:
     slurm = session_slurm
     slurm.cancel_all()
     access = Access(ssh_config=str(slurm.lab.ssh_config))
 
     def reach(asker: Asker) -> Transport:
-        return OnLogin(slurm) if request.param == "on the log-in node" else connect(parse_host("dm1"), access, asker)
+        return (
+            OnLogin(slurm)
+            if request.param == "on the log-in node"
+            else connect(parse_host("dm1"), access, asker)
+        )
 
     shell, asker = Shell("dm1", reach), NotebookAsker(can_ask=False)
     wanted = AllocationRequest(login="dm1", nodes=2)
-    made = submitted(wanted, shell, asker, comment="distmagic:test", python="python3", lease_s=60.0, is_elastic=False)
+    made = submitted(
+        wanted,
+        shell,
+        asker,
+        comment="distmagic:test",
+        python="python3",
+        lease_s=60.0,
+        is_elastic=False,
+    )
     made.wait(asker, lambda _: None)
     yield made
     made.end()
@@ -57,8 +80,12 @@ def allocation(request: pytest.FixtureRequest, session_slurm: SlurmLab) -> Itera
 
 
 @pytest.fixture
-def transport(allocation: Allocation, session_slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
-    monkeypatch.setattr(tempfile, "tempdir", str(session_slurm.lab.folder))  # which the nodes see, too
+def transport(
+    allocation: Allocation, session_slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Transport]:
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(session_slurm.lab.folder)
+    )  # which the nodes see, too
     made = allocation.transport(allocation.hosts[1], NotebookAsker(can_ask=False))
     yield made
     made.close()
@@ -69,12 +96,25 @@ def test_contract(check: Callable[[Transport], None], transport: Transport) -> N
     check(transport)
 
 
-def test_a_job_that_has_ended_is_told_by_the_first_read(session_slurm: SlurmLab) -> None:
+def test_a_job_that_has_ended_is_told_by_the_first_read(
+    session_slurm: SlurmLab,
+) -> None:
     slurm = session_slurm
-    access, asker = Access(ssh_config=str(slurm.lab.ssh_config)), NotebookAsker(can_ask=False)
+    access, asker = (
+        Access(ssh_config=str(slurm.lab.ssh_config)),
+        NotebookAsker(can_ask=False),
+    )
     shell = Shell("dm1", lambda asker: connect(parse_host("dm1"), access, asker))
     wanted = AllocationRequest(login="dm1")
-    made = submitted(wanted, shell, asker, comment="distmagic:test", python="python3", lease_s=60.0, is_elastic=False)
+    made = submitted(
+        wanted,
+        shell,
+        asker,
+        comment="distmagic:test",
+        python="python3",
+        lease_s=60.0,
+        is_elastic=False,
+    )
     (host,) = made.wait(asker, lambda _: None)
     way = made.transport(host, asker)
     slurm.cancel_all()
@@ -86,13 +126,17 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(session_slurm: SlurmLab)
     shell.close()
 
 
-def test_a_log_in_node_that_is_gone_is_a_lost_connection(session_slurm: SlurmLab) -> None:
+def test_a_log_in_node_that_is_gone_is_a_lost_connection(
+    session_slurm: SlurmLab,
+) -> None:
     shell = Shell("dm1", lambda _: OnLogin(session_slurm))
     with pytest.raises(ConnectionLost):
         shell.start(("true",))
 
 
 def test_the_name_of_a_node_is_another_place_in_another_allocation() -> None:
-    first, second = (Host(name="a1", allocation=f"here:slurm:{job}") for job in (17, 18))
+    first, second = (
+        Host(name="a1", allocation=f"here:slurm:{job}") for job in (17, 18)
+    )
     assert first != second
     assert first.by_hand == "srun --jobid=17 --overlap -N1 -n1 -w a1"

@@ -65,15 +65,30 @@ def test_an_alias_in_full(dot_ssh: Path) -> None:
             ProxyCommand nc %h %p
         """,
     )
-    assert (found.hostname, found.user, found.port) == ("gpu-a.cluster.example", "jo", 2222)
-    assert found.identity_files == (f"{dot_ssh}/one", f"{dot_ssh}/two of jo", f"{dot_ssh}/three")
+    assert (found.hostname, found.user, found.port) == (
+        "gpu-a.cluster.example",
+        "jo",
+        2222,
+    )
+    assert found.identity_files == (
+        f"{dot_ssh}/one",
+        f"{dot_ssh}/two of jo",
+        f"{dot_ssh}/three",
+    )
     assert found.identities_only
     assert not found.default_keys
-    assert found.jumps == (Host(name="bastion", user="ops", port=2200), Host(name="fd00::1", port=22))
+    assert found.jumps == (
+        Host(name="bastion", user="ops", port=2200),
+        Host(name="fd00::1", port=22),
+    )
     assert found.proxy_command is None  # the jump came first
     assert found.user_known_hosts == (f"{dot_ssh}/kh1", f"{dot_ssh}/kh 2")
     assert found.global_known_hosts == ("/dev/null",)
-    assert (found.host_key_alias, found.connect_timeout_s, found.batch_mode) == ("cluster", 5.0, True)
+    assert (found.host_key_alias, found.connect_timeout_s, found.batch_mode) == (
+        "cluster",
+        5.0,
+        True,
+    )
     assert found.warnings == ()
 
 
@@ -85,7 +100,10 @@ def test_what_was_typed_goes_first(dot_ssh: Path) -> None:
 
 def test_proxy_command_and_its_tokens(dot_ssh: Path) -> None:
     text = "ProxyCommand corp-proxy --to %h:%p --as '%r' 100%%\nProxyJump never\n"
-    assert look_up(dot_ssh, text).proxy_command == "corp-proxy --to gpu-a:22 --as 'me' 100%"
+    assert (
+        look_up(dot_ssh, text).proxy_command
+        == "corp-proxy --to gpu-a:22 --as 'me' 100%"
+    )
     assert look_up(dot_ssh, text).jumps == ()
     assert look_up(dot_ssh, "ProxyCommand none\n").proxy_command is None
     assert look_up(dot_ssh, "ProxyJump none\n").jumps == ()
@@ -96,9 +114,13 @@ def test_the_agent(dot_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTHER", "/run/other")
     assert look_up(dot_ssh, "").identity_agent == "/run/agent"
     assert look_up(dot_ssh, "IdentityAgent none\n").identity_agent is None
-    assert look_up(dot_ssh, "IdentityAgent ~/agent\n").identity_agent == str(dot_ssh.parent / "agent")
+    assert look_up(dot_ssh, "IdentityAgent ~/agent\n").identity_agent == str(
+        dot_ssh.parent / "agent"
+    )
     assert look_up(dot_ssh, "IdentityAgent $OTHER\n").identity_agent == "/run/other"
-    assert look_up(dot_ssh, "IdentityAgent ${OTHER}/x\n").identity_agent == "/run/other/x"
+    assert (
+        look_up(dot_ssh, "IdentityAgent ${OTHER}/x\n").identity_agent == "/run/other/x"
+    )
 
 
 def test_include_is_relative_nested_and_ends_with_its_block(dot_ssh: Path) -> None:
@@ -106,7 +128,9 @@ def test_include_is_relative_nested_and_ends_with_its_block(dot_ssh: Path) -> No
     (dot_ssh / "d" / "1").write_text("Include d/deep\nHost other\n  User no\n")
     (dot_ssh / "d" / "deep").write_text("Port 1\n")
     (dot_ssh / "inner").write_text("Host gpu-a\n  HostKeyAlias only-if-outer\n")
-    text = "Host gpu-a\n  Include d/1 d/nothing*\n  User jo\nHost gpu-b\n  Include inner\n"
+    text = (
+        "Host gpu-a\n  Include d/1 d/nothing*\n  User jo\nHost gpu-b\n  Include inner\n"
+    )
     found = look_up(dot_ssh, text)
     assert (found.port, found.user, found.host_key_alias) == (1, "jo", None)
 
@@ -145,11 +169,19 @@ def test_match_final_sees_what_all_files_set(dot_ssh: Path) -> None:
     assert look_up(dot_ssh, text).port == 7
 
 
-@pytest.mark.parametrize("match", ["localnetwork 10.0.0.0/8", "host", "sessiontype shell", "version 9", '"'])
-def test_a_match_line_that_is_not_understood_is_named_and_left_out(match: str, dot_ssh: Path) -> None:
-    found = look_up(dot_ssh, f"User jo\nMatch {match}\n  Port 7\nHost gpu-a\n  HostKeyAlias after\n")
+@pytest.mark.parametrize(
+    "match", ["localnetwork 10.0.0.0/8", "host", "sessiontype shell", "version 9", '"']
+)
+def test_a_match_line_that_is_not_understood_is_named_and_left_out(
+    match: str, dot_ssh: Path
+) -> None:
+    found = look_up(
+        dot_ssh, f"User jo\nMatch {match}\n  Port 7\nHost gpu-a\n  HostKeyAlias after\n"
+    )
     assert (found.user, found.port, found.host_key_alias) == ("jo", 22, "after")
-    assert found.warnings == (f"{dot_ssh}/config, line 2: {match!r} is not understood; this Match block is left out.",)
+    assert found.warnings == (
+        f"{dot_ssh}/config, line 2: {match!r} is not understood; this Match block is left out.",
+    )
 
 
 def test_lines_without_a_value_are_named(dot_ssh: Path) -> None:
@@ -162,14 +194,20 @@ def test_lines_without_a_value_are_named(dot_ssh: Path) -> None:
 
 
 def test_canonical_names_are_named(dot_ssh: Path) -> None:
-    assert "CanonicalizeHostname is not followed" in look_up(dot_ssh, "CanonicalizeHostname yes\n").warnings[0]
+    assert (
+        "CanonicalizeHostname is not followed"
+        in look_up(dot_ssh, "CanonicalizeHostname yes\n").warnings[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("Port ssh\n", "port 'ssh' of gpu-a in the ssh configuration is not a number."),
-        ("Port 70000\n", "port '70000' of gpu-a in the ssh configuration is not a number."),
+        (
+            "Port 70000\n",
+            "port '70000' of gpu-a in the ssh configuration is not a number.",
+        ),
         ("ProxyJump a:b:c\n", "ProxyJump 'a:b:c' of gpu-a is not a host."),
     ],
 )
@@ -181,7 +219,9 @@ def test_values_that_can_not_be_used(text: str, message: str, dot_ssh: Path) -> 
 
 def test_names_to_complete(dot_ssh: Path) -> None:
     (dot_ssh / "more").write_text("Host deep\n")
-    (dot_ssh / "config").write_text("Host a b-* c !d\nInclude more\nMatch host x\nHost *\nHost a e # f\n")
+    (dot_ssh / "config").write_text(
+        "Host a b-* c !d\nInclude more\nMatch host x\nHost *\nHost a e # f\n"
+    )
     assert host_names() == ("a", "c", "deep", "e")
     assert host_names(str(dot_ssh / "missing")) == ()
 
@@ -205,20 +245,34 @@ Host gpu-a gpu-b
 def test_openssh_reads_the_same_file_the_same_way(name: str, dot_ssh: Path) -> None:
     (dot_ssh / "config").write_text(_SAME.replace("more", f"{dot_ssh}/more"))
     (dot_ssh / "more").write_text("User jo\nHost gpu-a\n  ConnectTimeout 9\n")
-    said = subprocess.run(["ssh", "-G", "-F", dot_ssh / "config", name], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["ssh", "-G", "-F", dot_ssh / "config", name],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     theirs = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
     ours = resolve(Host(name=name), str(dot_ssh / "config"))
     assert (ours.hostname, str(ours.port)) == (theirs["hostname"], theirs["port"])
     assert (ours.host_key_alias or "") == theirs.get("hostkeyalias", "")
     assert (ours.connect_timeout_s is None) == (theirs["connecttimeout"] == "none")
-    assert ours.user == theirs["user"] or name == "other"  # who we are is faked for us only
-    assert ours.user_known_hosts[0].endswith("/last") == theirs["userknownhostsfile"].endswith("/last")
+    assert (
+        ours.user == theirs["user"] or name == "other"
+    )  # who we are is faked for us only
+    assert ours.user_known_hosts[0].endswith("/last") == theirs[
+        "userknownhostsfile"
+    ].endswith("/last")
 
 
 def test_an_edit_of_any_file_is_noticed(dot_ssh: Path) -> None:
     config, more = dot_ssh / "config", dot_ssh / "more"
     seen = [file_versions(None)]
-    for file, text in ((config, "Include more\n"), (more, "Host a\n"), (more, "Host a b\n"), (config, "Host a\n")):
+    for file, text in (
+        (config, "Include more\n"),
+        (more, "Host a\n"),
+        (more, "Host a b\n"),
+        (config, "Host a\n"),
+    ):
         file.write_text(text)
         seen.append(file_versions(None))
     assert len(set(seen)) == 5
@@ -229,4 +283,6 @@ def test_a_file_is_read_once_and_again_after_an_edit(dot_ssh: Path) -> None:
     assert look_up(dot_ssh, "Host gpu-a\n  HostName 10.0.0.1\n").hostname == "10.0.0.1"
     path = str(dot_ssh / "config")
     assert read_lines(path) is read_lines(path)
-    assert look_up(dot_ssh, "Host gpu-a\n  HostName 10.0.0.12\n").hostname == "10.0.0.12"
+    assert (
+        look_up(dot_ssh, "Host gpu-a\n  HostName 10.0.0.12\n").hostname == "10.0.0.12"
+    )

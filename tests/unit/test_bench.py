@@ -10,19 +10,47 @@ import pytest
 from tests import REPOSITORY
 from tests.bench import table
 from tests.bench.__main__ import SECTIONS
-from tests.bench.figures import MetricRow, Section, Spread, Target, judged, ratios, spread, verdict
+from tests.bench.figures import (
+    MetricRow,
+    Section,
+    Spread,
+    Target,
+    judged,
+    ratios,
+    spread,
+    verdict,
+)
 
 ROW = MetricRow(
-    what="start", unit="s", ours=(1.0, 2.0, 6.0), against="by hand", theirs=(4.0, 4.0, 8.0), target=Target(limit=0.6)
+    what="start",
+    unit="s",
+    ours=(1.0, 2.0, 6.0),
+    against="by hand",
+    theirs=(4.0, 4.0, 8.0),
+    target=Target(limit=0.6),
 )
-ALONE = MetricRow(what="loading", unit="ms", ours=(40.0,), target=Target(limit=100, of="ours"))
+ALONE = MetricRow(
+    what="loading", unit="ms", ours=(40.0,), target=Target(limit=100, of="ours")
+)
 MISSING = MetricRow(
-    what="a | b", unit="s", ours=(1.0,), against="tool", target=Target(limit=1), note="can't be <installed>"
+    what="a | b",
+    unit="s",
+    ours=(1.0,),
+    against="tool",
+    target=Target(limit=1),
+    note="can't be <installed>",
 )
 
 
 def section(*rows: MetricRow) -> Section:
-    return Section(name="start", title="Starting", rows=rows, when="2026-01-02 03:04", took_s=61.5, machine="2 cores")
+    return Section(
+        name="start",
+        title="Starting",
+        rows=rows,
+        when="2026-01-02 03:04",
+        took_s=61.5,
+        machine="2 cores",
+    )
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -43,7 +71,9 @@ def test_ratios_pair_the_rounds():
 
 
 def test_ratios_of_unequal_rounds_are_by_their_median():
-    assert ratios(MetricRow(what="", unit="s", ours=(1.0, 2.0), theirs=(1.0, 4.0, 5.0))) == (0.25, 0.5)
+    assert ratios(
+        MetricRow(what="", unit="s", ours=(1.0, 2.0), theirs=(1.0, 4.0, 5.0))
+    ) == (0.25, 0.5)
 
 
 def test_no_ratio_without_both():
@@ -52,17 +82,34 @@ def test_no_ratio_without_both():
 
 
 def test_a_ratio_to_nothing_is_infinite():
-    assert ratios(MetricRow(what="", unit="s", ours=(1.0,), theirs=(0.0,))) == (float("inf"),)
+    assert ratios(MetricRow(what="", unit="s", ours=(1.0,), theirs=(0.0,))) == (
+        float("inf"),
+    )
 
 
 @pytest.mark.parametrize(
     ("row", "word"),
     [
         (ROW, "met"),
-        (MetricRow(what="", unit="s", ours=(3.0,), theirs=(4.0,), target=Target(limit=0.6)), "missed"),
-        (MetricRow(what="", unit="s", ours=(0.6,), theirs=(1.0,), target=Target(limit=0.6)), "met"),
+        (
+            MetricRow(
+                what="", unit="s", ours=(3.0,), theirs=(4.0,), target=Target(limit=0.6)
+            ),
+            "missed",
+        ),
+        (
+            MetricRow(
+                what="", unit="s", ours=(0.6,), theirs=(1.0,), target=Target(limit=0.6)
+            ),
+            "met",
+        ),
         (ALONE, "met"),
-        (MetricRow(what="", unit="ms", ours=(101.0,), target=Target(limit=100, of="ours")), "missed"),
+        (
+            MetricRow(
+                what="", unit="ms", ours=(101.0,), target=Target(limit=100, of="ours")
+            ),
+            "missed",
+        ),
         (MISSING, "not measured"),
         (MetricRow(what="", unit="ms", ours=(1.0,)), ""),
     ],
@@ -95,13 +142,23 @@ def test_cells():
     assert table.cells(ROW) == (
         "start", "2.00 s (1.00..6.00)", "4.00 s (4.00..8.00)", "by hand", "0.5x (0.25..0.75)", "<= 0.6x", "met",
     )  # fmt: skip
-    assert table.cells(ALONE) == ("loading", "40.0 ms", "-", "", "-", "<= 100 ms", "met")
+    assert table.cells(ALONE) == (
+        "loading",
+        "40.0 ms",
+        "-",
+        "",
+        "-",
+        "<= 100 ms",
+        "met",
+    )
 
 
 def test_text_has_columns_and_notes():
     lines = table.as_text([section(ALONE, MISSING)]).splitlines()
     assert lines[0] == "Starting (start; 2026-01-02 03:04; 62 s; 2 cores)"
-    assert lines[2].index("40.0 ms") == lines[1].index("ours") == lines[3].index("1.00 s")
+    assert (
+        lines[2].index("40.0 ms") == lines[1].index("ours") == lines[3].index("1.00 s")
+    )
     assert lines[4] == "  * a | b / tool: can't be <installed>"
 
 
@@ -130,14 +187,19 @@ def test_a_page_gets_the_table_between_its_marks_again_and_again():
     assert table.into_page(once, "new") == once
 
 
-@pytest.mark.parametrize("page", ["nothing", f"{table.BEGIN}", f"{table.END} {table.BEGIN}"])
+@pytest.mark.parametrize(
+    "page", ["nothing", f"{table.BEGIN}", f"{table.END} {table.BEGIN}"]
+)
 def test_a_page_without_the_marks_is_left_alone(page):
     with pytest.raises(ValueError, match=r"the page has no"):
         table.into_page(page, "new")
 
 
 def test_the_readme_gets_ten_rows_with_their_medians():
-    rows = [MetricRow(what=what, unit="s", ours=(1.0, 2.0, 6.0), against=against) for what, against in table.HEADLINES]
+    rows = [
+        MetricRow(what=what, unit="s", ours=(1.0, 2.0, 6.0), against=against)
+        for what, against in table.HEADLINES
+    ]
     lines = table.headlines([section(ROW, *rows)]).splitlines()
     assert len(lines) == 2 + 10
     assert lines[2] == "| first user line, cold | 2.00 s | - | ssh + torchrun by hand |"
@@ -146,13 +208,22 @@ def test_the_readme_gets_ten_rows_with_their_medians():
 
 
 def test_machines_are_said_once_and_their_loads_after_them():
-    twice = [replace(section(ROW), machine=f"2 cores, load before {load}") for load in (0.9, 1.5)]
+    twice = [
+        replace(section(ROW), machine=f"2 cores, load before {load}")
+        for load in (0.9, 1.5)
+    ]
     said = table.as_markdown(twice).splitlines()[0]
-    assert said.startswith("Measured by `make bench` on 2 cores; load before each section 0.9, 1.5; median")
+    assert said.startswith(
+        "Measured by `make bench` on 2 cores; load before each section 0.9, 1.5; median"
+    )
 
 
 # The sections run by hand only; a name that was moved would be noticed late.
-SECTION_FILES = sorted(file.stem for file in (REPOSITORY / "tests" / "bench").glob("*.py") if file.stem != "__main__")
+SECTION_FILES = sorted(
+    file.stem
+    for file in (REPOSITORY / "tests" / "bench").glob("*.py")
+    if file.stem != "__main__"
+)
 
 
 @pytest.mark.parametrize("name", SECTION_FILES)

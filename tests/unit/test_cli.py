@@ -29,13 +29,20 @@ def ran(monkeypatch):
 
     Ran.calls = []
     monkeypatch.setattr(programs, "run_program", run_program)
-    monkeypatch.setattr(programs, "dry_run", lambda *given: f"would run {given[2].target}")
+    monkeypatch.setattr(
+        programs, "dry_run", lambda *given: f"would run {given[2].target}"
+    )
     monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
     return Ran
 
 
 def test_flags_stand_before_the_script(ran, monkeypatch, capsys):
-    assert cli.main(["run", "--hosts", "gpu-a:4", "--cold", "train.py", "50", "--lr", "0.1"]) == 0
+    assert (
+        cli.main(
+            ["run", "--hosts", "gpu-a:4", "--cold", "train.py", "50", "--lr", "0.1"]
+        )
+        == 0
+    )
     ((_, program, hosts, access),) = ran.calls
     assert program == Program(target="train.py", args=("50", "--lr", "0.1"))
     assert [(host.name, host.slots) for host in hosts] == [("gpu-a", 4)]
@@ -50,17 +57,43 @@ def test_flags_stand_before_the_script(ran, monkeypatch, capsys):
 
 def test_nodes_may_come_from_slurm(ran, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOSTS", "gpu-b")
-    assert cli.main(["run", "--on", "slurm:login1", "--nodes", "2", "--exclusive", "train.py", "50"]) == 0
+    assert (
+        cli.main(
+            [
+                "run",
+                "--on",
+                "slurm:login1",
+                "--nodes",
+                "2",
+                "--exclusive",
+                "train.py",
+                "50",
+            ]
+        )
+        == 0
+    )
     ((request, program, hosts, _),) = ran.calls
     assert program == Program(target="train.py", args=("50",))
-    assert (request.allocation.login, request.allocation.nodes, hosts) == ("login1", 2, ())
+    assert (request.allocation.login, request.allocation.nodes, hosts) == (
+        "login1",
+        2,
+        (),
+    )
 
 
 @pytest.mark.parametrize(
     ("outcome", "code", "said"),
     [
-        (WorkerFailed("rank 1 raised ValueError.", "Look."), 1, "rank 1 raised ValueError.\nLook.\n"),
-        (PreflightError("gpu-a", "no torch.", "Install it."), 1, "gpu-a: no torch.\nInstall it.\n"),
+        (
+            WorkerFailed("rank 1 raised ValueError.", "Look."),
+            1,
+            "rank 1 raised ValueError.\nLook.\n",
+        ),
+        (
+            PreflightError("gpu-a", "no torch.", "Install it."),
+            1,
+            "gpu-a: no torch.\nInstall it.\n",
+        ),
         (Cancelled("Interrupted."), 130, "Interrupted.\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -72,11 +105,15 @@ def test_the_exit_code_says_how_it_ended(ran, capsys, outcome, code, said):
 
 
 def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys):
-    ran.outcome = WorkerFailed("rank 1 raised ValueError.", "Its whole output: run.logs(1), on gpu-a.")
+    ran.outcome = WorkerFailed(
+        "rank 1 raised ValueError.", "Its whole output: run.logs(1), on gpu-a."
+    )
     ran.outcome.run = SimpleNamespace(job="1122-7")
     cli.main(["run", "train.py"])
     said = capsys.readouterr().err
-    assert said.endswith("Its whole output: %distributed logs 1122-7 1, in a notebook, on gpu-a.\n")
+    assert said.endswith(
+        "Its whole output: %distributed logs 1122-7 1, in a notebook, on gpu-a.\n"
+    )
 
 
 def test_a_job_that_goes_on_alone_is_named(ran, capsys):
@@ -90,9 +127,18 @@ def test_a_job_that_goes_on_alone_is_named(ran, capsys):
     [
         (["runn", "x"], "distmagic runn is not known.\n"),
         (["run"], "No script is named.\n"),
-        (["run", "--hots", "a", "x.py"], "--hots is not a flag of %%distributed.\nDid you mean --hosts?"),
-        (["run", "--whole", "x.py"], "--whole is for a cell; a script always runs as a whole.\nLeave it out.\n"),
-        (["run", "--name", "a/b", "x.py"], "--name 'a/b' is not the name of a directory.\n"),
+        (
+            ["run", "--hots", "a", "x.py"],
+            "--hots is not a flag of %%distributed.\nDid you mean --hosts?",
+        ),
+        (
+            ["run", "--whole", "x.py"],
+            "--whole is for a cell; a script always runs as a whole.\nLeave it out.\n",
+        ),
+        (
+            ["run", "--name", "a/b", "x.py"],
+            "--name 'a/b' is not the name of a directory.\n",
+        ),
     ],
 )
 def test_a_mistake_in_the_words_is_told(ran, capsys, words, said):
@@ -102,5 +148,9 @@ def test_a_mistake_in_the_words_is_told(ran, capsys, words, said):
 
 
 def test_help_is_printed(ran, capsys):
-    assert (cli.main([]), cli.main(["--help"]), cli.main(["run", "--help"])) == (2, 0, 0)
+    assert (cli.main([]), cli.main(["--help"]), cli.main(["run", "--help"])) == (
+        2,
+        0,
+        0,
+    )
     assert "distmagic run [FLAGS] SCRIPT [ARGUMENTS]" in capsys.readouterr().out

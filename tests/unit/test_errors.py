@@ -36,8 +36,17 @@ RuntimeError: no
 @pytest.mark.parametrize(
     ("traceback", "own"),
     [
-        (CELL, ["  Cell In[2], line 3, in halve", "--> return torch.nn.functional.relu(x, y)"]),
-        (SCRIPT, ['  File "/home/me/train.py", line 12, in step', "--> loss.backward()"]),
+        (
+            CELL,
+            [
+                "  Cell In[2], line 3, in halve",
+                "--> return torch.nn.functional.relu(x, y)",
+            ],
+        ),
+        (
+            SCRIPT,
+            ['  File "/home/me/train.py", line 12, in step', "--> loss.backward()"],
+        ),
         (LIBRARY, []),
         ("", []),
         ("Cell In[1]", []),
@@ -46,7 +55,9 @@ RuntimeError: no
 )
 def test_the_error_box_shows_the_innermost_line_of_the_users_own(traceback, own):
     error = WorkerFailed(
-        "rank 1 (gpu-a, local_rank 1) raised TypeError: no", "Its whole output: run.logs(1).", traceback
+        "rank 1 (gpu-a, local_rank 1) raised TypeError: no",
+        "Its whole output: run.logs(1).",
+        traceback,
     )
     assert error._render_traceback_() == [
         "WorkerFailed: rank 1 (gpu-a, local_rank 1) raised TypeError: no", *own, "Its whole output: run.logs(1).",

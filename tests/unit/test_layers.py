@@ -63,7 +63,13 @@ FOREIGN = {
     "torch": "remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config",
 }
-SLOW = {"torch", "paramiko", "asyncssh", "ipywidgets", "cloudpickle"}  # `%load_ext distmagic` imports none of them
+SLOW = {
+    "torch",
+    "paramiko",
+    "asyncssh",
+    "ipywidgets",
+    "cloudpickle",
+}  # `%load_ext distmagic` imports none of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,9 @@ def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(part for part in parts if part != "__init__") or "distmagic"] = path
+        found[".".join(part for part in parts if part != "__init__") or "distmagic"] = (
+            path
+        )
     return found
 
 
@@ -97,16 +105,27 @@ def _walk(node: ast.AST, *, is_lazy: bool) -> Iterator[Import]:
             yield from (Import(alias.name, is_lazy) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "relative imports don't say where they lead"
-            yield from (Import(_target(child.module or "", alias.name), is_lazy) for alias in child.names)
+            yield from (
+                Import(_target(child.module or "", alias.name), is_lazy)
+                for alias in child.names
+            )
         else:
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            is_function = isinstance(
+                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+            )
+            is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(
+                child.test
+            )
             yield from _walk(child, is_lazy=is_lazy or is_function or is_for_types)
 
 
 def _target(module: str, name: str) -> str:
     inner = f"{module}.{name}".removeprefix("distmagic.")
-    return f"{module}.{name}" if module.startswith("distmagic") and inner in MODULES else module
+    return (
+        f"{module}.{name}"
+        if module.startswith("distmagic") and inner in MODULES
+        else module
+    )
 
 
 def ours(name: str) -> Iterator[Import]:
@@ -118,12 +137,20 @@ def ours(name: str) -> Iterator[Import]:
 
 def package_of(name: str) -> str:
     """Return the entry of the table to which a module belongs: the longest that it begins with."""
-    return max((entry for entry in PACKAGES if f"{name}.".startswith(f"{entry}.")), key=len, default="")
+    return max(
+        (entry for entry in PACKAGES if f"{name}.".startswith(f"{entry}.")),
+        key=len,
+        default="",
+    )
 
 
 def test_every_module_has_a_package_and_every_package_a_module():
-    assert [name for name in MODULES if not package_of(name)] == [], "modules of no package"
-    assert set(PACKAGES) - {package_of(name) for name in MODULES} == set(), "packages without a module"
+    assert [name for name in MODULES if not package_of(name)] == [], (
+        "modules of no package"
+    )
+    assert set(PACKAGES) - {package_of(name) for name in MODULES} == set(), (
+        "packages without a module"
+    )
 
 
 def test_no_package_imports_from_a_higher_one():
@@ -136,11 +163,25 @@ def test_no_package_imports_from_a_higher_one():
     assert climbs == []
 
 
-@pytest.mark.parametrize("package", [name for name in PACKAGES if (PACKAGE / name.replace(".", "/")).is_dir()])
-def test_a_package_is_small_enough_to_be_seen_at_once_and_says_what_happens_in_it(package):
+@pytest.mark.parametrize(
+    "package",
+    [name for name in PACKAGES if (PACKAGE / name.replace(".", "/")).is_dir()],
+)
+def test_a_package_is_small_enough_to_be_seen_at_once_and_says_what_happens_in_it(
+    package,
+):
     folder = PACKAGE / package.replace(".", "/")
-    assert len(list(folder.glob("*.py"))) <= 15, "with its __init__: more than 14 modules are two packages"
-    assert len((ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "").split()) >= 6
+    assert len(list(folder.glob("*.py"))) <= 15, (
+        "with its __init__: more than 14 modules are two packages"
+    )
+    assert (
+        len(
+            (
+                ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+            ).split()
+        )
+        >= 6
+    )
 
 
 def test_modules_that_travel_import_only_python_and_each_other():
@@ -169,7 +210,10 @@ def test_every_foreign_library_is_imported_where_the_table_says():
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    graph = {name: {found.module for found in ours(name) if not found.is_lazy} & set(MODULES) for name in MODULES}
+    graph = {
+        name: {found.module for found in ours(name) if not found.is_lazy} & set(MODULES)
+        for name in MODULES
+    }
     while leaves := {name for name, needs in graph.items() if not needs & set(graph)}:
         graph = {name: needs for name, needs in graph.items() if name not in leaves}
     assert graph == {}, "in a circle, or behind one"
@@ -181,8 +225,13 @@ def test_loading_the_extension_imports_nothing_slow():
         name = queue.pop()
         if name in MODULES and name not in reached:
             reached.add(name)
-            packages = {".".join(name.split(".")[:end]) for end in range(1, len(name.split(".")))}
-            queue += [found.module for found in ours(name) if not found.is_lazy] + list(packages)
+            packages = {
+                ".".join(name.split(".")[:end])
+                for end in range(1, len(name.split(".")))
+            }
+            queue += [found.module for found in ours(name) if not found.is_lazy] + list(
+                packages
+            )
     slow = {
         f"{name} imports {found.module}"
         for name in reached

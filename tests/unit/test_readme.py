@@ -28,7 +28,9 @@ PICTURE_BYTES = 150_000
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
 def name_of(page: Path) -> str:
@@ -65,8 +67,12 @@ def test_help_pages_link_to_each_other_only(page):
 
 @each_page
 def test_every_make_command_is_a_target(page):
-    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-    code = "\n".join(blocks(page, "")) + " ".join(re.findall(r"`(.*?)`", page.read_text()))
+    targets = set(
+        re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    )
+    code = "\n".join(blocks(page, "")) + " ".join(
+        re.findall(r"`(.*?)`", page.read_text())
+    )
     assert set(re.findall(r"\bmake ([a-z]+)\b", code)) <= targets
 
 
@@ -84,16 +90,23 @@ def test_flags_are_those_of_the_magic(page):
 
 def test_the_page_of_flags_has_them_all():
     page = REPOSITORY / "distmagic" / "help" / "flags.md"
-    rows = "\n".join(line for line in page.read_text().splitlines() if line.startswith("| `-"))
+    rows = "\n".join(
+        line for line in page.read_text().splitlines() if line.startswith("| `-")
+    )
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", rows))
-    assert named == set(flags.flag_names()) - {"--help", "--output"}  # the latter is -o there
+    assert named == set(flags.flag_names()) - {
+        "--help",
+        "--output",
+    }  # the latter is -o there
     assert "`-o NAME`" in rows
 
 
 def test_flags_keep_torchruns_names():
     from torch.distributed.run import get_args_parser
 
-    theirs = {name for action in get_args_parser()._actions for name in action.option_strings}
+    theirs = {
+        name for action in get_args_parser()._actions for name in action.option_strings
+    }
     assert set(flags.flag_names()) >= TORCHRUN
     assert theirs >= TORCHRUN
 
@@ -120,7 +133,11 @@ def test_the_picture_is_there_for_light_and_dark_and_is_small():
         assert (REPOSITORY / picture).stat().st_size < PICTURE_BYTES
 
 
-@pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=lambda found: getattr(found, "stem", None) or found[:25])
+@pytest.mark.parametrize(
+    ("page", "snippet"),
+    SNIPPETS,
+    ids=lambda found: getattr(found, "stem", None) or found[:25],
+)
 def test_python_of_the_pages_is_python(page, snippet):
     if snippet.startswith("%%distributed"):
         line, _, cell = snippet.partition("\n")
@@ -132,15 +149,22 @@ def test_python_of_the_pages_is_python(page, snippet):
 
 
 def test_the_cell_of_the_readme_says_what_it_means():
-    (snippet,) = [one for one in blocks(README, "python") if one.startswith("%%distributed")]
+    (snippet,) = [
+        one for one in blocks(README, "python") if one.startswith("%%distributed")
+    ]
     line, _, cell = snippet.partition("\n")
     request = flags.parse_line(line.removeprefix("%%distributed"), flags.Defaults())
     assert request.output == "run"
-    assert ast.unparse(parse_cell(cell, whole=False).call) == "train(torch.zeros(100), torch.randn(1000, 64, 100))"
+    assert (
+        ast.unparse(parse_cell(cell, whole=False).call)
+        == "train(torch.zeros(100), torch.randn(1000, 64, 100))"
+    )
 
 
 def test_the_cell_of_the_readme_has_eight_lines():
-    (snippet,) = [one for one in blocks(README, "python") if one.startswith("%%distributed")]
+    (snippet,) = [
+        one for one in blocks(README, "python") if one.startswith("%%distributed")
+    ]
     _, *lines = snippet.splitlines()
     assert len(lines) == 8
     assert [line for line in lines if ";" in line or len(line) > 120] == []
@@ -150,7 +174,9 @@ def test_the_cell_of_the_readme_has_eight_lines():
 def test_hosts_of_the_pages_are_hosts(page):
     text = page.read_text()
     for hosts in re.findall(
-        r"(?:%distributed hosts |--hosts |DISTMAGIC_HOSTS=)([\w.@:,\[\] -]+?)(?:  +#|`|$)", text, re.MULTILINE
+        r"(?:%distributed hosts |--hosts |DISTMAGIC_HOSTS=)([\w.@:,\[\] -]+?)(?:  +#|`|$)",
+        text,
+        re.MULTILINE,
     ):
         assert parse_hosts(hosts)
 
@@ -174,8 +200,12 @@ def test_what_the_readme_says_of_the_bench_stands_on_its_page():
     measured = set()
     for line in page.splitlines():
         if line.startswith("| "):
-            what, ours, theirs, against, *_ = [cell.strip() for cell in line.strip("|").split(" | ")]
-            measured.add((what, ours.partition(" (")[0], theirs.partition(" (")[0], against))
+            what, ours, theirs, against, *_ = [
+                cell.strip() for cell in line.strip("|").split(" | ")
+            ]
+            measured.add(
+                (what, ours.partition(" (")[0], theirs.partition(" (")[0], against)
+            )
     between = README.read_text().partition(table.BEGIN)[2].partition(table.END)[0]
     _head, _rule, *rows = between.strip().splitlines()
     said = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
@@ -183,7 +213,11 @@ def test_what_the_readme_says_of_the_bench_stands_on_its_page():
     assert set(said) <= measured
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted((REPOSITORY / "notebooks").glob("*.ipynb")),
+    ids=lambda path: path.stem,
+)
 def test_cells_of_a_notebook_are_clean_and_parse(path):
     notebook = json.loads(path.read_text())
     for cell in notebook["cells"]:

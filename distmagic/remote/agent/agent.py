@@ -46,7 +46,12 @@ _STALLED_S = 5.0  # after `Final`, for a reader that takes nothing: its network 
 class Agent:
     """One node's part of a job. `run` returns when no process of it is left but this one."""
 
-    def __init__(self, start: protocol.StartNode, listener: socket.socket, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        start: protocol.StartNode,
+        listener: socket.socket,
+        clock: Callable[[], float],
+    ) -> None:
         self.start = start
         self.clock = clock
         self.folder = places.job_dir(start.job, start.node_rank)
@@ -55,14 +60,18 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.rank_table = RankTable(self.folder, self.journal, self.selector, clock)
         modules = f"{start.work.path}/" if start.work is not None else ""
-        self.stack_dumper = StackDumper(self.run_dir, places.blob(start.code), sys.path[0], self.journal, modules)
+        self.stack_dumper = StackDumper(
+            self.run_dir, places.blob(start.code), sys.path[0], self.journal, modules
+        )
         self.termination = Termination()
         self.readers: list[Reader] = []
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
         self.engine_code: int | None = None  # torchrun's exit code, None while it runs
         self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
-        self.cause: Cause | None = None  # why this node stops, once it does; sent to the peers
+        self.cause: Cause | None = (
+            None  # why this node stops, once it does; sent to the peers
+        )
         self.got_sigterm = False  # set by the signal handler, acted on by the loop
         self.stopped_by_notebook = False  # which then stops the peers too: they need not learn it by the gang channel
         self.final_at: float | None = None  # when `Final` was written
@@ -73,9 +82,13 @@ class Agent:
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
         self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = clock()
-        self.umask = os.umask(0o077)  # ranks get the user's own; files of the agent are for the user alone
+        self.umask = os.umask(
+            0o077
+        )  # ranks get the user's own; files of the agent are for the user alone
         listener.setblocking(False)
-        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept_reader(listener))
+        self.selector.register(
+            listener, selectors.EVENT_READ, lambda: self._accept_reader(listener)
+        )
         self.rank_table.listen(str(self.run_dir / "ranks"))
 
     # ---- the beginning
@@ -90,22 +103,36 @@ class Agent:
             pid=os.getpid(),
         )
         self.journal.add(hello)
-        with contextlib.suppress(OSError):  # without it this agent can't be spared where another node here is swept
+        with contextlib.suppress(
+            OSError
+        ):  # without it this agent can't be spared where another node here is swept
             processes.note(os.getpid(), self.run_dir / places.PID)
         self._join_gang()
-        env = engine.environment(self.start, dict(os.environ), self.folder, self.run_dir)
+        env = engine.environment(
+            self.start, dict(os.environ), self.folder, self.run_dir
+        )
         customizes = customizing_file(env)
-        if self.start.warm is not None and customizes:  # of an agent that was forked, `warm` is None
+        if (
+            self.start.warm is not None and customizes
+        ):  # of an agent that was forked, `warm` is None
             text = f"nothing is kept loaded: {customizes} is on PYTHONPATH, and runs at the start of every process"
             self.journal.add(protocol.Notice(text=text))
-        self.engine_pid, out, err = engine_start.start_engine(self.start.torchrun, self.start.cwd, env, self.umask)
+        self.engine_pid, out, err = engine_start.start_engine(
+            self.start.torchrun, self.start.cwd, env, self.umask
+        )
         _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
-        self.rank_table.add_stream(RankStream(out, self.folder, -1, "stdout", self.clock()))
-        self.rank_table.add_stream(RankStream(err, self.folder, -1, "stderr", self.clock()))
+        self.rank_table.add_stream(
+            RankStream(out, self.folder, -1, "stdout", self.clock())
+        )
+        self.rank_table.add_stream(
+            RankStream(err, self.folder, -1, "stderr", self.clock())
+        )
         if self.start.endpoint:
             address, port = self.start.endpoint.split()
-            self.dialer = Dialer(address, int(port), lead=self.start.lead, now=self.clock())
+            self.dialer = Dialer(
+                address, int(port), lead=self.start.lead, now=self.clock()
+            )
 
     def _join_gang(self) -> None:
         membership = self.start.membership
@@ -113,7 +140,9 @@ class Agent:
         if membership is None:
             return
         try:
-            self.channel = GangChannel(self.start.node_rank, membership, min_nodes, self.journal, self.clock())
+            self.channel = GangChannel(
+                self.start.node_rank, membership, min_nodes, self.journal, self.clock()
+            )
             self.channel.watch(self.selector)
         except OSError as error:
             # The job can do without: each node then depends on its own lease.
@@ -141,11 +170,17 @@ class Agent:
         try:
             callback()
         except OSError as error:
-            self._notice_once(f"the agent goes on after an error of the system: {error}")
-            time.sleep(_TICK_S)  # the descriptor may be readable still: else the loop would take a whole core
+            self._notice_once(
+                f"the agent goes on after an error of the system: {error}"
+            )
+            time.sleep(
+                _TICK_S
+            )  # the descriptor may be readable still: else the loop would take a whole core
 
     def _notice_once(self, text: str) -> None:
-        if text not in self.notices and self.final_at is None:  # no event of this node may follow `Final`
+        if (
+            text not in self.notices and self.final_at is None
+        ):  # no event of this node may follow `Final`
             self.notices.add(text)
             self.journal.add(protocol.Notice(text=text))
 
@@ -155,7 +190,9 @@ class Agent:
             return False
         now = self.clock()
         if self.channel is not None and not self.channel.may_leave:
-            peers_learn_from_notebook = self.stopped_by_notebook and now > self.final_at + _GOODBYE_S
+            peers_learn_from_notebook = (
+                self.stopped_by_notebook and now > self.final_at + _GOODBYE_S
+            )
             if not peers_learn_from_notebook:
                 return False
         if self.lease.has_run_out(now):
@@ -195,33 +232,53 @@ class Agent:
         files: list[str | Path] = [self.folder / FILE, sys.path[0]]
         for name in (self.start.call, self.start.code, *self.start.side_files):
             files.append(places.blob(name))
-        files += [self.run_dir, self.run_dir / places.READERS, self.run_dir / "ranks", self.run_dir / places.PID]
+        files += [
+            self.run_dir,
+            self.run_dir / places.READERS,
+            self.run_dir / "ranks",
+            self.run_dir / places.PID,
+        ]
         places.touch(files)
         if self.start.work is not None:
-            work_dirs.touch(Path(self.start.work.path), self.start.job, self.start.node_rank)
+            work_dirs.touch(
+                Path(self.start.work.path), self.start.job, self.start.node_rank
+            )
 
     def _stop_if_due(self, now: float) -> None:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
         # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers are to blame this node, whatever else failed.
         if self.got_sigterm:
-            self.stop(now, _GRACE_S, Cause("the agent was asked to end", self.start.node_rank))
+            self.stop(
+                now, _GRACE_S, Cause("the agent was asked to end", self.start.node_rank)
+            )
         # 2. Peers come before this node's own ranks: when a peer failed, ranks here fail a moment later because their
         # connections break, and the user must learn the first failure. Polled in every turn, also while this node
         # stops, because that is how peers learn of it.
         if self.channel is not None:
             cause = self.channel.poll(
-                now, self.cause, is_clear=self.final_at is not None, is_detached=self.lease.is_detached
+                now,
+                self.cause,
+                is_clear=self.final_at is not None,
+                is_detached=self.lease.is_detached,
             )
             if self.channel.is_detached:
                 self._detach()
-            leaves_as_expected = self.final_at is not None and cause is not None and cause.reason == "lost"
+            leaves_as_expected = (
+                self.final_at is not None
+                and cause is not None
+                and cause.reason == "lost"
+            )
             if cause is not None and not leaves_as_expected:
                 self.stop(now, _GRACE_S, cause)
             self._form_anew_if_asked(now, self.channel.formations)
         # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
         failed_at = self.rank_table.failed_at
         may_restart = self.start.terms.max_restarts > 0
-        if failed_at is not None and not may_restart and now - failed_at > _TORCHRUN_REPORT_S:
+        if (
+            failed_at is not None
+            and not may_restart
+            and now - failed_at > _TORCHRUN_REPORT_S
+        ):
             self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
         # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
         # formed the lead has the lease, since the other agents need no connection to the notebook.
@@ -266,21 +323,33 @@ class Agent:
         if exit_codes.is_kill(self.engine_code):
             why = self.rank_table.memory.why(*self.engine)
             if why:
-                self.journal.add(protocol.Notice(text=f"its torchrun was killed: {why}"))
+                self.journal.add(
+                    protocol.Notice(text=f"its torchrun was killed: {why}")
+                )
         self._leave_if_killed(now, self.engine_code)
         # `EngineEnded` follows the ends of all ranks that are known by now; a reader need not wait for more after it.
         self.rank_table.end_by_torchrun_report()
         self.rank_table.write(now, last=True)
-        self.journal.add(protocol.EngineEnded(code=self.engine_code, exits=self.rank_table.engine_exits))
+        self.journal.add(
+            protocol.EngineEnded(
+                code=self.engine_code, exits=self.rank_table.engine_exits
+            )
+        )
         self.rank_table.end_unreported(self.engine_code)
         if self.engine_code != 0 and not self._joined_in_vain():
             self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
-        self.termination.begin(now, _LEFTOVER_GRACE_S)  # of processes that ranks left running; the job itself went well
+        self.termination.begin(
+            now, _LEFTOVER_GRACE_S
+        )  # of processes that ranks left running; the job itself went well
 
     def _leave_if_killed(self, now: float, code: int) -> None:
         """Stop this node alone where a signal ended its torchrun: for the others of an elastic job that is a lost node."""
         is_elastic = self.start.terms.is_elastic
-        if is_elastic and exit_codes.is_signal(code) and not (self.start.lead or self.termination.has_begun):
+        if (
+            is_elastic
+            and exit_codes.is_signal(code)
+            and not (self.start.lead or self.termination.has_begun)
+        ):
             text = f"its torchrun was ended ({exit_codes.meaning_of(code)}); the others go on without this node"
             self.journal.add(protocol.Notice(text=text))
             self.stop(now, _LEFTOVER_GRACE_S, Cause("lost", self.start.node_rank))
@@ -288,7 +357,11 @@ class Agent:
     def _joined_in_vain(self) -> bool:
         """Whether this node came later to an elastic job and never had a rank: its failure is none of the job's."""
         membership = self.start.membership
-        return membership is not None and self.start.node_rank >= membership.nodes and not self.rank_table.ranks
+        return (
+            membership is not None
+            and self.start.node_rank >= membership.nodes
+            and not self.rank_table.ranks
+        )
 
     # ---- readers
 
@@ -312,7 +385,9 @@ class Agent:
             return
         reader = Reader(conn, self.clock())
         self.readers.append(reader)
-        self.selector.register(conn, selectors.EVENT_READ, lambda: self._serve_reader(reader))
+        self.selector.register(
+            conn, selectors.EVENT_READ, lambda: self._serve_reader(reader)
+        )
 
     def _serve_reader(self, reader: Reader) -> None:
         now = self.clock()
@@ -321,7 +396,9 @@ class Agent:
             if isinstance(request, protocol.FollowJob):
                 self._drop_stalled(now)
             elif isinstance(request, protocol.StopNode):
-                self.stop(now, request.grace_s, Cause(known_stop_reason(request.reason)))
+                self.stop(
+                    now, request.grace_s, Cause(known_stop_reason(request.reason))
+                )
                 self.stopped_by_notebook = True
             elif isinstance(request, protocol.DetachJob):
                 self._detach("asked")
@@ -336,17 +413,23 @@ class Agent:
 
     def _drop_stalled(self, now: float) -> None:
         """Drop the readers that take nothing, when a notebook connects: one of them may be its own connection of before."""
-        for reader in [reader for reader in self.readers if reader.is_stalled(now, _STALLED_S)]:
+        for reader in [
+            reader for reader in self.readers if reader.is_stalled(now, _STALLED_S)
+        ]:
             self._drop_reader(reader)
 
     def _add_node(self, reader: Reader, request: protocol.AddNode, now: float) -> None:
         try:
-            added = self.elastic_members.add(request, now, is_ending=self.termination.has_begun)
+            added = self.elastic_members.add(
+                request, now, is_ending=self.termination.has_begun
+            )
         except ValueError as error:
             reader.answer(protocol.Refused(what="add_node", error=str(error)))
             return
         listing.enlisted(self.folder, added.hosts)
-        self.journal.add(added)  # an event, not an answer: all notebooks that follow the job need to know
+        self.journal.add(
+            added
+        )  # an event, not an answer: all notebooks that follow the job need to know
 
     def _drop_reader(self, reader: Reader) -> None:
         if reader in self.readers:
@@ -360,18 +443,28 @@ class Agent:
         """End every process: SIGTERM, and SIGKILL after `grace_s`. Later calls can only shorten the time."""
         if self.cause is None:
             self.cause = cause
-            self.journal.add(protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit))
+            self.journal.add(
+                protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit)
+            )
         if self.final_at is None:
             if not self.termination.has_begun:
-                self.reason = cause.reason  # else torchrun had exited before, and the job was done
+                self.reason = (
+                    cause.reason
+                )  # else torchrun had exited before, and the job was done
             self.termination.begin(now, grace_s)
 
     def _finish(self, now: float) -> None:
         """Journal `Final`. Every process of the job has ended, except survivors, which are named."""
         self.rank_table.finish(now)
-        if self.start.work is not None:  # before the notebook learns of the end, and begins the next run
-            work_dirs.leave(Path(self.start.work.path), self.start.job, self.start.node_rank)
-        self.journal.add(protocol.Final(reason=self.reason, survivors=self.termination.survivors))
+        if (
+            self.start.work is not None
+        ):  # before the notebook learns of the end, and begins the next run
+            work_dirs.leave(
+                Path(self.start.work.path), self.start.job, self.start.node_rank
+            )
+        self.journal.add(
+            protocol.Final(reason=self.reason, survivors=self.termination.survivors)
+        )
         self.final_at = now
         # From now on a contact finds no socket here and reads the journal itself.
         shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -35,10 +35,16 @@ class Dialer:
         if self._socket is not None and self._is_connected(now):
             self.is_done = True
             return protocol.Endpoint(state=self._state)
-        if not self._has_reported and self._state == "reached" and now - self._began > _PATIENCE_S:
+        if (
+            not self._has_reported
+            and self._state == "reached"
+            and now - self._began > _PATIENCE_S
+        ):
             self._has_reported = True
             address, port = self._peer
-            return protocol.Endpoint(state="unreached", detail=f"{address} port {port} ({self._error})")
+            return protocol.Endpoint(
+                state="unreached", detail=f"{address} port {port} ({self._error})"
+            )
         return None
 
     def _dial(self, now: float) -> None:
@@ -49,7 +55,9 @@ class Dialer:
             self._socket = socket.socket(family)
             self._socket.setblocking(False)
             self._note(self._socket.connect_ex(self._peer))
-        except OSError as error:  # a name that this host can't resolve, or no descriptor is left
+        except (
+            OSError
+        ) as error:  # a name that this host can't resolve, or no descriptor is left
             self._error = str(error)
             self.close()
 

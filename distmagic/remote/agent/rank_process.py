@@ -25,7 +25,14 @@ class RankProcess:
     `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form anew.
     """
 
-    def __init__(self, conn: socket.socket, hello: protocol.Worker, fds: list[int], folder: Path, now: float) -> None:
+    def __init__(
+        self,
+        conn: socket.socket,
+        hello: protocol.Worker,
+        fds: list[int],
+        folder: Path,
+        now: float,
+    ) -> None:
         self.conn = conn
         self.began = now
         self.hello = hello
@@ -44,7 +51,9 @@ class RankProcess:
         self._latest: protocol.Progress | None = None
         self._rows: list[protocol.MetricRow] = []
         self._bars: dict[int, protocol.Bar] = {}
-        self._reports = logs.Log(folder / f"rank{hello.rank}.reports.jsonl", places.REPORTS_BYTES)
+        self._reports = logs.Log(
+            folder / f"rank{hello.rank}.reports.jsonl", places.REPORTS_BYTES
+        )
 
     def receive(self) -> bool:
         """Handle one packet of the rank; return False when there is none, now or ever."""
@@ -74,7 +83,9 @@ class RankProcess:
         old = self._latest or message
         step = old.step if message.step is None else message.step
         total = old.total if message.total is None else message.total
-        self._latest = replace(message, step=step, total=total, device=message.device or old.device)
+        self._latest = replace(
+            message, step=step, total=total, device=message.device or old.device
+        )
         self._rows.extend(message.rows)
         for bar in message.bars:
             self._bars[bar.id] = bar
@@ -132,7 +143,12 @@ class RankProcess:
     def end_as_replaced(self) -> protocol.Ended:
         """Return the end of a rank in whose place torchrun has started another one, because the nodes met again."""
         hello = self.hello
-        return protocol.Ended(rank=hello.rank, restart=hello.restart, outcome="replaced", code=-signal.SIGTERM)
+        return protocol.Ended(
+            rank=hello.rank,
+            restart=hello.restart,
+            outcome="replaced",
+            code=-signal.SIGTERM,
+        )
 
     @property
     def is_running(self) -> bool:

@@ -14,7 +14,9 @@ from distmagic.remote.records.journal import decode, log_name
 from distmagic.remote.wire import protocol
 
 # More text than this is not sent: nobody reads it live, and the log has all of it.
-_BURST_BYTES = 128 << 10  # in one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows
+_BURST_BYTES = (
+    128 << 10
+)  # in one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows
 _STEADY_BYTES_S = 128 << 10  # a second
 _LEAST_BYTES = 4096  # of an event, however fast they come
 _READ_BYTES = 1 << 20
@@ -26,17 +28,27 @@ _READS = 4  # at a rank's end: a full pipe holds at most 1 MiB
 class RankStream:
     """The reading end of stdout or stderr of one rank; rank -1 is torchrun itself."""
 
-    def __init__(self, fd: int, folder: Path, rank: int, stream: str, now: float) -> None:
+    def __init__(
+        self, fd: int, folder: Path, rank: int, stream: str, now: float
+    ) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
         self.rank = rank
         self.stream = stream
         self._log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
-        self._reported = self._log.end  # up to here events cover the log; a restarted rank appends to the same log
-        self._tail = b""  # the last bytes in the log: they may begin a character or a colour
-        self._unlogged = bytearray()  # the end of what the disk did not take, until an event carries it
+        self._reported = (
+            self._log.end
+        )  # up to here events cover the log; a restarted rank appends to the same log
+        self._tail = (
+            b""  # the last bytes in the log: they may begin a character or a colour
+        )
+        self._unlogged = (
+            bytearray()
+        )  # the end of what the disk did not take, until an event carries it
         self._unlogged_bytes = 0  # how much the disk did not take since that event
-        self._missing_bytes = 0  # how much the log lacks, until a note in the log says so
+        self._missing_bytes = (
+            0  # how much the log lacks, until a note in the log says so
+        )
         self._budget = float(_BURST_BYTES)  # bytes that may be sent: a token bucket
         self._at = now
         self.is_open = True
@@ -90,7 +102,9 @@ class RankStream:
         end = self._log.end
         if not last and not self._unlogged:
             end -= _torn_bytes(self._tail)
-        self._budget = min(_BURST_BYTES, self._budget + (now - self._at) * _STEADY_BYTES_S)
+        self._budget = min(
+            _BURST_BYTES, self._budget + (now - self._at) * _STEADY_BYTES_S
+        )
         self._at = now
         size = end - self._reported
         if size > 0:

@@ -49,7 +49,11 @@ class RankTable:
     """The ranks that have connected, restarted ones too, each until its process and its pipes are gone."""
 
     def __init__(
-        self, folder: Path, journal: Journal, selector: selectors.BaseSelector, clock: Callable[[], float]
+        self,
+        folder: Path,
+        journal: Journal,
+        selector: selectors.BaseSelector,
+        clock: Callable[[], float],
     ) -> None:
         self.folder = folder
         self.journal = journal
@@ -57,7 +61,9 @@ class RankTable:
         self.clock = clock
         self.ranks: list[RankProcess] = []
         self.streams: list[RankStream] = []
-        self.engine_exits: tuple[protocol.Exit, ...] = ()  # torchrun's report of ranks that failed
+        self.engine_exits: tuple[
+            protocol.Exit, ...
+        ] = ()  # torchrun's report of ranks that failed
         self.memory = memory.Watch()
         self.failed_at: float | None = None  # when the first rank failed
         self.progress_at = 0.0
@@ -72,7 +78,9 @@ class RankTable:
         os.chmod(path, 0o600)
         listener.listen(128)
         listener.setblocking(False)
-        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        self.selector.register(
+            listener, selectors.EVENT_READ, lambda: self._accept(listener)
+        )
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -84,7 +92,9 @@ class RankTable:
         if not socket_peer.is_ours(conn):
             conn.close()
             return
-        self.selector.register(conn, selectors.EVENT_READ, lambda: self._receive_first(conn))
+        self.selector.register(
+            conn, selectors.EVENT_READ, lambda: self._receive_first(conn)
+        )
 
     def _receive_first(self, conn: socket.socket) -> None:
         """Handle a connection's first packet: a rank's `Worker` with its pipes, a rank's end, or torchrun's report."""
@@ -101,7 +111,10 @@ class RankTable:
         if isinstance(message, protocol.Ended):
             # The rank's own code has closed its first connection, so it opened another one to report its end.
             for rank in self.ranks:
-                is_sender = (rank.hello.rank, rank.hello.restart) == (message.rank, message.restart)
+                is_sender = (rank.hello.rank, rank.hello.restart) == (
+                    message.rank,
+                    message.restart,
+                )
                 if is_sender and not rank.is_over:
                     rank.ended = message
         for fd in fds:
@@ -109,7 +122,9 @@ class RankTable:
         conn.close()
 
     def _add_rank(self, rank: RankProcess) -> None:
-        for older in [one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank]:
+        for older in [
+            one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank
+        ]:
             self._notice_end(older)
             # torchrun has ended and reaped it to start this one: its exit code is not known here.
             if not older.is_over:
@@ -117,16 +132,22 @@ class RankTable:
         self.ranks.append(rank)
         self.journal.add(rank.hello)
         rank.conn.setblocking(False)
-        self.selector.register(rank.conn, selectors.EVENT_READ, lambda: self._receive(rank))
+        self.selector.register(
+            rank.conn, selectors.EVENT_READ, lambda: self._receive(rank)
+        )
         if rank.pidfd >= 0:
-            self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._notice_end(rank))
+            self.selector.register(
+                rank.pidfd, selectors.EVENT_READ, lambda: self._notice_end(rank)
+            )
         for stream in rank.streams:
             self.add_stream(stream)
 
     def add_stream(self, stream: RankStream) -> None:
         """Read a pipe from now on."""
         self.streams.append(stream)
-        self.selector.register(stream.fd, selectors.EVENT_READ, lambda: self._read(stream))
+        self.selector.register(
+            stream.fd, selectors.EVENT_READ, lambda: self._read(stream)
+        )
 
     # ---- output and progress
 
@@ -156,7 +177,9 @@ class RankTable:
         self.journal.settle()
         self._notice_full()
 
-    def _write_streams(self, streams: Iterable[RankStream], now: float, *, last: bool) -> None:
+    def _write_streams(
+        self, streams: Iterable[RankStream], now: float, *, last: bool
+    ) -> None:
         for stream in streams:
             event = stream.event(now, last=last)
             while event is not None:
@@ -177,9 +200,7 @@ class RankTable:
         error = errors[0] if errors else ""
         if error and not self.noticed_full:
             self.noticed_full = True
-            text = (
-                f"can't write to {self.folder} ({error}): the run goes on, but what it prints from here on is not kept"
-            )
+            text = f"can't write to {self.folder} ({error}): the run goes on, but what it prints from here on is not kept"
             self.journal.add(protocol.Notice(text=text))
         if not error and self.noticed_full and not self.noticed_room:
             self.noticed_room = True
@@ -258,7 +279,9 @@ class RankTable:
             self._write_streams(rank.streams, now, last=True)
             self._write_progress(rank)
             self.ranks.remove(rank)
-            self.streams = [stream for stream in self.streams if stream not in rank.streams]
+            self.streams = [
+                stream for stream in self.streams if stream not in rank.streams
+            ]
             self._unwatch(rank.conn)
             for stream in rank.streams:
                 self._unwatch(stream.fd)

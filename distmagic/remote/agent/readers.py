@@ -57,7 +57,11 @@ class Reader:
         Raises OSError where the journal can't be read.
         """
         while self.is_open:
-            if not self._unsent and self._cursor is not None and self._cursor < journal.last:
+            if (
+                not self._unsent
+                and self._cursor is not None
+                and self._cursor < journal.last
+            ):
                 self._cursor, self._unsent = journal.after(self._cursor, _CHUNK_BYTES)
             if not self._unsent:
                 self._progress_at = now

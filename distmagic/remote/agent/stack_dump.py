@@ -43,7 +43,14 @@ class StackDumper:
     the user's own modules are, "" on the notebook's own machine.
     """
 
-    def __init__(self, run_dir: Path, code: Path, bundle: str, journal: Journal, modules: str = "") -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        code: Path,
+        bundle: str,
+        journal: Journal,
+        modules: str = "",
+    ) -> None:
         self._run_dir = run_dir
         self._code = code
         self._bundle = bundle
@@ -52,7 +59,9 @@ class StackDumper:
         self._sources: Sources | None = None
         self._queue: list[str] = []
         self._waiting: list[_Signalled] = []
-        self._request_id = ""  # of the present request, "" for none; it is in all its events
+        self._request_id = (
+            ""  # of the present request, "" for none; it is in all its events
+        )
         self._began = 0.0
         self._count = 0
 
@@ -64,7 +73,9 @@ class StackDumper:
     def step(self, now: float, ranks: Sequence[RankProcess]) -> None:
         """Begin the next request, or journal the answers to the present one."""
         if not self._request_id and self._queue:
-            self._begin(now, [rank for rank in ranks if not rank.is_over and rank.is_running])
+            self._begin(
+                now, [rank for rank in ranks if not rank.is_over and rank.is_running]
+            )
         elif self._request_id:
             self._waiting = [one for one in self._waiting if not self._handle(one, now)]
             self._end_if_all()
@@ -122,9 +133,16 @@ class StackDumper:
         if self._sources is None:
             self._sources = _sources(self._code, self._bundle, self._modules)
         threads = stacks.threads_of(one.text, self._sources)
-        self._journal_rank(one.rank, threads, "" if threads else "its answer can't be read")
+        self._journal_rank(
+            one.rank, threads, "" if threads else "its answer can't be read"
+        )
 
-    def _journal_rank(self, rank: RankProcess, threads: tuple[protocol.Thread, ...] = (), silence: str = "") -> None:
+    def _journal_rank(
+        self,
+        rank: RankProcess,
+        threads: tuple[protocol.Thread, ...] = (),
+        silence: str = "",
+    ) -> None:
         hello = rank.hello
         self._journal.add(
             protocol.Stacks(
@@ -138,7 +156,9 @@ class StackDumper:
 
     def _end_if_all(self) -> None:
         if not self._waiting:
-            self._journal.add(protocol.StacksDone(request_id=self._request_id, ranks=self._count))
+            self._journal.add(
+                protocol.StacksDone(request_id=self._request_id, ranks=self._count)
+            )
             self._request_id = ""
 
 
@@ -150,7 +170,11 @@ def _state(rank: RankProcess) -> tuple[str, str]:
     if now.state != "D":
         return now.state, ""
     try:
-        function = Path(f"/proc/{now.pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
+        function = (
+            Path(f"/proc/{now.pid}/wchan")
+            .read_text(encoding="ascii", errors="replace")
+            .strip()
+        )
     except OSError:
         function = ""
     if function in ("", "0"):  # 0: this user may not know

@@ -31,7 +31,9 @@ class Termination:
     def begin(self, now: float, grace_s: float) -> None:
         """Send SIGTERM now, and SIGKILL after `grace_s`. A second call can only shorten that time."""
         kill_at = now + grace_s
-        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        self._kill_at = (
+            kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        )
         self.step(now)
 
     def step(self, now: float) -> None:
@@ -48,6 +50,9 @@ class Termination:
                 self._sigterm_sent.add(identity)
                 processes.send(process, signal.SIGTERM)
         if tree and now > self._kill_at + _UNKILLABLE_S:
-            words = [f"{process.name} (pid {process.pid}, state {process.state})" for process in tree]
+            words = [
+                f"{process.name} (pid {process.pid}, state {process.state})"
+                for process in tree
+            ]
             self.survivors = tuple(words)
             self.is_done = True

@@ -64,7 +64,9 @@ class BlobReceiver:
         wanted = [blob for blob in request.blobs if not is_whole(blob)]
         names = tuple(blob.sha256 for blob in wanted)
         self._notebook.say(protocol.MissingBlobs(sha256=names))
-        errors = [self._receive(blob) for blob in wanted]  # all of them: the notebook sends one after the other
+        errors = [
+            self._receive(blob) for blob in wanted
+        ]  # all of them: the notebook sends one after the other
         for error in errors:
             if error is not None:
                 raise error
@@ -106,7 +108,9 @@ class BlobReceiver:
                     with places.blob(blob.sha256).open("rb") as file:
                         files.add(number, file.fileno(), blob.size_bytes)
             sizes = [blob.size_bytes for blob in request.blobs]
-            self._server = blob_server.BlobServer(request.address, request.secret, files, sizes)
+            self._server = blob_server.BlobServer(
+                request.address, request.secret, files, sizes
+            )
         except (ImportError, OSError) as error:
             self._notebook.say(protocol.Serving(port=0, why=str(error)))
             return
@@ -136,7 +140,9 @@ class BlobReceiver:
 class _Taking:
     """Blobs on their way here: from `_source` while there is one, from the notebook otherwise, and on to `_files`."""
 
-    def __init__(self, notebook: Notebook, files: Growing | None, request: protocol.ReceiveBlobs) -> None:
+    def __init__(
+        self, notebook: Notebook, files: Growing | None, request: protocol.ReceiveBlobs
+    ) -> None:
         self._notebook = notebook
         self._files = files
         self._source: Source | None = None
@@ -150,7 +156,9 @@ class _Taking:
         try:
             from distmagic.remote.contact import blob_server
 
-            self._source = blob_server.Source(request.address, request.port, request.secret, self._notebook.wait)
+            self._source = blob_server.Source(
+                request.address, request.port, request.secret, self._notebook.wait
+            )
         except (ImportError, OSError) as error:
             self._why = _words(error)
 
@@ -195,7 +203,11 @@ class _Taking:
             self._add(number, arrival, data)
 
     def _take_from_notebook(self, number: int, arrival: _Arrival) -> None:
-        self._notebook.say(protocol.NeedBlob(sha256=arrival.blob.sha256, offset=arrival.size_bytes, why=self._why))
+        self._notebook.say(
+            protocol.NeedBlob(
+                sha256=arrival.blob.sha256, offset=arrival.size_bytes, why=self._why
+            )
+        )
         pieces = self._notebook.pieces(arrival.left_bytes)
         try:
             for data in pieces:
@@ -212,7 +224,9 @@ class _Taking:
         now = time.monotonic()
         if now - self._told_at >= _TELL_S:
             self._told_at = now
-            self._notebook.say(protocol.ReceivedBytes(size_bytes=self._done_bytes + arrival.size_bytes))
+            self._notebook.say(
+                protocol.ReceivedBytes(size_bytes=self._done_bytes + arrival.size_bytes)
+            )
 
 
 class _Arrival:

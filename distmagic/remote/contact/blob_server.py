@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from distmagic.remote.wire.protocol import Secret
 
@@ -68,7 +69,9 @@ class Growing:
     def read(self, number: int, offset: int, timeout_s: float) -> bytes:
         """Return some bytes from `offset` on, b"" if there are none for so long. Raises EOFError if none will come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._ready[number] > offset, timeout_s)
+            self._changed.wait_for(
+                lambda: self._is_over or self._ready[number] > offset, timeout_s
+            )
             file = self._files[number]
             ready = self._ready[number]
             if self._is_over:
@@ -93,7 +96,9 @@ class Growing:
 
 def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
     """Return how an end of a connection proves itself and what it accepts: the secret's certificate, nothing else."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    made = ssl.SSLContext(
+        ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
+    )
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
@@ -110,7 +115,9 @@ def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
 
 def _check(tls: ssl.SSLSocket, secret: Secret) -> None:
     """Raise SSLError unless the other end has shown exactly the secret's certificate."""
-    if tls.getpeercert(binary_form=True) != ssl.PEM_cert_to_DER_cert(secret.certificate):
+    if tls.getpeercert(binary_form=True) != ssl.PEM_cert_to_DER_cert(
+        secret.certificate
+    ):
         raise ssl.SSLError("another certificate")
 
 
@@ -120,7 +127,9 @@ class BlobServer:
     It listens on `address` alone, and only until that peer has come. `sizes` are the files' bytes.
     """
 
-    def __init__(self, address: str, secret: Secret, files: Growing, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, address: str, secret: Secret, files: Growing, sizes: Sequence[int]
+    ) -> None:
         self._secret = secret
         self._files = files
         self._sizes = sizes
@@ -128,10 +137,14 @@ class BlobServer:
         self._is_over = threading.Event()
         # The socket below TLS, for `close`: a TLS socket may be used by one thread only.
         self._raw: socket.socket | None = None
-        self._listener = socket.create_server((address, 0), family=family_of(address), backlog=_BACKLOG)
+        self._listener = socket.create_server(
+            (address, 0), family=family_of(address), backlog=_BACKLOG
+        )
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._run, name="distmagic-spread", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="distmagic-spread", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -185,7 +198,9 @@ class BlobServer:
 class _Handshakes:
     """TLS handshakes that are under way: few, each for a short time, and none holds up another."""
 
-    def __init__(self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret) -> None:
+    def __init__(
+        self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret
+    ) -> None:
         self._listener = listener
         self._context = tls
         self._secret = secret
@@ -214,7 +229,9 @@ class _Handshakes:
             self._refuse(next(iter(self._waiting)))
         try:
             plain.setblocking(False)
-            tls = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+            tls = self._context.wrap_socket(
+                plain, server_side=True, do_handshake_on_connect=False
+            )
         except OSError:
             plain.close()
             return
@@ -260,7 +277,9 @@ class Source:
         try:
             plain.setblocking(False)
             self._connect(plain, address, port)
-            self._tls = context(secret, is_server=False).wrap_socket(plain, do_handshake_on_connect=False)
+            self._tls = context(secret, is_server=False).wrap_socket(
+                plain, do_handshake_on_connect=False
+            )
         except BaseException:
             plain.close()
             raise
@@ -273,7 +292,9 @@ class Source:
             raise
 
     def _connect(self, plain: socket.socket, address: str, port: int) -> None:
-        found = socket.getaddrinfo(address, port, plain.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+        found = socket.getaddrinfo(
+            address, port, plain.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST
+        )
         _, _, _, _, peer = found[0]
         with contextlib.suppress(BlockingIOError):
             plain.connect(peer)
@@ -282,7 +303,9 @@ class Source:
         if error:
             raise OSError(error, os.strerror(error))
 
-    def _retry(self, step: Callable[[], int | None], left_s: Callable[[], float]) -> int | None:
+    def _retry(
+        self, step: Callable[[], int | None], left_s: Callable[[], float]
+    ) -> int | None:
         """Return what `step` returns once the connection is ready for it. Raises TimeoutError."""
         while True:
             try:
@@ -311,7 +334,7 @@ class Source:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            got = self._retry(lambda view=view: self._tls.recv_into(view), lambda: STALL_S)  # type: ignore[misc]
+            got = self._retry(partial(self._tls.recv_into, view), lambda: STALL_S)
             if not got:
                 raise EOFError("it hung up")
             view = view[got:]

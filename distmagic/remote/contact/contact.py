@@ -75,7 +75,9 @@ class Contact:
         line = self._line()
         while line is not None:
             _, request = protocol.decode(line)
-            if type(request) in self._handlers:  # a request for an agent that ended meanwhile has no handler here
+            if (
+                type(request) in self._handlers
+            ):  # a request for an agent that ended meanwhile has no handler here
                 self._answer(request)
             line = self._line()
 
@@ -143,7 +145,9 @@ class Contact:
 
     def _send_facts(self) -> None:
         found = facts.gather()
-        self.say(replace(found, running=listing.running(), write_error=places.write_error()))
+        self.say(
+            replace(found, running=listing.running(), write_error=places.write_error())
+        )
 
     def _send_facts_again(self, _: protocol.GetFacts) -> None:
         """Send the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
@@ -166,7 +170,9 @@ class Contact:
         self._receiver.awaited = ()  # from now on the agent keeps them
         cwd = os.path.expanduser(request.cwd)
         if cwd and not os.path.isdir(cwd):
-            raise FileNotFoundError(f"the directory {request.cwd} (--cwd) does not exist")
+            raise FileNotFoundError(
+                f"the directory {request.cwd} (--cwd) does not exist"
+            )
         places.log_limit_bytes(request.env)
         if request.work is None:
             self._start_agent(replace(request, cwd=cwd))
@@ -175,9 +181,15 @@ class Contact:
         work = replace(request.work, path=str(ready.path))
         try:
             self.say(protocol.WorkDirReady(path=work.path, notice=ready.notice))
-            self._start_agent(replace(request, cwd=cwd or os.path.join(work.path, work.inside), work=work))
+            self._start_agent(
+                replace(
+                    request, cwd=cwd or os.path.join(work.path, work.inside), work=work
+                )
+            )
         finally:
-            if not listing.is_running(request.job, request.node_rank):  # it has not come to an agent
+            if not listing.is_running(
+                request.job, request.node_rank
+            ):  # it has not come to an agent
                 work_dirs.leave(ready.path, request.job, request.node_rank)
 
     def _start_agent(self, request: protocol.StartNode) -> None:
@@ -208,17 +220,25 @@ class Contact:
         has_spoken = relay.relay(self, conn, follow)
         wait()
         if not has_spoken and not processes.marked(request.job):
-            shutil.rmtree(run_dir, ignore_errors=True)  # an agent that has not begun removes nothing itself
+            shutil.rmtree(
+                run_dir, ignore_errors=True
+            )  # an agent that has not begun removes nothing itself
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
     def _spawn(
-        self, request: protocol.StartNode, listener: socket.socket, folder: Path, prefix: tuple[str, ...]
+        self,
+        request: protocol.StartNode,
+        listener: socket.socket,
+        folder: Path,
+        prefix: tuple[str, ...],
     ) -> Callable[[], object]:
         """Start the agent, by fork or by exec; return a function that waits for its end."""
         with (folder / _AGENT_LOG).open("wb") as log:
             if request.warm is not None:
                 self._owner = request.warm.owner
-                agent = template_client.fork_agent(request, listener, log.fileno(), self._umask, prefix)
+                agent = template_client.fork_agent(
+                    request, listener, log.fileno(), self._umask, prefix
+                )
                 if agent is not None:
                     return partial(processes.wait_gone, agent, _GONE_S)
             return _exec(request, listener, log, prefix, self._umask)
@@ -229,14 +249,18 @@ class Contact:
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
-            has_spoken = relay.relay(self, relay.connect(run_dir / places.READERS), request)
+            has_spoken = relay.relay(
+                self, relay.connect(run_dir / places.READERS), request
+            )
         except BlockingIOError:
             text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
             raise TimeoutError(text) from None
         except (FileNotFoundError, ConnectionError):
             has_spoken = False
         if not has_spoken:
-            relay.replay(self, request)  # the agent has ended meanwhile; its journal says how
+            relay.replay(
+                self, request
+            )  # the agent has ended meanwhile; its journal says how
         folder = places.job_dir(request.job, request.node_rank)
         self.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
@@ -245,10 +269,14 @@ class Contact:
         path = places.job_dir(request.job, request.node_rank) / request.name
         with contextlib.ExitStack() as stack:
             parts = []
-            if request.name == path.name and path.parent.is_dir():  # a name with / in it would lead elsewhere
+            if (
+                request.name == path.name and path.parent.is_dir()
+            ):  # a name with / in it would lead elsewhere
                 parts = logs.open_all(path, stack)
             if not parts:
-                raise FileNotFoundError(f"{request.name} of job {request.job} is not on this host (any more)")
+                raise FileNotFoundError(
+                    f"{request.name} of job {request.job} is not on this host (any more)"
+                )
             skip = request.offset
             total = sum(size for _, size in parts)
             self.say(protocol.Data(size_bytes=max(0, total - skip)))
@@ -279,7 +307,9 @@ class Contact:
     def _send_jobs(self, request: protocol.ListJobs) -> None:
         """Send what this host has of jobs."""
         for one in listing.jobs(request.job):
-            self.say(protocol.Jobs(jobs=(one,)))  # a line each: all of them can be longer than a line may be
+            self.say(
+                protocol.Jobs(jobs=(one,))
+            )  # a line each: all of them can be longer than a line may be
         self.say(protocol.Jobs())
 
     def _remove_job(self, request: protocol.RemoveJob) -> None:
@@ -309,7 +339,9 @@ class Contact:
         """Have a template. No answer: where there can be none, jobs are started by exec."""
         self._owner = request.owner
         with contextlib.suppress(OSError, ValueError):
-            template_client.ensure(request, self._umask, logout.survivor_prefix(must=False))
+            template_client.ensure(
+                request, self._umask, logout.survivor_prefix(must=False)
+            )
 
     def renew_templates(self, _: protocol.RenewLease | None = None) -> None:
         """Renew the lease of the templates of this conversation's notebook."""
@@ -346,14 +378,19 @@ class Contact:
         left = processes.sweep(request.job, spared=spared)
         for folder in deserted:
             shutil.rmtree(folder, ignore_errors=True)
-        names = [f"{process.name} (pid {process.pid}, state {process.state})" for process in left]
+        names = [
+            f"{process.name} (pid {process.pid}, state {process.state})"
+            for process in left
+        ]
         self.say(protocol.Final(reason="swept", survivors=tuple(names)))
 
 
 def _sweep_dead() -> None:
     """End what is left of agents that were killed together with their notebook: no other contact came to do it."""
     for job, folders in places.dead_runs().items():
-        if any(processes.has_role(process, "agent") for process in processes.marked(job)):
+        if any(
+            processes.has_role(process, "agent") for process in processes.marked(job)
+        ):
             continue  # the agent lives: a cleaner of /tmp has removed its socket
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
@@ -374,7 +411,11 @@ def _last_line(path: Path) -> str:
 
 
 def _exec(
-    request: protocol.StartNode, listener: socket.socket, log: IO[bytes], prefix: tuple[str, ...], umask: int
+    request: protocol.StartNode,
+    listener: socket.socket,
+    log: IO[bytes],
+    prefix: tuple[str, ...],
+    umask: int,
 ) -> Callable[[], object]:
     """Start the agent in its own session, its listening socket inherited, its `StartNode` on stdin: no secret in argv."""
     log_bytes = str(places.log_limit_bytes(request.env))

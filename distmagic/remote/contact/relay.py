@@ -37,7 +37,9 @@ def connect(path: Path) -> socket.socket:
     """Return a connection to an agent. Raises OSError, `BlockingIOError` where too many others wait for one already."""
     conn = socket.socket(socket.AF_UNIX)
     try:
-        conn.setblocking(False)  # of an agent that is stopped the connection would wait for ever
+        conn.setblocking(
+            False
+        )  # of an agent that is stopped the connection would wait for ever
         conn.connect(str(path))
         conn.setblocking(True)
         socket_peer.check(conn)
@@ -55,11 +57,15 @@ def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -
     TimeoutError when the agent's process has been stopped for the length of its lease.
     """
     has_spoken = False
-    last = None if attach.live else attach.after  # the number of the last event that was sent on
+    last = (
+        None if attach.live else attach.after
+    )  # the number of the last event that was sent on
     torn = b""  # the beginning of a line: only whole lines are sent on
     watch = _StoppedAgent(attach)
     with conn, selectors.DefaultSelector() as selector:
-        with contextlib.suppress(ConnectionError):  # an agent that has ended already is noticed below
+        with contextlib.suppress(
+            ConnectionError
+        ):  # an agent that has ended already is noticed below
             conn.sendall(protocol.encode(attach) + notebook.take_rest())
         selector.register(0, selectors.EVENT_READ, "notebook")
         selector.register(conn, selectors.EVENT_READ, "agent")
@@ -83,14 +89,18 @@ def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -
                 data = os.read(0, 65536)
                 if not data:
                     sys.exit(0)  # the channel is gone; the agent waits for its lease
-                with contextlib.suppress(ConnectionError):  # it ends; what it has said is still to be read
+                with contextlib.suppress(
+                    ConnectionError
+                ):  # it ends; what it has said is still to be read
                     conn.sendall(data)
                 notebook.renew_templates()
 
 
 def replay(notebook: Notebook, request: protocol.FollowJob) -> None:
     """Send the events of a job from its journal."""
-    for line in journal.replay(places.job_dir(request.job, request.node_rank), request.after):
+    for line in journal.replay(
+        places.job_dir(request.job, request.node_rank), request.after
+    ):
         notebook.write(line)
 
 
@@ -119,9 +129,7 @@ class _StoppedAgent:
         elif self._stopped_at_s is None:
             self._stopped_at_s = now_s
         elif now_s - self._stopped_at_s > self._lease_s:
-            text = (
-                f"the agent of job {self._job} (pid {agent.pid}) has been stopped by a signal for {self._lease_s:g} s"
-            )
+            text = f"the agent of job {self._job} (pid {agent.pid}) has been stopped by a signal for {self._lease_s:g} s"
             raise TimeoutError(text)
 
 

@@ -40,7 +40,13 @@ _MAX_BYTES = 4 << 20
 class Template:
     """Serves until its time is over."""
 
-    def __init__(self, listener: socket.socket, idle_s: float, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        idle_s: float,
+        lease_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._listener = listener
         self._idle_s = idle_s
         self._lease_s = lease_s
@@ -68,7 +74,9 @@ class Template:
                 self._touch_at = self._clock() + _TOUCH_S
                 folder = Path(self._listener.getsockname()).parent
                 # What is forked from here still needs the first; the others are how a contact finds this template.
-                places.touch((sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID))
+                places.touch(
+                    (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
+                )
 
     def _left_s(self) -> float:
         now = self._clock()
@@ -79,7 +87,9 @@ class Template:
     def _greet(self, conn: socket.socket) -> None:
         now = self._clock()
         idle_s = 0.0 if self._agents else now - self._used
-        hello = protocol.Template(pid=os.getpid(), age_s=now - self._began, idle_s=idle_s)
+        hello = protocol.Template(
+            pid=os.getpid(), age_s=now - self._began, idle_s=idle_s
+        )
         conn.settimeout(_REQUEST_S)
         fds: list[int] = []
         try:
@@ -137,7 +147,9 @@ def main(_: list[str]) -> None:
     try:
         settings = json.loads(os.environ.pop(template_client.SETTINGS))
         if _load():
-            forking.run(lambda: Template(listener, **settings, clock=time.monotonic).run())
+            forking.run(
+                lambda: Template(listener, **settings, clock=time.monotonic).run()
+            )
     finally:
         if os.getpid() == pid:  # not in a child, which unwinds this stack too
             shutil.rmtree(folder, ignore_errors=True)

@@ -28,7 +28,9 @@ from distmagic.remote.system.customization import customizing_file
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
-PATIENCE_S = 20.0  # for a template that is still importing torch; then the job starts without it
+PATIENCE_S = (
+    20.0  # for a template that is still importing torch; then the job starts without it
+)
 SETTINGS = "DISTMAGIC_TEMPLATE"
 _MOST = 2  # templates of one notebook; another variable in each run must not fill the host's memory
 _SOON_S = 2.0
@@ -39,7 +41,16 @@ AT_RUN_TIME = {
     *TORCHRUN_VARIABLES, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PWD", "OLDPWD", "SHLVL", "_", "TERM",
     "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME",
 }  # fmt: skip
-AT_RUN_TIME_TOO = ("DISTMAGIC_", "SSH_", "TORCHELASTIC_", "PET_", "SLURM_", "SLURMD_", "SRUN_", "PMI")
+AT_RUN_TIME_TOO = (
+    "DISTMAGIC_",
+    "SSH_",
+    "TORCHELASTIC_",
+    "PET_",
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    "PMI",
+)
 
 
 def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
@@ -123,7 +134,9 @@ def _mine(owner: str) -> str:
 # ---- finding and starting
 
 
-def ensure(warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] = ()) -> Path | None:
+def ensure(
+    warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] = ()
+) -> Path | None:
     """Return the socket of a template that fits, which may still be importing torch; None where there can be none.
 
     A new one is started by a command that begins with `prefix`.
@@ -150,13 +163,21 @@ def _is_there(folder: Path) -> bool:
     if not places.listens(folder / places.TEMPLATE):
         return False
     process = processes.noted(folder / places.PID)
-    if process is not None and process.state == "T":  # it was stopped (SIGSTOP): no job is to wait for it
+    if (
+        process is not None and process.state == "T"
+    ):  # it was stopped (SIGSTOP): no job is to wait for it
         _end(folder / places.TEMPLATE)
         return False
     return True
 
 
-def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask: int, prefix: tuple[str, ...]) -> Path:
+def _start(
+    warm: protocol.TemplateRequest,
+    env: dict[str, str],
+    key: str,
+    umask: int,
+    prefix: tuple[str, ...],
+) -> Path:
     folder = places.make_warm_dir(_mine(warm.owner), key)
     path = folder / places.TEMPLATE
     settings = {
@@ -164,12 +185,21 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
         processes.MARK: process_title.JOB_PLACEHOLDER,
     }
     try:
-        with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("wb") as log:
+        with (
+            socket.socket(socket.AF_UNIX) as listener,
+            (folder / "log").open("wb") as log,
+        ):
             listener.bind(str(path))
             path.chmod(0o600)
             listener.listen(places.BACKLOG)
             child = subprocess.Popen(
-                [*prefix, sys.executable, "-u", sys.path[0], process_title.ROLE_PLACEHOLDER],
+                [
+                    *prefix,
+                    sys.executable,
+                    "-u",
+                    sys.path[0],
+                    process_title.ROLE_PLACEHOLDER,
+                ],
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=log,
@@ -189,7 +219,9 @@ def _start(warm: protocol.TemplateRequest, env: dict[str, str], key: str, umask:
 
 
 @contextmanager
-def _conversation(path: Path, timeout_s: float) -> Iterator[tuple[socket.socket, protocol.Template]]:
+def _conversation(
+    path: Path, timeout_s: float
+) -> Iterator[tuple[socket.socket, protocol.Template]]:
     """Connect. The template sends the first message, as soon as it has time. Raises OSError, `BadLine` (a ValueError)."""
     with socket.socket(socket.AF_UNIX) as conn:
         conn.settimeout(timeout_s)
@@ -218,7 +250,11 @@ def _tell(conn: socket.socket, request: protocol.Message, fds: list[int]) -> Non
 
 
 def fork_agent(
-    request: protocol.StartNode, listener: socket.socket, log: int, umask: int, prefix: tuple[str, ...]
+    request: protocol.StartNode,
+    listener: socket.socket,
+    log: int,
+    umask: int,
+    prefix: tuple[str, ...],
 ) -> processes.ProcessInfo | None:
     """Have a template fork the job's agent and return it; None where the agent has to be started by exec."""
     if request.warm is None:
@@ -243,14 +279,20 @@ def fork_agent(
 def renew(owner: str) -> None:
     """Renew the lease of this notebook's templates; one that still imports has not begun to count."""
     for folder in places.warm_dirs(_mine(owner)):
-        with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _AT_ONCE_S) as (conn, _):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            _conversation(folder / places.TEMPLATE, _AT_ONCE_S) as (conn, _),
+        ):
             _tell(conn, protocol.RenewLease(), [])
 
 
 def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
     found = []
     for folder in places.warm_dirs(_mine(owner)):
-        with contextlib.suppress(OSError, ValueError), _conversation(folder / places.TEMPLATE, _SOON_S) as (_, hello):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            _conversation(folder / places.TEMPLATE, _SOON_S) as (_, hello),
+        ):
             found.append((folder / places.TEMPLATE, hello))
     return found
 
@@ -264,7 +306,10 @@ def templates(owner: str) -> tuple[protocol.Template, ...]:
 
 
 def _memory_bytes(pid: int) -> int:
-    for file, name in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):  # containers may hide the first
+    for file, name in (
+        ("smaps_rollup", "Pss:"),
+        ("status", "VmRSS:"),
+    ):  # containers may hide the first
         try:
             with open(f"/proc/{pid}/{file}") as lines:
                 for line in lines:

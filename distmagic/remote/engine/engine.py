@@ -31,10 +31,20 @@ _OF_A_TASK = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_GTIDS",
     "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT",
 )  # fmt: skip
-_MISLEADING = ("PET_", "TORCHELASTIC_", "SLURM_STEP_", "SLURM_STEPID", "SLURM_TASK", "SLURM_CPU_BIND", "PMI")
+_MISLEADING = (
+    "PET_",
+    "TORCHELASTIC_",
+    "SLURM_STEP_",
+    "SLURM_STEPID",
+    "SLURM_TASK",
+    "SLURM_CPU_BIND",
+    "PMI",
+)
 
 
-def environment(start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path) -> dict[str, str]:
+def environment(
+    start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path
+) -> dict[str, str]:
     """Return torchrun's environment: the host's own without variables that would mislead torchrun, and the job's.
 
     `folder` is the node's directory of logs and results, `run_dir` that of its sockets.
@@ -66,7 +76,9 @@ def main(argv: list[str]) -> None:
     """
     processes.die_with_parent()
     # Before torch is imported: the fork server must have no threads and no descriptors of torchrun.
-    fork_server = rank_fork_server.RankForkServer() if forking.inherited.is_warm else None
+    fork_server = (
+        rank_fork_server.RankForkServer() if forking.inherited.is_warm else None
+    )
     with gc_paused():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -81,7 +93,9 @@ def main(argv: list[str]) -> None:
     # torchrun would make a directory in /tmp and leave it there.
     args.log_dir = os.path.join(os.path.dirname(_from_agent("socket")), "torchrun")
     os.mkdir(args.log_dir, 0o700)
-    if args.rdzv_backend == "static":  # with c10d each look asks the store, which is on another host
+    if (
+        args.rdzv_backend == "static"
+    ):  # with c10d each look asks the store, which is on another host
         args.monitor_interval = min(args.monitor_interval, _MONITOR_S)
     _await_endpoint(_from_agent("endpoint"), _ENDPOINT_S)
     try:
@@ -89,12 +103,19 @@ def main(argv: list[str]) -> None:
     except ChildFailedError as error:
         exits = []
         for rank, failure in error.failures.items():
-            end = protocol.Exit(rank=rank, local_rank=failure.local_rank, pid=failure.pid, code=failure.exitcode)
+            end = protocol.Exit(
+                rank=rank,
+                local_rank=failure.local_rank,
+                pid=failure.pid,
+                code=failure.exitcode,
+            )
             exits.append(end)
         _report(protocol.EngineEnded(code=1, exits=tuple(exits)))
         sys.exit(1)
     except SignalException as stopped:
-        sys.exit(128 + stopped.sigval)  # the agent sent the signal: a traceback would look like a failure
+        sys.exit(
+            128 + stopped.sigval
+        )  # the agent sent the signal: a traceback would look like a failure
 
 
 def simplify_logs() -> None:
@@ -118,7 +139,9 @@ def simplify_logs() -> None:
 
     logging.setLogRecordFactory(record)
     agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
-    agent.addFilter(lambda record: not str(record.msg).startswith("Error waiting on exit barrier"))
+    agent.addFilter(
+        lambda record: not str(record.msg).startswith("Error waiting on exit barrier")
+    )
 
 
 def follow_rounds(*, is_elastic: bool) -> None:
@@ -143,7 +166,9 @@ def follow_rounds(*, is_elastic: bool) -> None:
             except DistStoreError as error:
                 if not is_elastic:
                     raise
-                logging.getLogger(__name__).warning("Meeting the other nodes anew: %s", str(error).partition("\n")[0])
+                logging.getLogger(__name__).warning(
+                    "Meeting the other nodes anew: %s", str(error).partition("\n")[0]
+                )
             else:
                 # torchrun starts the ranks after this, with this process's environment.
                 for_ranks = json.loads(os.environ["DISTMAGIC_WORKER"])
@@ -157,9 +182,12 @@ def follow_rounds(*, is_elastic: bool) -> None:
 def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
     """Have torchrun fork its ranks, if this torch starts them by the method that the fork server replaces."""
     try:
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+            subprocess_handler,
+        )
 
-        known = list(inspect.signature(subprocess_handler.SubprocessHandler._popen).parameters)  # noqa: SLF001
+        popen = subprocess_handler.SubprocessHandler._popen  # noqa: SLF001
+        known = list(inspect.signature(popen).parameters)
     except (ImportError, AttributeError):
         return
     if known == ["self", "args", "env"]:

@@ -12,7 +12,9 @@ from distmagic.remote.engine import engine, forking, process_title
 from distmagic.remote.system import processes
 
 
-def start_engine(torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: int) -> tuple[int, int, int]:
+def start_engine(
+    torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: int
+) -> tuple[int, int, int]:
     """Start torchrun with these flags, in a session of its own, with the user's `umask`.
 
     Return its pid, and the reading ends of its stdout and stderr. Raises OSError where it can't be started.
@@ -21,7 +23,9 @@ def start_engine(torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: 
     out, out_writing = os.pipe()
     err, err_writing = os.pipe()
     if forking.inherited.is_warm:
-        pid = forking.fork(partial(_be_engine, argv, cwd, env, out_writing, err_writing, umask))
+        pid = forking.fork(
+            partial(_be_engine, argv, cwd, env, out_writing, err_writing, umask)
+        )
     else:
         child = subprocess.Popen(
             [sys.executable, "-u", sys.path[0], "engine", *argv],
@@ -41,10 +45,14 @@ def start_engine(torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: 
     return pid, out, err
 
 
-def _be_engine(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int, umask: int) -> None:
+def _be_engine(
+    argv: list[str], cwd: str, env: dict[str, str], out: int, err: int, umask: int
+) -> None:
     os.umask(umask)
     null = os.open(os.devnull, os.O_RDONLY)
-    forking.reset_process({**env, **forking.inherited.variables}, (null, out, err), cwd=cwd)
+    forking.reset_process(
+        {**env, **forking.inherited.variables}, (null, out, err), cwd=cwd
+    )
     process_title.show("engine", env[processes.MARK])
     sys.argv[:] = [sys.path[0], "engine", *argv]
     forking.exit_like_python(partial(engine.main, argv))

@@ -76,7 +76,11 @@ def fork(act: Callable[[], None]) -> int:
             for number in signal.valid_signals():
                 handler = signal.getsignal(number)
                 if callable(handler) and handler is not signal.default_int_handler:
-                    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                    default = (
+                        signal.default_int_handler
+                        if number == signal.SIGINT
+                        else signal.SIG_DFL
+                    )
                     signal.signal(number, default)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -86,7 +90,11 @@ def fork(act: Callable[[], None]) -> int:
 
 
 def reset_process(
-    env: dict[str, str], streams: tuple[int, int, int], *, cwd: str = "", keep: Iterable[int] = ()
+    env: dict[str, str],
+    streams: tuple[int, int, int],
+    *,
+    cwd: str = "",
+    keep: Iterable[int] = (),
 ) -> None:
     """Give this process a session of its own, and these variables, standard streams and working directory.
 
@@ -109,7 +117,9 @@ def close_descriptors(keep: Iterable[int]) -> None:
     kept = {0, 1, 2, *keep}
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+            with contextlib.suppress(
+                OSError
+            ):  # that of the listing itself is closed by now
                 os.close(int(name))
 
 
@@ -121,7 +131,13 @@ def _reopen_streams() -> None:
         raw = io.FileIO(fd, f"{mode}b", closefd=False)
         raw.name = f"<{name}>"
         binary = io.BufferedReader(raw) if fd == 0 else raw
-        stream = io.TextIOWrapper(binary, encoding=old.encoding, errors=old.errors, newline="\n", write_through=True)
+        stream = io.TextIOWrapper(
+            binary,
+            encoding=old.encoding,
+            errors=old.errors,
+            newline="\n",
+            write_through=True,
+        )
         stream.mode = mode  # type: ignore[misc]  # as CPython does
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

@@ -21,7 +21,9 @@ def show(role: str, job: str) -> None:
 
     Raises ValueError for texts that are too long, and in a process that does not come from a template.
     """
-    _write(_VARIABLES, f"{processes.MARK}=".encode(), job.encode(), len(JOB_PLACEHOLDER))
+    _write(
+        _VARIABLES, f"{processes.MARK}=".encode(), job.encode(), len(JOB_PLACEHOLDER)
+    )
     _write(_ARGUMENTS, b"", role.encode(), len(ROLE_PLACEHOLDER))
 
 

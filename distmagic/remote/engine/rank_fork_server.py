@@ -41,7 +41,9 @@ class RankForkServer:
 
     def __init__(self) -> None:
         self._conn, far = socket.socketpair()
-        number = far.detach()  # a socket object would close it when the child unwinds its stack
+        number = (
+            far.detach()
+        )  # a socket object would close it when the child unwinds its stack
         forking.fork(partial(_serve, number))
         os.close(number)
 
@@ -57,9 +59,14 @@ class RankForkServer:
             self._conn.sendall(data)
             pid, error = _ANSWER.unpack(_read(self._conn, _ANSWER.size))
         finally:
-            processes.become_subreaper(yes=False)  # orphans that ranks leave are for the agent to adopt
+            processes.become_subreaper(
+                yes=False
+            )  # orphans that ranks leave are for the agent to adopt
         if error:
-            raise OSError(error, f"this host can't start another process for a rank: {os.strerror(error)}")
+            raise OSError(
+                error,
+                f"this host can't start another process for a rank: {os.strerror(error)}",
+            )
         return int(pid)
 
     def replace_popen(self, handler: Any) -> None:
@@ -167,7 +174,10 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
     os.waitpid(middle, 0)
     answer = os.read(pid_reading, _ANSWER.size)
     if len(answer) < _ANSWER.size:
-        pid, error = 0, errno.ENOMEM  # the middle process was killed, as the kernel does when memory runs out
+        pid, error = (
+            0,
+            errno.ENOMEM,
+        )  # the middle process was killed, as the kernel does when memory runs out
     else:
         pid, error = _ANSWER.unpack(answer)
     if not error:
@@ -189,13 +199,17 @@ def _be_middle(be_rank: Callable[[], None], pid_writing: int) -> NoReturn:
     os._exit(0)
 
 
-def _be_rank(env: dict[str, str], fds: list[int], go: int, unused: tuple[int, ...]) -> None:
+def _be_rank(
+    env: dict[str, str], fds: list[int], go: int, unused: tuple[int, ...]
+) -> None:
     for fd in unused:
         os.close(fd)
     # The fork server writes to `go` when the middle process has exited. Only from then on is the engine the parent; the
     # worker asks the kernel to end it together with its parent, and must not mean the middle process.
     if not os.read(go, 1):
-        os._exit(1)  # the fork server does not know this process: the middle one died before it had reported the pid
+        os._exit(
+            1
+        )  # the fork server does not know this process: the middle one died before it had reported the pid
     out, err = fds
     forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
     if _needs_exec(env):
@@ -220,4 +234,7 @@ def _needs_exec(env: dict[str, str]) -> bool:
         return True
     loaded = forking.preloaded()
     folders = import_paths.of_rank(json.loads(env["DISTMAGIC_WORKER"]))
-    return any(not loaded.isdisjoint(import_paths.top_level_names(folder)) for folder in folders)
+    return any(
+        not loaded.isdisjoint(import_paths.top_level_names(folder))
+        for folder in folders
+    )

@@ -29,13 +29,20 @@ class GangChannel:
     """
 
     def __init__(
-        self, node_rank: int, membership: protocol.Membership, min_nodes: int, journal: Journal, now: float
+        self,
+        node_rank: int,
+        membership: protocol.Membership,
+        min_nodes: int,
+        journal: Journal,
+        now: float,
     ) -> None:
         self._min_nodes = min_nodes
         self._journal = journal
         self._is_lead = node_rank == 0
         self._lost: set[int] = set()  # nodes that were lost at least once
-        self._formations = 0  # how often this node, as the lead, has asked all nodes to form anew
+        self._formations = (
+            0  # how often this node, as the lead, has asked all nodes to form anew
+        )
         self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
         self._gang = _gang(node_rank, membership, now)
 
@@ -67,7 +74,9 @@ class GangChannel:
         """Whether the lead has said that the job needs no notebook any more."""
         return self._gang.is_detached
 
-    def poll(self, now: float, cause: Cause | None, *, is_clear: bool, is_detached: bool) -> Cause | None:
+    def poll(
+        self, now: float, cause: Cause | None, *, is_clear: bool, is_detached: bool
+    ) -> Cause | None:
         """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
@@ -75,8 +84,13 @@ class GangChannel:
         """
         for data, address in self._udp.receive():
             self._gang.receive(data, address, now)
-        self._gang.announce(replace(self._own_state(cause, is_clear=is_clear), is_detached=is_detached), now)
-        causes = [self._judge(news) for news in self._gang.poll(now)]  # each is journaled, also after the first cause
+        self._gang.announce(
+            replace(self._own_state(cause, is_clear=is_clear), is_detached=is_detached),
+            now,
+        )
+        causes = [
+            self._judge(news) for news in self._gang.poll(now)
+        ]  # each is journaled, also after the first cause
         self._udp.send(self._gang.outbox)
         for found in causes:
             if found is not None:
@@ -93,12 +107,19 @@ class GangChannel:
         if cause is None:
             return OwnState(phase=phase, formations=self._formations)
         culprit = cause.culprit if cause.culprit >= 0 else NOBODY
-        return OwnState(phase=phase, reason=cause.reason, culprit=culprit, formations=self._formations)
+        return OwnState(
+            phase=phase,
+            reason=cause.reason,
+            culprit=culprit,
+            formations=self._formations,
+        )
 
     def _judge(self, news: News) -> Cause | None:
         """Journal a peer's new state. Return why this node must stop for it, None if it need not."""
         if news.kind != "stops":
-            self._journal.add(protocol.PeerState(node_rank=news.node_rank, state=news.kind))
+            self._journal.add(
+                protocol.PeerState(node_rank=news.node_rank, state=news.kind)
+            )
             return self._lose(news.node_rank) if news.kind == "lost" else None
         if self._is_lead and news.reason == "lost":
             # This member has lost us, perhaps while it was frozen: it counts as lost, once.

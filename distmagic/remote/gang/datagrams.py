@@ -19,7 +19,10 @@ from typing import Literal
 from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason, known_stop_reason
 
 PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
-REASONS: tuple[StopReason | Literal[""], ...] = ("", *STOP_REASONS)  # a datagram has the index
+REASONS: tuple[StopReason | Literal[""], ...] = (
+    "",
+    *STOP_REASONS,
+)  # a datagram has the index
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"
@@ -76,7 +79,19 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
     body, mac = data[: _FORM.size], data[_FORM.size :]
     if len(data) != SIZE_BYTES or not hmac.compare_digest(mac, _mac(secret, body)):
         return None
-    magic, version, node_rank, to, counter, echo, formations, phase, reason, culprit, is_detached = _FORM.unpack(body)
+    (
+        magic,
+        version,
+        node_rank,
+        to,
+        counter,
+        echo,
+        formations,
+        phase,
+        reason,
+        culprit,
+        is_detached,
+    ) = _FORM.unpack(body)
     if magic != _MAGIC or version != _VERSION:
         return None
     if phase >= len(PHASES) or reason >= len(REASONS):

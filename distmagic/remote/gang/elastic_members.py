@@ -14,7 +14,12 @@ class ElasticMembers:
     `is_alive` is `GangChannel.is_alive`: True, False, or None for a node that the lead has never heard.
     """
 
-    def __init__(self, start: protocol.StartNode, is_alive: Callable[[int], bool | None], now: float) -> None:
+    def __init__(
+        self,
+        start: protocol.StartNode,
+        is_alive: Callable[[int], bool | None],
+        now: float,
+    ) -> None:
         self._max_nodes = 0  # this agent admits nobody
         if start.membership is not None and start.lead:
             self._max_nodes = start.terms.max_nodes
@@ -22,20 +27,30 @@ class ElasticMembers:
         self._hosts = list(start.hosts)
         self._admitted_at = [now] * len(start.hosts)
 
-    def add(self, request: protocol.AddNode, now: float, *, is_ending: bool) -> protocol.NodeAdded:
+    def add(
+        self, request: protocol.AddNode, now: float, *, is_ending: bool
+    ) -> protocol.NodeAdded:
         """Admit a host as one more node. Raises ValueError, with a message for the user, where it can't be admitted."""
         if not self._max_nodes:
-            raise ValueError("this job is not elastic, or its first host is another one")
+            raise ValueError(
+                "this job is not elastic, or its first host is another one"
+            )
         if is_ending:
             raise ValueError("it is about to end")
-        present = [host for node, host in enumerate(self._hosts) if self._is_present(node, now)]
+        present = [
+            host for node, host in enumerate(self._hosts) if self._is_present(node, now)
+        ]
         if request.host in present:
             raise ValueError(f"{request.host} is a node of this job")
         if len(present) >= self._max_nodes:
-            raise ValueError(f"it has {len(present)} nodes, and --nnodes allows no more")
+            raise ValueError(
+                f"it has {len(present)} nodes, and --nnodes allows no more"
+            )
         self._hosts.append(request.host)
         self._admitted_at.append(now)
-        return protocol.NodeAdded(request_id=request.request_id, hosts=tuple(self._hosts))
+        return protocol.NodeAdded(
+            request_id=request.request_id, hosts=tuple(self._hosts)
+        )
 
     def _is_present(self, node: int, now: float) -> bool:
         if node == 0:

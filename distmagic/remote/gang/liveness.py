@@ -52,7 +52,9 @@ class Peer:
         self.address = address
         self.began = now
         self.arrived_at = now  # when its latest datagram arrived
-        self.alive_at: float | None = None  # when we sent the latest datagram that it has echoed: it lived then
+        self.alive_at: float | None = (
+            None  # when we sent the latest datagram that it has echoed: it lived then
+        )
         self.last_counter = 0  # of its latest datagram; 0 if none has arrived
         self.sent_counter = 0  # of our latest datagram to it
         self.phase = "up"
@@ -62,7 +64,9 @@ class Peer:
         self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
-        self.clear_counter = 0  # of the first datagram in which we said "clear"; 0 if none has
+        self.clear_counter = (
+            0  # of the first datagram in which we said "clear"; 0 if none has
+        )
         self._sent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     def next_counter(self, now: float) -> int:
@@ -115,7 +119,11 @@ class Gang:
     @property
     def alive_count(self) -> int:
         """How many nodes are joined and do not stop, this one included."""
-        alive = [peer for peer in self.peers.values() if peer.state == "joined" and peer.phase == "up"]
+        alive = [
+            peer
+            for peer in self.peers.values()
+            if peer.state == "joined" and peer.phase == "up"
+        ]
         return 1 + len(alive)
 
     def is_alive(self, node_rank: int) -> bool | None:
@@ -133,7 +141,9 @@ class Gang:
     @property
     def is_detached(self) -> bool:
         """Whether the job needs no notebook any more, as far as this node knows from the lead."""
-        return self.own.is_detached if self.node_rank == 0 else self.peers[0].is_detached
+        return (
+            self.own.is_detached if self.node_rank == 0 else self.peers[0].is_detached
+        )
 
     @property
     def may_leave(self) -> bool:
@@ -142,7 +152,11 @@ class Gang:
             return self._may_leave_lead(self.peers[0])
         for peer in self.peers.values():
             # "": also of a member whose only datagram came just now, in a short job, the end is waited for.
-            if peer.state in ("", "joined") and peer.last_counter and peer.phase != "clear":
+            if (
+                peer.state in ("", "joined")
+                and peer.last_counter
+                and peer.phase != "clear"
+            ):
                 return False
         return True
 
@@ -150,7 +164,9 @@ class Gang:
         if lead.state not in ("", "joined"):
             return True
         if not lead.last_counter:
-            return lead.clear_counter > 0  # it can't be reached: having sent "clear" once is enough
+            return (
+                lead.clear_counter > 0
+            )  # it can't be reached: having sent "clear" once is enough
         # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last datagrams
         # waited in our socket, and all of them look fresh.
         return lead.knows_clear() or self.now - lead.arrived_at > self.lost_after_s
@@ -173,7 +189,9 @@ class Gang:
         if peer is None or not peer.update(one, address, now):
             return
         if self.node_rank == 0:
-            self._send(peer, now)  # at once: so a member knows within a round trip that its datagram arrived
+            self._send(
+                peer, now
+            )  # at once: so a member knows within a round trip that its datagram arrived
         elif not peer.state:
             self.send_at = now  # the lead's first answer: echo it at once, so that the lead has a round trip too
 
@@ -181,7 +199,9 @@ class Gang:
         """Put the datagrams that are due into `outbox`, and return what changed."""
         self.now = now
         if now >= self.send_at:
-            self.send_at = now + min(PERIOD_S, self.lost_after_s / 8)  # some may get lost before a peer counts as lost
+            self.send_at = now + min(
+                PERIOD_S, self.lost_after_s / 8
+            )  # some may get lost before a peer counts as lost
             for peer in self.peers.values():
                 self._send(peer, now)
         found = []
@@ -216,7 +236,12 @@ class Gang:
             peer.state = state
             found.append(News(kind=kind, node_rank=peer.node_rank))
         if peer.phase != "up" and peer.reason and state != "lost":
-            stops = News(kind="stops", node_rank=peer.node_rank, reason=peer.reason, culprit=peer.culprit)
+            stops = News(
+                kind="stops",
+                node_rank=peer.node_rank,
+                reason=peer.reason,
+                culprit=peer.culprit,
+            )
             found.append(stops)
         return found
 
@@ -234,7 +259,15 @@ def lead(secret: bytes, nodes: int, lost_after_s: float, now: float) -> Gang:
     return Gang(node_rank=0, secret=secret, lost_after_s=lost_after_s, peers=peers)
 
 
-def member(secret: bytes, node_rank: int, lead_address: Address, lost_after_s: float, now: float) -> Gang:
+def member(
+    secret: bytes,
+    node_rank: int,
+    lead_address: Address,
+    lost_after_s: float,
+    now: float,
+) -> Gang:
     """Return a member's part, which has only the lead as a peer."""
     peers = {0: Peer(0, lead_address, now)}
-    return Gang(node_rank=node_rank, secret=secret, lost_after_s=lost_after_s, peers=peers)
+    return Gang(
+        node_rank=node_rank, secret=secret, lost_after_s=lost_after_s, peers=peers
+    )

@@ -46,4 +46,6 @@ class Udp:
 
 def resolve(address: str, port: int) -> tuple[Any, ...]:
     """Return the first answer of `getaddrinfo` for a numeric address; no name is looked up. Raises OSError."""
-    return socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+    return socket.getaddrinfo(
+        address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+    )[0]

@@ -32,7 +32,9 @@ import sys
 import time
 from typing import Any
 
-KILL_S = 2.0  # between SIGTERM and SIGKILL, for the process of a connection that is gone
+KILL_S = (
+    2.0  # between SIGTERM and SIGKILL, for the process of a connection that is gone
+)
 END_S = 20.0  # for all that was started to end; Slurm itself kills after its KillWait, 30 s where it is not changed
 LOOK_S = 5.0  # between two looks if a job still runs, when nobody renews the lease
 _TURN_S = 1.0
@@ -94,10 +96,16 @@ class Keeper:
         self._leads = settings["leads"]
         self._lease = Lease(time.time(), settings)
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{os.environ['SLURM_JOB_ID']}.{node}"
+        self._folder = (
+            f"/tmp/distmagic-{os.getuid()}-slurm.{os.environ['SLURM_JOB_ID']}.{node}"
+        )
         self._connections: dict[int, Connection] = {}  # by the descriptor of its socket
-        self._leases: dict[int, Connection] = {}  # connections whose stdin renews the lease, by the descriptor of that
-        self._orphans: list[Connection] = []  # connections without an usher whose process is about to end
+        self._leases: dict[
+            int, Connection
+        ] = {}  # connections whose stdin renews the lease, by the descriptor of that
+        self._orphans: list[
+            Connection
+        ] = []  # connections without an usher whose process is about to end
         self._is_ending = False
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
@@ -105,16 +113,24 @@ class Keeper:
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end_soon)
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what loses its parent becomes a child of ours
+        ctypes.CDLL(None).prctl(
+            _SUBREAPER, 1, 0, 0, 0
+        )  # what loses its parent becomes a child of ours
         self._listener = self._listen()
         self._others = _start_others(settings)
 
     def _listen(self) -> socket.socket:
         try:
             os.mkdir(self._folder, 0o700)
-        except FileExistsError:  # of a keeper that was killed, or of one that is here already
+        except (
+            FileExistsError
+        ):  # of a keeper that was killed, or of one that is here already
             about = os.lstat(self._folder)
-            if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+            if (
+                about.st_uid != os.getuid()
+                or not stat.S_ISDIR(about.st_mode)
+                or about.st_mode & 0o077
+            ):
                 raise OSError(f"{self._folder} is not this user's alone") from None
         path = self._folder + "/keeper"
         listener = socket.socket(socket.AF_UNIX)
@@ -149,7 +165,9 @@ class Keeper:
 
     def _is_over(self) -> bool:
         now = time.time()
-        return self._lease.is_due(now) and self._lease.is_over(now, has_job=_has_job(os.getpid()))
+        return self._lease.is_due(now) and self._lease.is_over(
+            now, has_job=_has_job(os.getpid())
+        )
 
     def _turn(self) -> None:
         poll = select.poll()
@@ -176,7 +194,9 @@ class Keeper:
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
-        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        peer = sock.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
         if struct.unpack("3i", peer)[1] not in (0, os.getuid()):
             sock.close()
             return
@@ -186,7 +206,9 @@ class Keeper:
     def _hear(self, connection: Connection) -> None:
         """Take a part of a request, or notice that an usher is gone."""
         try:
-            data, extra, _, _ = connection.sock.recvmsg(65536, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+            data, extra, _, _ = connection.sock.recvmsg(
+                65536, socket.CMSG_SPACE(3 * array.array("i").itemsize)
+            )
         except BlockingIOError:
             return
         except OSError:
@@ -199,10 +221,19 @@ class Keeper:
         connection.said += data
         if not data or len(connection.said) > _LONGEST:
             self._lose(connection)
-        elif connection.said.endswith(b"\n") and len(connection.pipes) == 3 and not connection.pid:
+        elif (
+            connection.said.endswith(b"\n")
+            and len(connection.pipes) == 3
+            and not connection.pid
+        ):
             try:
                 self._begin(connection, json.loads(connection.said.decode()))
-            except (ValueError, KeyError, TypeError, IndexError):  # no request of an usher of ours
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                IndexError,
+            ):  # no request of an usher of ours
                 self._lose(connection)
 
     def _begin(self, connection: Connection, request: "dict[str, Any]") -> None:
@@ -213,7 +244,9 @@ class Keeper:
             self._lease.renew(time.time())
             _write(connection.pipes[1], b"ready\n")
             return
-        connection.pid, code = _start(request["argv"], connection.pipes, request.get("client", ""))
+        connection.pid, code = _start(
+            request["argv"], connection.pipes, request.get("client", "")
+        )
         self._close_pipes(connection)
         if not connection.pid:
             self._answer(connection, code)
@@ -265,13 +298,19 @@ class Keeper:
                 return
             if not pid:
                 return
-            code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-            for connection in [one for one in self._connections.values() if one.pid == pid]:
+            code = (
+                os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+            )
+            for connection in [
+                one for one in self._connections.values() if one.pid == pid
+            ]:
                 self._answer(connection, code)
             self._orphans = [one for one in self._orphans if one.pid != pid]
 
     def _kill_orphans(self) -> None:
-        for connection in self._orphans:  # none of them is reaped yet, so their numbers are still theirs
+        for connection in (
+            self._orphans
+        ):  # none of them is reaped yet, so their numbers are still theirs
             if time.time() > connection.kill_at:
                 _send(connection.pid, signal.SIGKILL)
 
@@ -285,7 +324,9 @@ class Keeper:
             told.add(self._others.pid)  # srun would kill the others at once
         while time.time() < end_s:
             self._reap()
-            children = [pid for pid, parent in _parents().items() if parent == os.getpid()]
+            children = [
+                pid for pid, parent in _parents().items() if parent == os.getpid()
+            ]
             if not children:
                 return
             for pid in children:
@@ -303,7 +344,9 @@ def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None
         own = file.read().decode().split("\0")[:-2]  # without the settings
     theirs = json.dumps(dict(settings, leads=False, step=[]))
     # A session of its own: a signal for this process is none for srun.
-    child = subprocess.Popen(settings["step"] + own + [theirs], stdin=subprocess.PIPE, start_new_session=True)
+    child = subprocess.Popen(
+        settings["step"] + own + [theirs], stdin=subprocess.PIPE, start_new_session=True
+    )
     child.returncode = 0  # it is waited for by `_reap`
     return child
 
@@ -387,7 +430,9 @@ def _remove_log() -> None:
 def main(text: str) -> None:
     """Keep this node until the allocation ends."""
     for name in ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"):
-        os.environ.pop(name, None)  # those of the log-in node, which sbatch has passed on
+        os.environ.pop(
+            name, None
+        )  # those of the log-in node, which sbatch has passed on
     Keeper(json.loads(text)).run()
 
 

@@ -24,7 +24,9 @@ from distmagic.remote.wire.protocol import Bar
 
 _STD = "tqdm.std"
 _STAND_INS = ("tqdm.notebook", "tqdm.autonotebook")
-_ID = "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
+_ID = (
+    "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
+)
 _SHOWN = "_distmagic_shown"  # attribute of a bar: whether it was posted; one that ends within its `delay` never is
 _CLOSING = "_distmagic_closing"  # attribute of a bar: the thread that closes it, until the last line is written
 _FILE_ARGUMENT = 4  # the position of `file` in tqdm(iterable, desc, total, leave, file)
@@ -42,7 +44,11 @@ class _Hook(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a spec for the modules that are replaced, None for all others."""
         del path, target
-        return importlib.machinery.ModuleSpec(name, _StandIn()) if name in _STAND_INS else None
+        return (
+            importlib.machinery.ModuleSpec(name, _StandIn())
+            if name in _STAND_INS
+            else None
+        )
 
 
 class _StandIn(importlib.abc.Loader):
@@ -61,7 +67,11 @@ def install(post: Post, fallback: str | None = None) -> None:
     `fallback` is a directory or zip file with a tqdm, for hosts that have none.
     """
     _hook.post = post
-    if fallback is not None and "tqdm" not in sys.modules and importlib.util.find_spec("tqdm") is None:
+    if (
+        fallback is not None
+        and "tqdm" not in sys.modules
+        and importlib.util.find_spec("tqdm") is None
+    ):
         sys.path.append(fallback)
     if _hook in sys.meta_path:
         return
@@ -74,7 +84,12 @@ def install(post: Post, fallback: str | None = None) -> None:
 
 def _fill(module: ModuleType) -> None:
     std = importlib.import_module(_STD)
-    names = {"tqdm": std.tqdm, "tqdm_notebook": std.tqdm, "trange": std.trange, "tnrange": std.trange}
+    names = {
+        "tqdm": std.tqdm,
+        "tqdm_notebook": std.tqdm,
+        "trange": std.trange,
+        "tnrange": std.trange,
+    }
     vars(module).update(names, __all__=["tqdm_notebook", "tnrange", "tqdm", "trange"])
 
 
@@ -95,15 +110,21 @@ def _patch(tqdm: Any) -> None:
 
 def _new_init(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        file = args[_FILE_ARGUMENT] if len(args) > _FILE_ARGUMENT else kwargs.get("file")
+        file = (
+            args[_FILE_ARGUMENT] if len(args) > _FILE_ARGUMENT else kwargs.get("file")
+        )
         number = next(bar_ids) if file is None or is_standard(file) else 0
         setattr(self, _ID, number)
         if number:
-            kwargs.pop("display", None)  # an argument of tqdm.notebook, as is a width of "100%"
+            kwargs.pop(
+                "display", None
+            )  # an argument of tqdm.notebook, as is a width of "100%"
             if isinstance(kwargs.get("ncols"), str):
                 kwargs["ncols"] = None
             if kwargs.get("disable", False) is None:
-                kwargs["disable"] = False  # None means "only on a terminal", and the notebook counts as one
+                kwargs["disable"] = (
+                    False  # None means "only on a terminal", and the notebook counts as one
+                )
         original(self, *args, **kwargs)
 
     return __init__
@@ -134,8 +155,14 @@ def _new_display(original: Any) -> Any:
 
 def _new_refresh(original: Any) -> Any:
     def refresh(self: Any, nolock: bool = False, lock_args: Any = None) -> Any:  # noqa: FBT001, FBT002
-        if _number(self) and not self.disable and type(self).display is not _std().display:
-            _post(self)  # a subclass that draws in its own way, and may not call our `display`
+        if (
+            _number(self)
+            and not self.disable
+            and type(self).display is not _std().display
+        ):
+            _post(
+                self
+            )  # a subclass that draws in its own way, and may not call our `display`
         return original(self, nolock, lock_args)
 
     return refresh
@@ -187,7 +214,10 @@ def is_standard(file: Any) -> bool:
     """Whether this is stdout or stderr, maybe within tqdm's wrappers."""
     while type(file).__module__ == "tqdm.utils":
         file = file._wrapped  # noqa: SLF001
-    return any(file is stream for stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__))
+    return any(
+        file is stream
+        for stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    )
 
 
 def _number(bar: Any) -> int:
@@ -197,10 +227,16 @@ def _number(bar: Any) -> int:
 def _post(bar: Any, *, closed: bool = False) -> None:
     shown = bar.format_dict
     try:
-        scale = 1.0 if shown["unit_scale"] in (None, False, True) else float(shown["unit_scale"])
+        scale = (
+            1.0
+            if shown["unit_scale"] in (None, False, True)
+            else float(shown["unit_scale"])
+        )
         rate = None if closed or shown["rate"] is None else float(shown["rate"])
         if rate is None and shown["elapsed"] > 0:
-            rate = (float(shown["n"]) - float(shown.get("initial") or 0)) / shown["elapsed"]
+            rate = (float(shown["n"]) - float(shown.get("initial") or 0)) / shown[
+                "elapsed"
+            ]
         new = Bar(
             id=_number(bar),
             desc=str(shown["prefix"] or "").removesuffix(": "),

@@ -67,8 +67,14 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
     """Remove the unfinished files of ranks that were killed while they wrote: each is as large as the model."""
     for name in os.listdir(folder):
         pid = name.removeprefix(prefix)
-        if name.startswith(prefix) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-            with contextlib.suppress(OSError):  # another node on this host has just removed it
+        if (
+            name.startswith(prefix)
+            and pid.isdecimal()
+            and not os.path.exists(f"/proc/{pid}")
+        ):
+            with contextlib.suppress(
+                OSError
+            ):  # another node on this host has just removed it
                 (folder / name).unlink()
 
 
@@ -84,7 +90,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     content = _read(Path(path))
     own = None
     if content is not None:
-        own = Snapshot(step=content[_STEP], job=content.get(_JOB, ""), host=os.uname().nodename)
+        own = Snapshot(
+            step=content[_STEP], job=content.get(_JOB, ""), host=os.uname().nodename
+        )
     has_group = dist.is_available() and dist.is_initialized()
     is_alone = not has_group or dist.get_world_size() == 1
     found: list[Snapshot | None] = [own]

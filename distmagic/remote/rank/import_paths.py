@@ -18,7 +18,9 @@ def of_work_dir(work: WorkDir | None) -> list[str]:
     """
     if work is None:
         return []
-    return list(dict.fromkeys([os.path.join(work.path, work.inside).rstrip("/"), work.path]))
+    return list(
+        dict.fromkeys([os.path.join(work.path, work.inside).rstrip("/"), work.path])
+    )
 
 
 def of_rank(from_agent: Mapping[str, object]) -> list[str]:
@@ -32,7 +34,10 @@ def of_rank(from_agent: Mapping[str, object]) -> list[str]:
 def of_code(code: str | Path) -> list[str]:
     """Return the directories of the notebook's machine that a payload's local modules lie in."""
     with zipfile.ZipFile(code) as archive:
-        return [str(path) for path in json.loads(archive.read("sources.json")).get("roots", ())]
+        return [
+            str(path)
+            for path in json.loads(archive.read("sources.json")).get("roots", ())
+        ]
 
 
 def top_level_names(folder: str) -> set[str]:

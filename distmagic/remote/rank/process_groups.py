@@ -41,7 +41,9 @@ def use() -> GroupUse:
 
 
 def _patch(c10d: ModuleType) -> None:
-    package = sys.modules.get("torch.distributed")  # it has the functions under the same names
+    package = sys.modules.get(
+        "torch.distributed"
+    )  # it has the functions under the same names
     for name in _ENDING:
         original = getattr(c10d, name, None)
         if original is None:
@@ -52,7 +54,9 @@ def _patch(c10d: ModuleType) -> None:
                 setattr(module, name, ending)
 
 
-def _looking_first(original: Callable[..., Any], c10d: ModuleType) -> Callable[..., Any]:
+def _looking_first(
+    original: Callable[..., Any], c10d: ModuleType
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def ending(*args: Any, **kwargs: Any) -> Any:
         _look(c10d)

@@ -22,21 +22,35 @@ from distmagic.remote.wire.protocol import Bar
 
 T = TypeVar("T")
 
-KEPT_ROWS = 500  # kept while the agent takes none; of more rows every second one is dropped
+KEPT_ROWS = (
+    500  # kept while the agent takes none; of more rows every second one is dropped
+)
 KEPT_BARS = 100  # kept meanwhile; of more bars those that are closed, and were never sent, are dropped
 _PACKET_BYTES = 48_000  # a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
 # A packet costs as much as 20 calls, and wakes the agent.
 _BURST = 50.0  # packets at once
 _REFILL = 10.0  # packets a second
 _TRACK_EVERY_S = 0.05
-_TOGETHER = 64  # calls whose data waits in the inbox: made into text together they cost less
+_TOGETHER = (
+    64  # calls whose data waits in the inbox: made into text together they cost less
+)
 _FLUSH_S = 2.0
-_NOT_A_NUMBER = (TypeError, ValueError, OverflowError, AttributeError, RuntimeError)  # from float(x) or x.item()
+_NOT_A_NUMBER = (
+    TypeError,
+    ValueError,
+    OverflowError,
+    AttributeError,
+    RuntimeError,
+)  # from float(x) or x.item()
 
-bar_ids = itertools.count(1)  # of all bars of this rank; an outer bar is made first, so it has the smaller number
+bar_ids = itertools.count(
+    1
+)  # of all bars of this rank; an outer bar is made first, so it has the smaller number
 
 
-def report(*, step: float | None = None, total: float | None = None, **metrics: object) -> None:
+def report(
+    *, step: float | None = None, total: float | None = None, **metrics: object
+) -> None:
     """Show in the notebook how far this rank is: `report(step=i, total=n, loss=loss)`.
 
     Metrics are Python or NumPy numbers, or tensors of no dimension. The value of a tensor on a GPU is known only when all
@@ -49,8 +63,12 @@ def report(*, step: float | None = None, total: float | None = None, **metrics: 
     if link is None:
         return
     for given in metrics.values():
-        if type(given) is not float:  # else there is nothing to convert, as in most calls
-            converted = ((name, _number(name, value)) for name, value in metrics.items())
+        if (
+            type(given) is not float
+        ):  # else there is nothing to convert, as in most calls
+            converted = (
+                (name, _number(name, value)) for name, value in metrics.items()
+            )
             metrics = {name: value for name, value in converted if value is not None}
             break
     now = link.seconds()
@@ -60,7 +78,9 @@ def report(*, step: float | None = None, total: float | None = None, **metrics: 
         link.pump()
 
 
-def track(iterable: Iterable[T], *, desc: str = "", total: float | None = None) -> Iterator[T]:
+def track(
+    iterable: Iterable[T], *, desc: str = "", total: float | None = None
+) -> Iterator[T]:
     """Yield the items of `iterable`, and show how far it is as a bar of this rank. Outside a run there is no bar.
 
     `total` defaults to `len(iterable)`, where that is known. Calls may be nested.
@@ -68,7 +88,9 @@ def track(iterable: Iterable[T], *, desc: str = "", total: float | None = None) 
     if _here.link is None:
         yield from iterable
         return
-    bar = _TrackBar(desc, _length(iterable) if total is None else _number("total", total))
+    bar = _TrackBar(
+        desc, _length(iterable) if total is None else _number("total", total)
+    )
     try:
         for item in iterable:
             yield item
@@ -97,13 +119,24 @@ class _TrackBar:
     def post(self, *, closed: bool = False) -> None:
         past = time.monotonic() - self.began
         rate = self.n / past if self.n and past > 0 else None
-        post_bar(Bar(id=self.id, desc=self.desc, n=self.n, total=self.total, rate=rate, closed=closed))
+        post_bar(
+            Bar(
+                id=self.id,
+                desc=self.desc,
+                n=self.n,
+                total=self.total,
+                rate=rate,
+                closed=closed,
+            )
+        )
 
 
 def _length(iterable: Iterable[object]) -> float | None:
     try:
         return float(len(iterable))  # type: ignore[arg-type]
-    except _NOT_A_NUMBER:  # a DataLoader over an iterable dataset raises TypeError of its own
+    except (
+        _NOT_A_NUMBER
+    ):  # a DataLoader over an iterable dataset raises TypeError of its own
         return None
 
 
@@ -118,14 +151,18 @@ def _number(name: str, value: Any) -> float | None:
         item = getattr(value, "item", None)
         return float(value if item is None else item())
     except _NOT_A_NUMBER as error:
-        _complain(f"{name!r} is a {type(value).__name__} that is not one number ({error})")
+        _complain(
+            f"{name!r} is a {type(value).__name__} that is not one number ({error})"
+        )
         return None
 
 
 def _complain(what: str) -> None:
     if not _here.has_complained:
         _here.has_complained = True
-        sys.stderr.write(f"distmagic.report: {what[:300]}. It is left out; this is said once.\n")
+        sys.stderr.write(
+            f"distmagic.report: {what[:300]}. It is left out; this is said once.\n"
+        )
 
 
 # ---- inside a run
@@ -142,11 +179,18 @@ class _Here:
 _here = _Here()
 
 
-def begin(send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float] = time.monotonic) -> None:
+def begin(
+    send: Callable[[bytes], bool],
+    rank: int,
+    restart: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Let reports be sent from now on. `send` returns False where it would have to wait."""
     if not _here.watches_forks:
         _here.watches_forks = True
-        os.register_at_fork(after_in_child=_turn_off)  # a DataLoader's worker reports nothing
+        os.register_at_fork(
+            after_in_child=_turn_off
+        )  # a DataLoader's worker reports nothing
     _here.link = _Link(send, rank, restart, clock)
 
 
@@ -179,8 +223,16 @@ class _Link:
     Any thread may append to `inbox` at any time. All other attributes are used only by the thread that holds `_busy`.
     """
 
-    def __init__(self, send: Callable[[bytes], bool], rank: int, restart: int, clock: Callable[[], float]) -> None:
-        self.inbox: deque[Bar | tuple[float, float | None, float | None, dict[str, float]]] = deque()
+    def __init__(
+        self,
+        send: Callable[[bytes], bool],
+        rank: int,
+        restart: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.inbox: deque[
+            Bar | tuple[float, float | None, float | None, dict[str, float]]
+        ] = deque()
         self._send = send
         self._clock = clock
         self._began = clock()
@@ -255,7 +307,13 @@ class _Link:
             else:
                 self._add_row(*new)
 
-    def _add_row(self, at_s: float, step: float | None, total: float | None, values: dict[str, float]) -> None:
+    def _add_row(
+        self,
+        at_s: float,
+        step: float | None,
+        total: float | None,
+        values: dict[str, float],
+    ) -> None:
         if step is not None:
             self._step = step
         if total is not None:
@@ -276,7 +334,9 @@ class _Link:
         for name in values:
             if name not in names:
                 names[name] = json.dumps(name)
-        metrics = ",".join([f"{names[name]}:{_text(value)}" for name, value in values.items()])
+        metrics = ",".join(
+            [f"{names[name]}:{_text(value)}" for name, value in values.items()]
+        )
         middle = "" if step is None else f',"step":{_text(step)}'
         return f'{{"at_s":{at_s:.6f}{middle},"metrics":{{{metrics}}}}}'
 
@@ -351,8 +411,12 @@ def _bar(bar: Bar) -> str:
 
 
 def _text(value: float) -> str:
-    is_finite = value - value == 0  # faster than math.isfinite, which a call a microsecond would feel
-    return repr(value) if is_finite else json.dumps(value)  # NaN and Infinity, as Python's JSON spells them
+    is_finite = (
+        value - value == 0
+    )  # faster than math.isfinite, which a call a microsecond would feel
+    return (
+        repr(value) if is_finite else json.dumps(value)
+    )  # NaN and Infinity, as Python's JSON spells them
 
 
 def _device() -> str:

@@ -40,7 +40,9 @@ def _patch(module: ModuleType, post: Post) -> None:
     setattr(progress, _POSTED_S, 0.0)
     for name in _CHANGING:
         _follow(progress, name, functools.partial(_show, post=post))
-    _follow(progress, "get_renderable", functools.partial(_show, post=post, at_once=True))
+    _follow(
+        progress, "get_renderable", functools.partial(_show, post=post, at_once=True)
+    )
     _follow(progress, "stop", functools.partial(_close, post=post))
     _replace_remove_task(progress, post)
 
@@ -90,7 +92,9 @@ def _post(display: Any, task: Any, post: Post, *, closed: bool = False) -> None:
     if getattr(display, _IDS) is None:
         setattr(display, _IDS, {})
     numbers: dict[Any, int] = getattr(display, _IDS)
-    is_hidden = display.disable or not task.visible or not is_standard(display.console.file)
+    is_hidden = (
+        display.disable or not task.visible or not is_standard(display.console.file)
+    )
     if is_hidden and task.id not in numbers:
         return
     if task.id not in numbers:
@@ -110,6 +114,10 @@ def _plain(description: Any) -> str:
     """Return a description without rich's markup, such as `[red]`."""
     text = sys.modules.get("rich.text")
     try:
-        return str(text.Text.from_markup(str(description)).plain) if text is not None else str(description)
+        return (
+            str(text.Text.from_markup(str(description)).plain)
+            if text is not None
+            else str(description)
+        )
     except Exception:  # noqa: BLE001 - brackets that are no markup
         return str(description)

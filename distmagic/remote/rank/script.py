@@ -29,7 +29,9 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
         _empty(main)
         runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
         return
-    is_there = script.shown and os.path.exists(script.shown)  # not from another directory: --cwd
+    is_there = script.shown and os.path.exists(
+        script.shown
+    )  # not from another directory: --cwd
     shown = script.shown if is_there else path
     sys.path[:] = [os.path.dirname(os.path.realpath(path)), *sys.path, bundle]
     sys.argv[:] = [shown, *script.args]
@@ -45,7 +47,9 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
 
 def _empty(main: ModuleType) -> None:
     """Leave in `__main__` what Python itself puts there, and nothing of the payload."""
-    for name in [name for name in vars(main) if name not in ("__name__", "__builtins__")]:
+    for name in [
+        name for name in vars(main) if name not in ("__name__", "__builtins__")
+    ]:
         del vars(main)[name]
     vars(main).update(__doc__=None, __package__=None, __spec__=None, __loader__=None)
     if sys.version_info < (3, 14):

@@ -42,9 +42,16 @@ def _cell_of(cls: type, texts: Mapping[str, str]) -> str:
     """Return the cell that defines a class: that of one of its methods, else one with such a statement. "" for none."""
     for member in list(vars(cls).values()):
         function = member
-        for name in ("__func__", "fget", "func", "__wrapped__"):  # of class methods, properties, decorated functions
+        for name in (
+            "__func__",
+            "fget",
+            "func",
+            "__wrapped__",
+        ):  # of class methods, properties, decorated functions
             function = getattr(function, name, None) or function
-        is_its_own = getattr(function, "__qualname__", "").startswith(f"{cls.__qualname__}.")
+        is_its_own = getattr(function, "__qualname__", "").startswith(
+            f"{cls.__qualname__}."
+        )
         filename = getattr(getattr(function, "__code__", None), "co_filename", "")
         if is_its_own and filename in texts:
             return str(filename)
@@ -57,10 +64,21 @@ def _label_warnings(labels: dict[str, str]) -> None:
     plain = warnings.formatwarning
 
     def formatwarning(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
     ) -> str:
-        text, label = plain(message, category, filename, lineno, line), labels.get(filename)
-        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1) if label else text
+        text, label = (
+            plain(message, category, filename, lineno, line),
+            labels.get(filename),
+        )
+        return (
+            text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1)
+            if label
+            else text
+        )
 
     if labels:
         warnings.formatwarning = formatwarning

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from distmagic.remote.wire.protocol import Frame, Thread
 
-SIGNAL = signal.SIGRTMAX - 3  # used by no library that is known; real-time signals are queued, so none gets lost
+SIGNAL = (
+    signal.SIGRTMAX - 3
+)  # used by no library that is known; real-time signals are queued, so none gets lost
 MAX_FRAMES = 60  # kept of the main thread, the innermost
 _MAX_OTHERS = 8  # kept of the other threads
 _MAX_OTHERS_FRAMES = 20  # kept of each of them
@@ -53,7 +55,9 @@ def is_ready(run_dir: Path, pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status.read(), re.MULTILINE)
-        signals = int(caught[1], 16) if caught is not None else 0  # a bit for each that it handles
+        signals = (
+            int(caught[1], 16) if caught is not None else 0
+        )  # a bit for each that it handles
         if not signals >> (SIGNAL - 1) & 1:
             return False
         folder = f"/proc/{pid}/fd"
@@ -84,7 +88,8 @@ def is_whole(text: str, own: str) -> bool:
     begin = max(text.rfind("\nThread 0x"), text.rfind("\nCurrent thread 0x"), 0)
     last = text[begin:]
     outermost = re.compile(
-        rf'^  File "{re.escape(own)}/distmagic/remote/rank/worker\.py", line \d+ in main$', re.MULTILINE
+        rf'^  File "{re.escape(own)}/distmagic/remote/rank/worker\.py", line \d+ in main$',
+        re.MULTILINE,
     )
     if text.endswith("...\n"):
         return True
@@ -101,7 +106,9 @@ def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
         return ()
     *others, main = stacks  # faulthandler writes the oldest thread, the main one, last
     threads = [Thread(frames=_innermost(main, MAX_FRAMES))]
-    with_user_code = [frames for frames in others if any(frame.mine for frame in frames)]
+    with_user_code = [
+        frames for frames in others if any(frame.mine for frame in frames)
+    ]
     for frames in with_user_code[-_MAX_OTHERS:]:
         threads.append(Thread(frames=_innermost(frames, _MAX_OTHERS_FRAMES)))
     return tuple(threads)
@@ -122,7 +129,9 @@ def _blocks(text: str) -> list[list[Frame]]:
             blocks.append([])
         elif blocks and frame:
             number = int(frame[2]) if frame[2].isdecimal() else 0
-            blocks[-1].append(Frame(file=frame[1], line=number, function=frame[3][:_MAX_CHARS]))
+            blocks[-1].append(
+                Frame(file=frame[1], line=number, function=frame[3][:_MAX_CHARS])
+            )
     return blocks
 
 
@@ -133,7 +142,9 @@ def _as_shown(frames: list[Frame], sources: Sources) -> list[Frame]:
     shown = [_renamed(frame, sources) for frame in reversed(frames)]
     for i, frame in enumerate(shown):
         if frame.mine:
-            return shown[i:]  # without the frames around the user's code, which start every Python program
+            return shown[
+                i:
+            ]  # without the frames around the user's code, which start every Python program
     return shown
 
 

@@ -21,7 +21,16 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.rank import bars, import_paths, process_groups, report, rich_bars, script, sources, stacks
+from distmagic.remote.rank import (
+    bars,
+    import_paths,
+    process_groups,
+    report,
+    rich_bars,
+    script,
+    sources,
+    stacks,
+)
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
@@ -69,7 +78,9 @@ def main(_: list[str]) -> None:
     rank = _read_rank()
     stacks.answer(Path(rank.socket).parent)
     conn = _say_hello(rank)
-    report.begin(lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart)
+    report.begin(
+        lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart
+    )
     bundle = sys.path.pop(0)
     ours = [bundle, *rank.paths]
     sys.path[:0] = ours
@@ -97,7 +108,9 @@ def main(_: list[str]) -> None:
 
 
 def _read_rank() -> Rank:
-    from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))  # no variable for the user's own processes
+    from_agent = json.loads(
+        os.environ.pop("DISTMAGIC_WORKER")
+    )  # no variable for the user's own processes
     return Rank(
         rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
@@ -148,13 +161,24 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
     fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
     fresh.__file__ = str(call.write_main(rank.call, rank.folder))
     sys.modules["__main__"] = fresh
-    atexit.register(_clear_main, fresh)  # registered before the user's own functions, so it is called after them
+    atexit.register(
+        _clear_main, fresh
+    )  # registered before the user's own functions, so it is called after them
     return fresh
 
 
-def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> protocol.Ended:
+def _ended(
+    rank: Rank, outcome: RankOutcome, code: int = 0, **more: object
+) -> protocol.Ended:
     use = process_groups.use()
-    return protocol.Ended(rank=rank.rank, restart=rank.restart, outcome=outcome, code=code, group_use=use, **more)  # type: ignore[arg-type]
+    return protocol.Ended(
+        rank=rank.rank,
+        restart=rank.restart,
+        outcome=outcome,
+        code=code,
+        group_use=use,
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def _stop_handlers() -> None:
@@ -171,7 +195,9 @@ def _clear_main(main: types.ModuleType) -> None:
     kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
     if threading.active_count() == 1:  # else a daemon thread may still use any of them
         # Names only: a variable that held a value here would keep its cycle alive through the collection below.
-        names = [name for name, value in vars(main).items() if not isinstance(value, kept)]
+        names = [
+            name for name, value in vars(main).items() if not isinstance(value, kept)
+        ]
         for name in names:
             if not name.startswith("__"):
                 del vars(main)[name]
@@ -181,7 +207,9 @@ def _clear_main(main: types.ModuleType) -> None:
 def _keep(rank: Rank, value: object) -> protocol.Ended:
     """Write the return value to its file; return the end to report."""
     _stop_handlers()
-    if os.getpid() != rank.pid:  # a child that the function has forked, and that returned from it too
+    if (
+        os.getpid() != rank.pid
+    ):  # a child that the function has forked, and that returned from it too
         return _ended(rank, "returned")
     if value is None or left_out.is_program(value):
         return _ended(rank, "returned", result_bytes=0)
@@ -189,13 +217,26 @@ def _keep(rank: Rank, value: object) -> protocol.Ended:
     try:
         size_bytes, missing = left_out.dump(value, rank.result)
     except parcel.Unpicklable as error:
-        return _ended(rank, "returned", meaning=f"its result is lost: {error.message} {error.hint}")
+        return _ended(
+            rank,
+            "returned",
+            meaning=f"its result is lost: {error.message} {error.hint}",
+        )
     except MemoryError:
-        return _ended(rank, "returned", meaning="its result is lost: there is not enough memory to write it to a file")
+        return _ended(
+            rank,
+            "returned",
+            meaning="its result is lost: there is not enough memory to write it to a file",
+        )
     except OSError as error:
         return _ended(rank, "returned", meaning=_not_kept(rank, value, error))
     meaning = f"this was left out of its result: {missing}" if missing else ""
-    return _ended(rank, "returned", result_bytes=size_bytes, meaning=clipped(meaning, _MAX_MESSAGE_BYTES))
+    return _ended(
+        rank,
+        "returned",
+        result_bytes=size_bytes,
+        meaning=clipped(meaning, _MAX_MESSAGE_BYTES),
+    )
 
 
 def _not_kept(rank: Rank, value: object, error: OSError) -> str:
@@ -215,11 +256,15 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
         text = _text_of(stop.code)
         _write_error(text)
         return _ended(rank, "exited", 1, meaning=clipped(text, _MAX_MESSAGE_BYTES))
-    return _ended(rank, "exited", stop.code & 0xFF, meaning=f"sys.exit({stop.code}) was called")
+    return _ended(
+        rank, "exited", stop.code & 0xFF, meaning=f"sys.exit({stop.code}) was called"
+    )
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
-    is_ours = isinstance(error, parcel.ParcelError)  # the call can't be loaded: a traceback would show our frames only
+    is_ours = isinstance(
+        error, parcel.ParcelError
+    )  # the call can't be loaded: a traceback would show our frames only
     text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
     failure = protocol.Failure(
@@ -287,7 +332,9 @@ def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
         except Exception:  # noqa: BLE001, S112 - the user's own stream, or None, or closed: Python's exit reports it
             continue
     if os.getpid() != rank.pid:
-        sys.exit(ended.code)  # a child that the function has forked: it reports nothing for this rank
+        sys.exit(
+            ended.code
+        )  # a child that the function has forked: it reports nothing for this rank
     try:
         _report_end(rank, conn, protocol.encode(ended))
     except OSError:

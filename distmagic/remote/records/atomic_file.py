@@ -20,7 +20,9 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
         with open(descriptor, "w+b", buffering=-1 if is_buffered else 0) as file:
             yield file
         os.replace(aside, path)

@@ -53,7 +53,11 @@ def expire(now: float | None = None) -> None:
 
 
 def _expire_jobs(now: float) -> None:
-    jobs = sorted(_entries(places.home() / "jobs"), key=lambda entry: entry.changed_s, reverse=True)
+    jobs = sorted(
+        _entries(places.home() / "jobs"),
+        key=lambda entry: entry.changed_s,
+        reverse=True,
+    )
     is_full = bool(jobs) and shutil.disk_usage(places.home()).free < places.FULL_BYTES
     kept_bytes: dict[str, int] = {}  # by owner
     for job in jobs:
@@ -72,7 +76,11 @@ def _expire_jobs(now: float) -> None:
 
 
 def _expire_blobs(now: float) -> None:
-    blobs = sorted(_entries(places.home() / "blobs"), key=lambda entry: entry.changed_s, reverse=True)
+    blobs = sorted(
+        _entries(places.home() / "blobs"),
+        key=lambda entry: entry.changed_s,
+        reverse=True,
+    )
     is_receiving = _is_receiving(blobs, now)
     kept_bytes = 0
     for blob in blobs:
@@ -110,7 +118,11 @@ def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
     if _is_receiving(entries, now):
         return []
     others = [entry for entry in entries if entry.path.name != bundle]
-    return [(entry.path, entry.size_bytes) for entry in others if now - entry.changed_s > _TOUCHED_S]
+    return [
+        (entry.path, entry.size_bytes)
+        for entry in others
+        if now - entry.changed_s > _TOUCHED_S
+    ]
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -142,7 +154,11 @@ def _entries(folder: Path) -> list[_Entry]:
             break
         try:
             files = [path, *path.rglob("*")] if _is_folder(path) else [path]
-            stats = {file.relative_to(path): stat for file in files if (stat := _look(file)) is not None}
+            stats = {
+                file.relative_to(path): stat
+                for file in files
+                if (stat := _look(file)) is not None
+            }
         except OSError:
             continue  # another contact removes at the same time; or not ours, and then not ours to remove
         if stats:
@@ -157,14 +173,20 @@ def _entries(folder: Path) -> list[_Entry]:
 
 
 def _has_unfetched(stats: Mapping[Path, os.stat_result]) -> bool:
-    results = [file for file, stat in stats.items() if file.suffix == ".result" and stat.st_size]
+    results = [
+        file
+        for file, stat in stats.items()
+        if file.suffix == ".result" and stat.st_size
+    ]
     return any(file.with_name(file.name + _FETCHED) not in stats for file in results)
 
 
 def _look(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
-    except FileNotFoundError:  # gone just now, as the old pieces of a log that is written to
+    except (
+        FileNotFoundError
+    ):  # gone just now, as the old pieces of a log that is written to
         return None
 
 

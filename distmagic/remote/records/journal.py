@@ -45,14 +45,22 @@ class Journal:
         self._folder = folder
         self._main = logs.Log(folder / FILE, LIMIT_BYTES)
         self._chatter = logs.Log(folder / CHATTER_FILE, CHATTER_LIMIT_BYTES)
-        self._marks = [(0, 0)]  # where in the two files what follows event 0, 256, 512 ... begins, or would
-        self._owed: deque[tuple[int, bytes]] = deque()  # how the job goes, and the disk has not taken it yet
+        self._marks = [
+            (0, 0)
+        ]  # where in the two files what follows event 0, 256, 512 ... begins, or would
+        self._owed: deque[tuple[int, bytes]] = (
+            deque()
+        )  # how the job goes, and the disk has not taken it yet
         self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
         self._first = 1  # the number of _recent[0]
         self.last = 0
         with contextlib.suppress(OSError):
-            fd = os.open(folder / _RESERVE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(
+                folder / _RESERVE,
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
+                0o600,
+            )
             with open(fd, "wb") as file:
                 file.write(bytes(_RESERVE_BYTES))
 
@@ -111,8 +119,12 @@ class Journal:
 
     def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
         if after + 1 < self._first:
-            with contextlib.suppress(FileNotFoundError):  # the folder was removed: what was in it is told as `Skipped`
-                for number, line in read(self._folder, after, self._marks[after // _MARK_EVERY], self._owed):
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # the folder was removed: what was in it is told as `Skipped`
+                for number, line in read(
+                    self._folder, after, self._marks[after // _MARK_EVERY], self._owed
+                ):
                     if number >= self._first:
                         break
                     yield number, line
@@ -120,7 +132,9 @@ class Journal:
             yield number, self._recent[number - self._first]
 
 
-def _without_gaps(lines: Iterable[tuple[int, bytes]], after: int, last: int = 0) -> Iterator[tuple[int, bytes]]:
+def _without_gaps(
+    lines: Iterable[tuple[int, bytes]], after: int, last: int = 0
+) -> Iterator[tuple[int, bytes]]:
     """Yield (number up to which it goes, line), `Skipped` in place of what is missing after number `after`."""
     for number, line in lines:
         if number > after + 1:
@@ -133,7 +147,10 @@ def _without_gaps(lines: Iterable[tuple[int, bytes]], after: int, last: int = 0)
 
 
 def read(
-    folder: Path, after: int = 0, mark: tuple[int, int] = (0, 0), owed: Iterable[tuple[int, bytes]] = ()
+    folder: Path,
+    after: int = 0,
+    mark: tuple[int, int] = (0, 0),
+    owed: Iterable[tuple[int, bytes]] = (),
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) of the events after number `after` that are on disk, from places in the two files on.
 
@@ -168,7 +185,9 @@ def expand(line: bytes, folder: Path) -> bytes:
     if not event.size_bytes:
         return line  # the log could not take it: the text stands here
     try:
-        data = logs.read(folder / log_name(event.rank, event.stream), event.offset, event.size_bytes)
+        data = logs.read(
+            folder / log_name(event.rank, event.stream), event.offset, event.size_bytes
+        )
     except OSError as error:
         data = f"[distmagic: the log can't be read: {error}]\n".encode()
     text = decode(data, torn=event.skipped_bytes > 0)

@@ -26,7 +26,9 @@ _DETACHED = "detached"
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 _FIRST_PROTOCOL = 1  # its job files had no number in them
 _UNKNOWN_LEASE_S = 60.0  # of a job of another protocol, say
-_ONE_PROCESS = re.compile(r" \((process|kernel) [^()]*\)$")  # at the end of an owner's name, see session/owner.py
+_ONE_PROCESS = re.compile(
+    r" \((process|kernel) [^()]*\)$"
+)  # at the end of an owner's name, see session/owner.py
 
 
 def remember(folder: Path, start: protocol.StartNode) -> None:
@@ -59,9 +61,15 @@ def _read(folder: Path) -> protocol.JobListing:
     Of a job of another protocol only its name and its hosts can be known, and when it began.
     """
     about = json.loads((folder / FILE).read_text())
-    number = about.get("protocol", _FIRST_PROTOCOL) if isinstance(about, dict) else protocol.PROTOCOL
+    number = (
+        about.get("protocol", _FIRST_PROTOCOL)
+        if isinstance(about, dict)
+        else protocol.PROTOCOL
+    )
     if number != protocol.PROTOCOL:
-        about = {name: about.get(name) for name in ("job", "node_rank", "hosts", "began_s")}
+        about = {
+            name: about.get(name) for name in ("job", "node_rank", "hosts", "began_s")
+        }
         about = {**about, "protocol": number, "terms": {"lease_s": _UNKNOWN_LEASE_S}}
     return codec.from_plain(protocol.JobListing, about)
 
@@ -103,8 +111,16 @@ def mark_detached(folder: Path) -> None:
 
 def jobs(job: str = "") -> tuple[protocol.JobListing, ...]:
     """Return this host's jobs, the oldest first, or its nodes of one job. What can't be read is left out."""
-    folders = [places.job_dir(job, 0).parent] if job else sorted((places.home() / "jobs").glob("*"))
-    files = [file for folder in folders for file in sorted(folder.glob(f"*-{socket.gethostname()}/{FILE}"))]
+    folders = (
+        [places.job_dir(job, 0).parent]
+        if job
+        else sorted((places.home() / "jobs").glob("*"))
+    )
+    files = [
+        file
+        for folder in folders
+        for file in sorted(folder.glob(f"*-{socket.gethostname()}/{FILE}"))
+    ]
     found = []
     for file in files:
         try:
@@ -176,7 +192,9 @@ def remove(job: str) -> int:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
-        with contextlib.suppress(FileNotFoundError):  # another host of the same home removes it just now
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # another host of the same home removes it just now
             freed += places.size_of(folder)
         shutil.rmtree(folder, onerror=_ignore_gone)
         with contextlib.suppress(OSError):
@@ -184,7 +202,9 @@ def remove(job: str) -> int:
     return freed
 
 
-def _ignore_gone(_: object, __: str, error: tuple[type[BaseException], BaseException, object]) -> None:
+def _ignore_gone(
+    _: object, __: str, error: tuple[type[BaseException], BaseException, object]
+) -> None:
     """Go on where a file is gone already."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]

@@ -49,9 +49,16 @@ class Log:
             if self._file < 0:
                 self._reopen()
             while done < len(data):
-                if self._size and self._size + (len(data) if whole else 1) > self._piece_bytes:
+                if (
+                    self._size
+                    and self._size + (len(data) if whole else 1) > self._piece_bytes
+                ):
                     self._turn()
-                part = data if whole else data[done : done + self._piece_bytes - self._size]
+                part = (
+                    data
+                    if whole
+                    else data[done : done + self._piece_bytes - self._size]
+                )
                 written = os.write(self._file, part)
                 self._size += written
                 done += written
@@ -162,7 +169,9 @@ def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, in
 def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     """Yield the whole lines of a log, or of what there still is of it, from a line's offset on."""
     there = pieces(path)
-    ends = [start for start, _ in there[1:]]  # each piece ends where the next one begins
+    ends = [
+        start for start, _ in there[1:]
+    ]  # each piece ends where the next one begins
     for number, (start, piece) in enumerate(there):
         if number < len(ends) and ends[number] <= offset:
             continue

@@ -42,12 +42,18 @@ class Manifest:
 
     def owns(self, path: str) -> bool:
         """Whether a path lies at or below one of `owned`."""
-        return any(not place or path == place or path.startswith(f"{place}/") for place in self.owned)
+        return any(
+            not place or path == place or path.startswith(f"{place}/")
+            for place in self.owned
+        )
 
 
 def encode(manifest: Manifest) -> bytes:
     """Return the blob of a manifest: the same bytes for the same files."""
-    rows = [[file.path, file.pack, file.size_bytes, int(file.is_executable)] for file in manifest.files]
+    rows = [
+        [file.path, file.pack, file.size_bytes, int(file.is_executable)]
+        for file in manifest.files
+    ]
     found = {
         "packs": manifest.packs,
         "files": rows,

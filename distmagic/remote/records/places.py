@@ -28,7 +28,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 FULL_BYTES = 16 << 20  # a disk with less room than this is full
-LOG_BYTES = 64 << 20  # of each of a rank's two streams: eight ranks stay well within what is kept of all jobs
+LOG_BYTES = (
+    64 << 20
+)  # of each of a rank's two streams: eight ranks stay well within what is kept of all jobs
 REPORTS_BYTES = 16 << 20  # of what a rank reports
 LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
 _LEAST_LOG_BYTES = 64 << 10
@@ -36,14 +38,20 @@ _SETTLED_S = 10.0
 _FORGOTTEN_S = 86400.0  # agents and templates touch their directories twice a minute
 # Hosts that share a kernel and a /tmp differ in one of these: in the processes, the network or the files that they see.
 _VIEWS = ("/proc/self/ns/pid", "/proc/self/ns/net", "/")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of this kernel since it was started
+_BOOT_ID = Path(
+    "/proc/sys/kernel/random/boot_id"
+)  # of this kernel since it was started
 
 
 def home() -> Path:
     """Return the directory of all that is kept. Raises FileNotFoundError where this user has no home directory."""
     path = os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")
-    if path.startswith("~"):  # Python leaves it as it is; a directory of that name invites `rm -rf ~`
-        raise FileNotFoundError(f"{path} is nowhere: HOME is not set, and this user has no entry in the password file")
+    if path.startswith(
+        "~"
+    ):  # Python leaves it as it is; a directory of that name invites `rm -rf ~`
+        raise FileNotFoundError(
+            f"{path} is nowhere: HOME is not set, and this user has no entry in the password file"
+        )
     return Path(os.path.abspath(path))
 
 
@@ -52,9 +60,15 @@ def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
 
     Raises ValueError for a setting that is no such size.
     """
-    text = (env or {}).get(LOG_BYTES_NAME) or os.environ.get(LOG_BYTES_NAME) or str(LOG_BYTES)
+    text = (
+        (env or {}).get(LOG_BYTES_NAME)
+        or os.environ.get(LOG_BYTES_NAME)
+        or str(LOG_BYTES)
+    )
     if not (text.isascii() and text.isdigit() and int(text) >= _LEAST_LOG_BYTES):
-        raise ValueError(f"{LOG_BYTES_NAME}={text[:80]} is no number of bytes of at least {_LEAST_LOG_BYTES:,}")
+        raise ValueError(
+            f"{LOG_BYTES_NAME}={text[:80]} is no number of bytes of at least {_LEAST_LOG_BYTES:,}"
+        )
     return int(text)
 
 
@@ -85,7 +99,9 @@ def make_private(folder: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
         if found.st_uid != os.getuid():
-            raise PermissionError(f"{path} belongs to another user (uid {found.st_uid})")
+            raise PermissionError(
+                f"{path} belongs to another user (uid {found.st_uid})"
+            )
         if found.st_mode & shut:
             path.chmod(stat.S_IMODE(found.st_mode) & ~shut)
     return folder
@@ -132,7 +148,11 @@ def run_dir(job: str, node_rank: int) -> Path:
 
 def run_dirs(job: str) -> tuple[Path, ...]:
     """Return the directories of a job's sockets that are there, of all its nodes; none that others have made."""
-    return tuple(path for path in Path("/tmp").glob(f"{_prefix()}{_checked(job)}-*") if _is_ours(path))
+    return tuple(
+        path
+        for path in Path("/tmp").glob(f"{_prefix()}{_checked(job)}-*")
+        if _is_ours(path)
+    )
 
 
 def make_run_dir(job: str, node_rank: int) -> Path:
@@ -146,7 +166,9 @@ TEMPLATE = "template"  # the socket in a template's directory
 READERS = "readers"  # the socket in a run directory to which contacts connect
 # How many connections may wait at either socket while its process loads torch. Each look whether it listens is one too.
 BACKLOG = 1024
-PID = "pid"  # in both: number and start time of the process that the directory belongs to
+PID = (
+    "pid"  # in both: number and start time of the process that the directory belongs to
+)
 
 
 def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
@@ -172,7 +194,11 @@ def dead_templates() -> list[Path]:
 def check_run_dir(path: Path) -> None:
     """Raise PermissionError unless `path` is a directory of ours that nobody else may enter, and no link."""
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) != 0o700
+    ):
         raise PermissionError(f"{path} is not a private directory of this user")
 
 
@@ -192,13 +218,24 @@ def dead_runs() -> dict[str, list[Path]]:
             continue
         job = path.name.removeprefix(_prefix()).rpartition("-")[0]
         jobs.setdefault(job, []).append((path, _is_deserted(path)))
-    return {job: [path for path, _ in found] for job, found in jobs.items() if all(dead for _, dead in found)}
+    return {
+        job: [path for path, _ in found]
+        for job, found in jobs.items()
+        if all(dead for _, dead in found)
+    }
 
 
 def live_runs() -> list[tuple[str, int]]:
     """Return (job, node_rank) of this user's agents on this host."""
-    names = [path.name.removeprefix(_prefix()) for path in Path("/tmp").glob(f"{_prefix()}*-*")]
-    return [(job, int(node)) for job, _, node in (name.rpartition("-") for name in names) if node.isdecimal()]
+    names = [
+        path.name.removeprefix(_prefix())
+        for path in Path("/tmp").glob(f"{_prefix()}*-*")
+    ]
+    return [
+        (job, int(node))
+        for job, _, node in (name.rpartition("-") for name in names)
+        if node.isdecimal()
+    ]
 
 
 def forgotten() -> list[Path]:
@@ -220,10 +257,15 @@ def listens(path: Path) -> bool:
     """Whether a process listens at a unix socket. It need not have time to answer: nothing here waits for it."""
     with socket.socket(socket.AF_UNIX) as conn:
         conn.setblocking(False)
-        return conn.connect_ex(str(path)) in (0, errno.EAGAIN)  # the second: it has not taken those before us
+        return conn.connect_ex(str(path)) in (
+            0,
+            errno.EAGAIN,
+        )  # the second: it has not taken those before us
 
 
-def _is_deserted(path: Path, listener: str = READERS, *, after_s: float = _SETTLED_S) -> bool:
+def _is_deserted(
+    path: Path, listener: str = READERS, *, after_s: float = _SETTLED_S
+) -> bool:
     try:
         if time.time() - path.lstat().st_mtime < after_s:
             return False  # its agent may be about to listen, or about to go
@@ -231,7 +273,10 @@ def _is_deserted(path: Path, listener: str = READERS, *, after_s: float = _SETTL
         return False  # gone just now
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
-        return probe.connect_ex(str(path / listener)) in (errno.ECONNREFUSED, errno.ENOENT)
+        return probe.connect_ex(str(path / listener)) in (
+            errno.ECONNREFUSED,
+            errno.ENOENT,
+        )
 
 
 def touch(paths: Iterable[str | Path]) -> None:

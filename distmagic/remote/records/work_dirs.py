@@ -56,7 +56,9 @@ def prepare(work: WorkDir, job: str, node_rank: int) -> Prepared:
         place = _place_of(job)
         if place is None:
             place, notice = _free_place(work, job)
-            if not place.users(job):  # else all is there, and nothing may change under the job that runs
+            if not place.users(
+                job
+            ):  # else all is there, and nothing may change under the job that runs
                 place.bring(work)
                 (place.about / "origin").write_text(work.origin or place.origin)
         place.mark(job, node_rank).write_text(str(time.time()))
@@ -103,7 +105,10 @@ def expire(now: float, kept_s: float) -> None:
                 remove(path.name)
     for about in root().glob(".*"):
         with contextlib.suppress(OSError):
-            if not about.with_name(about.name[1:]).exists() and now - about.stat().st_mtime > kept_s:
+            if (
+                not about.with_name(about.name[1:]).exists()
+                and now - about.stat().st_mtime > kept_s
+            ):
                 shutil.rmtree(about)
 
 
@@ -232,7 +237,15 @@ def _free_place(work: WorkDir, job: str) -> tuple[_Place, str]:
         if work.origin and place.origin not in ("", work.origin):
             continue
         users = place.users(job)
-        if users and (work.is_fresh or (work.manifest and work.manifest != last_brought(place.about).manifest)):
-            notice = notice or f"job {users[0]} still runs in {place.path} with other files"
+        if users and (
+            work.is_fresh
+            or (work.manifest and work.manifest != last_brought(place.about).manifest)
+        ):
+            notice = (
+                notice or f"job {users[0]} still runs in {place.path} with other files"
+            )
             continue
-        return place, f"{notice}; this run's files are in {place.path}" if notice else ""
+        return (
+            place,
+            f"{notice}; this run's files are in {place.path}" if notice else "",
+        )

@@ -35,7 +35,9 @@ def last_brought(about: Path) -> Brought:
     """Return what was brought last, as `about`, the folder beside the working directory, says; nothing if it can't be read."""
     try:
         found = json.loads((about / _FILE).read_text())
-        return Brought(manifest=found["manifest"], files=found["files"], links=found["links"])
+        return Brought(
+            manifest=found["manifest"], files=found["files"], links=found["links"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return Brought()
 
@@ -61,7 +63,9 @@ class FileSync:
         """Bring the files that a manifest lists. Raises OSError, and ValueError for a blob that is no manifest."""
         wanted = manifest.decode(places.blob(sha256).read_bytes())
         before = last_brought(self._about)
-        shutil.rmtree(self._incoming, ignore_errors=True)  # of one that was ended in the middle
+        shutil.rmtree(
+            self._incoming, ignore_errors=True
+        )  # of one that was ended in the middle
         self._incoming.mkdir(mode=0o700)
         try:
             self._remove_unlisted(wanted, before)
@@ -69,19 +73,37 @@ class FileSync:
             files = self._write_files(wanted, before)
         finally:
             shutil.rmtree(self._incoming, ignore_errors=True)
-        kept_files = {path: row for path, row in before.files.items() if not wanted.owns(path)}
-        kept_links = {path: target for path, target in before.links.items() if not wanted.owns(path)}
-        after = {"manifest": sha256, "files": kept_files | files, "links": kept_links | links}
+        kept_files = {
+            path: row for path, row in before.files.items() if not wanted.owns(path)
+        }
+        kept_links = {
+            path: target
+            for path, target in before.links.items()
+            if not wanted.owns(path)
+        }
+        after = {
+            "manifest": sha256,
+            "files": kept_files | files,
+            "links": kept_links | links,
+        }
         with atomic_write(self._about / _FILE) as file:
             file.write(json.dumps(after, separators=(",", ":")).encode())
 
     def _remove_unlisted(self, wanted: Manifest, before: Brought) -> None:
         """Remove what the last run of this name brought and this one does not; what ranks wrote stays."""
-        listed = {file.path for file in wanted.files} | {path for path, _ in wanted.links}
+        listed = {file.path for file in wanted.files} | {
+            path for path, _ in wanted.links
+        }
         for path in (*before.files, *before.links):
-            if path in listed or not wanted.owns(path) or not self._is_below_own_folders(path):
+            if (
+                path in listed
+                or not wanted.owns(path)
+                or not self._is_below_own_folders(path)
+            ):
                 continue
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            with contextlib.suppress(
+                FileNotFoundError, IsADirectoryError, NotADirectoryError
+            ):
                 self._forget_compiled(path)
                 (self._path / path).unlink()
             self._remove_empty_parents(path)
@@ -130,9 +152,18 @@ class FileSync:
         rows: dict[str, list[Any]] = {}
         lacking: dict[int, list[ListedFile]] = {}
         for file in wanted.files:
-            source = [wanted.packs[file.pack], file.offset, file.size_bytes, file.is_executable]
+            source = [
+                wanted.packs[file.pack],
+                file.offset,
+                file.size_bytes,
+                file.is_executable,
+            ]
             row = before.files.get(file.path)
-            if row is not None and row[:4] == source and row[4:] == self._look(file.path):
+            if (
+                row is not None
+                and row[:4] == source
+                and row[4:] == self._look(file.path)
+            ):
                 rows[file.path] = row
             else:
                 lacking.setdefault(file.pack, []).append(file)
@@ -141,7 +172,12 @@ class FileSync:
                 for file in files:
                     source_file.seek(file.offset)
                     self._write(file, source_file)
-                    source = [wanted.packs[pack], file.offset, file.size_bytes, file.is_executable]
+                    source = [
+                        wanted.packs[pack],
+                        file.offset,
+                        file.size_bytes,
+                        file.is_executable,
+                    ]
                     rows[file.path] = [*source, *self._look(file.path)]
         return rows
 
@@ -165,7 +201,9 @@ class FileSync:
         if not is_large and self._has(here, data, mode):
             return
         aside = self._incoming / secrets.token_hex(6)
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(
+            aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode
+        )
         with open(descriptor, "wb") as out:
             if is_large:
                 shutil.copyfileobj(source, out, _CHUNK)  # all of the pack
@@ -177,7 +215,11 @@ class FileSync:
     def _has(self, here: Path, data: bytes, mode: int) -> bool:
         try:
             found = os.lstat(here)
-            return found.st_size == len(data) and found.st_mode == 0o100000 | mode and here.read_bytes() == data
+            return (
+                found.st_size == len(data)
+                and found.st_mode == 0o100000 | mode
+                and here.read_bytes() == data
+            )
         except OSError:
             return False
 

@@ -15,7 +15,10 @@ def customizing_file(env: Mapping[str, str]) -> str:
     """
     for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
         for name in _NAMES:
-            for path in (os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")):
+            for path in (
+                os.path.join(folder, f"{name}.py"),
+                os.path.join(folder, name, "__init__.py"),
+            ):
                 if os.path.isfile(path):
                     return path
     return ""

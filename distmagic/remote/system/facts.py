@@ -63,7 +63,9 @@ def count_gpus() -> int:
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not found:
         found = _count_amd()
-        mask = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", mask))
+        mask = os.environ.get(
+            "HIP_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", mask)
+        )
     return visible(found, mask)
 
 
@@ -106,7 +108,9 @@ def _count_nvidia() -> int:
 def _count_amd() -> int:
     count = 0
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        if re.search(r"^simd_count [1-9]", _text_of(node), re.MULTILINE):  # a processor has none
+        if re.search(
+            r"^simd_count [1-9]", _text_of(node), re.MULTILINE
+        ):  # a processor has none
             count += 1
     return count
 
@@ -114,7 +118,9 @@ def _count_amd() -> int:
 def _text_of(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # a container sees devices that it may not use, and can't read their properties
+    except (
+        OSError
+    ):  # a container sees devices that it may not use, and can't read their properties
         return ""
 
 
@@ -128,10 +134,14 @@ def route(peer: str) -> tuple[str, str]:
 
 
 def _address_of_contact() -> str:
-    words = os.environ.get("SSH_CONNECTION", "").split()  # client address, client port, server address, server port
+    words = os.environ.get(
+        "SSH_CONNECTION", ""
+    ).split()  # client address, client port, server address, server port
     if len(words) == 4 and interface_of(words[2]):
         return words[2]
-    client = os.environ.get("DISTMAGIC_CLIENT", "")  # of a node's keeper: the address of the log-in node
+    client = os.environ.get(
+        "DISTMAGIC_CLIENT", ""
+    )  # of a node's keeper: the address of the log-in node
     if client:
         with contextlib.suppress(OSError):
             return _address_towards(client)
@@ -141,7 +151,9 @@ def _address_of_contact() -> str:
 def _address_towards(peer: str) -> str:
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))  # of UDP: nothing is sent, the kernel only chooses the address
+        probe.connect(
+            (peer, 9)
+        )  # of UDP: nothing is sent, the kernel only chooses the address
         return str(probe.getsockname()[0])
 
 
@@ -152,7 +164,10 @@ def free_port(address: str) -> int:
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for _ in range(_TRIES):
-        with socket.socket(family) as probe, socket.socket(family, socket.SOCK_DGRAM) as other:
+        with (
+            socket.socket(family) as probe,
+            socket.socket(family, socket.SOCK_DGRAM) as other,
+        ):
             probe.bind((address, 0))
             port = int(probe.getsockname()[1])
             with contextlib.suppress(OSError):

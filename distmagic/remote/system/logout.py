@@ -40,7 +40,10 @@ class LogInSession:
     @property
     def is_killed(self) -> bool:
         """Whether systemd ends this process at log-out."""
-        return self.kills and re.search(r"/session-[^/\n]+\.scope", self.cgroup) is not None
+        return (
+            self.kills
+            and re.search(r"/session-[^/\n]+\.scope", self.cgroup) is not None
+        )
 
     @property
     def cure(self) -> str:
@@ -98,14 +101,21 @@ def _look() -> LogInSession:
         return LogInSession(cgroup="")
     if "session-" not in cgroup or not _kills():
         return LogInSession(cgroup=cgroup)
-    answer = _output(*_LOGIND, "/org/freedesktop/login1/user/self", "org.freedesktop.login1.User", "Linger")
+    answer = _output(
+        *_LOGIND,
+        "/org/freedesktop/login1/user/self",
+        "org.freedesktop.login1.User",
+        "Linger",
+    )
     scope: tuple[str, ...] = ()
     for one in _SCOPES:
         tried = _run((*one, "true"))
         if tried is not None and tried.returncode == 0:
             scope = one
             break
-    return LogInSession(cgroup=cgroup, user=_user(), kills=True, lingers=answer == "b true", scope=scope)
+    return LogInSession(
+        cgroup=cgroup, user=_user(), kills=True, lingers=answer == "b true", scope=scope
+    )
 
 
 @functools.cache
@@ -116,7 +126,9 @@ def _kills() -> bool:
     means that root is excluded.
     """
     names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
-    answer = _output(*_LOGIND, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names)
+    answer = _output(
+        *_LOGIND, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names
+    )
     lines = answer.splitlines()
     if len(lines) != len(names):
         return False
@@ -146,6 +158,12 @@ def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[bytes] | None:
     if shutil.which(command[0]) is None:
         return None
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None

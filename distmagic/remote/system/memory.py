@@ -27,7 +27,9 @@ _KILLED = re.compile(
     r"anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?"
 )
 _OF_CGROUP = "emory cgroup out of memory"
-_UNLIMITED = 1 << 60  # bytes; cgroups of version 1 have a larger number where there is no limit
+_UNLIMITED = (
+    1 << 60
+)  # bytes; cgroups of version 1 have a larger number where there is no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +47,16 @@ def kills(text: str) -> tuple[Kill, ...]:
     found = []
     cgroup_pids: set[str] = set()
     for line in text.splitlines():
-        if _OF_CGROUP in line:  # before Linux 5 this is a line of its own, before the record
+        if (
+            _OF_CGROUP in line
+        ):  # before Linux 5 this is a line of its own, before the record
             cgroup_pids.update(re.findall(r"[Kk]ill(?:ed)? process (\d+)", line))
         match = _KILLED.search(line)
         if match:
             pid = match["pid"]
-            used_kib = int(match["anon"]) + int(match["file"]) + int(match["shmem"] or 0)
+            used_kib = (
+                int(match["anon"]) + int(match["file"]) + int(match["shmem"] or 0)
+            )
             found.append(
                 Kill(
                     pid=int(pid),
@@ -63,7 +69,9 @@ def kills(text: str) -> tuple[Kill, ...]:
     return tuple(found)
 
 
-def choose(found: tuple[Kill, ...], process: ProcessInfo, *, in_container: bool) -> Kill | None:
+def choose(
+    found: tuple[Kill, ...], process: ProcessInfo, *, in_container: bool
+) -> Kill | None:
     """Return the latest record of this process; in a container, of any process with its name. Pure."""
     for kill in reversed(found):
         if kill.name == process.name and (in_container or kill.pid == process.pid):
@@ -75,7 +83,11 @@ def words(kill: Kill, *, total_bytes: int, limit_bytes: int | None) -> str:
     """Return a record in words. `total_bytes` is the machine's memory, `limit_bytes` the cgroup's, None for none. Pure."""
     used = f"kernel: {kill.name} used {_gb(kill.used_bytes)}"
     if kill.in_cgroup:
-        limit = f" of the {_gb(limit_bytes)} GB that its cgroup may use" if limit_bytes else " GB"
+        limit = (
+            f" of the {_gb(limit_bytes)} GB that its cgroup may use"
+            if limit_bytes
+            else " GB"
+        )
         return f"it reached its memory limit ({used}{limit})"
     return f"the host ran out of memory ({used} of {_gb(total_bytes)} GB)"
 
@@ -104,7 +116,9 @@ class Watch:
         if process is not None:
             kill = choose(kills(self._log()), process, in_container=_in_container())
             if kill is not None:
-                return words(kill, total_bytes=_total_bytes(), limit_bytes=cgroup.limit_bytes)
+                return words(
+                    kill, total_bytes=_total_bytes(), limit_bytes=cgroup.limit_bytes
+                )
         if cgroup.has_killed():
             limit = f" of {_gb(cgroup.limit_bytes)} GB" if cgroup.limit_bytes else ""
             return f"it reached its memory limit{limit} (its cgroup has counted a kill)"
@@ -154,7 +168,11 @@ def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
-            folder, events, limit = root / "memory", "memory.oom_control", "memory.limit_in_bytes"
+            folder, events, limit = (
+                root / "memory",
+                "memory.oom_control",
+                "memory.limit_in_bytes",
+            )
         elif not controllers and not (root / "memory").exists():
             folder, events, limit = root, "memory.events", "memory.max"
         else:

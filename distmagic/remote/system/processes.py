@@ -50,7 +50,9 @@ def die_with_parent() -> None:
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)  # the parent ended before the call: the kernel sends nothing any more
+        os.kill(
+            os.getpid(), signal.SIGKILL
+        )  # the parent ended before the call: the kernel sends nothing any more
 
 
 def _prctl(option: int, value: int) -> None:
@@ -91,7 +93,9 @@ def everything() -> tuple[ProcessInfo, ...]:
     return tuple(found)
 
 
-def descendants(root: int, table: Iterable[ProcessInfo] | None = None) -> tuple[ProcessInfo, ...]:
+def descendants(
+    root: int, table: Iterable[ProcessInfo] | None = None
+) -> tuple[ProcessInfo, ...]:
     """Return all descendants of the process `root`, parents first, without zombies. `table` defaults to `everything()`."""
     if table is None:
         table = everything()
@@ -143,7 +147,10 @@ def open_pidfd(pid: int) -> int:
     """Return a descriptor that becomes readable when this process ends; -1 where the system has none."""
     try:
         return os.pidfd_open(pid)
-    except (OSError, AttributeError):  # it has ended; or this kernel (before 5.3) or this Python lacks the call
+    except (
+        OSError,
+        AttributeError,
+    ):  # it has ended; or this kernel (before 5.3) or this Python lacks the call
         return -1
 
 
@@ -174,7 +181,11 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
             others.add(process.pid)
     found = []
     for process in table:
-        if process.pid not in others and process.state not in "ZX" and mark in _environ(process.pid):
+        if (
+            process.pid not in others
+            and process.state not in "ZX"
+            and mark in _environ(process.pid)
+        ):
             found.append(process)
     return tuple(found)
 
@@ -225,7 +236,9 @@ def _environ(pid: int) -> bytes:
         return b""  # it has ended meanwhile, or may not be read
 
 
-def sweep(job: str, timeout_s: float = 5.0, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, ...]:
+def sweep(
+    job: str, timeout_s: float = 5.0, spared: Sequence[ProcessInfo] = ()
+) -> tuple[ProcessInfo, ...]:
     """Send SIGKILL to all that `marked` returns until nothing is left; return what is left after the time."""
     end = time.monotonic() + timeout_s
     while left := marked(job, spared):

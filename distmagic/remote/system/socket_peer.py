@@ -12,7 +12,9 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred of unix(7): pid, uid, gid
 def is_ours(conn: socket.socket) -> bool:
     """Whether the process at the other end belongs to this user: the one that connected, or the one that listened."""
     try:
-        found = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        found = conn.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
     except OSError:
         return False
     _, uid, _ = _CREDENTIALS.unpack(found)
@@ -22,4 +24,6 @@ def is_ours(conn: socket.socket) -> bool:
 def check(conn: socket.socket) -> None:
     """Raise PermissionError unless the process at the other end belongs to this user."""
     if not is_ours(conn):
-        raise PermissionError("the process at the other end of a socket of distmagic is not this user's")
+        raise PermissionError(
+            "the process at the other end of a socket of distmagic is not this user's"
+        )

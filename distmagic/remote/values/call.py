@@ -83,7 +83,9 @@ def perform(what: Call | Whole, main: ModuleType) -> object:
     if what.argv:
         sys.argv[:] = what.argv
     main.__dict__.pop(_RESULT, None)
-    _run(_returning(ast.parse(what.source, what.filename)), what.filename, main.__dict__)
+    _run(
+        _returning(ast.parse(what.source, what.filename)), what.filename, main.__dict__
+    )
     return _finished(main.__dict__.pop(_RESULT, None))
 
 
@@ -92,7 +94,9 @@ def _finished(value: object) -> object:
 
 
 def _run(tree: ast.Module, filename: str, namespace: dict[str, Any]) -> None:
-    code: CodeType = compile(tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    code: CodeType = compile(
+        tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+    )
     _finished(eval(code, namespace))  # noqa: S307 - the user's cell
 
 

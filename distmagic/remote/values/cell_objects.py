@@ -18,7 +18,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LruCached: Any = type(functools.lru_cache(len))
-_SINGLEDISPATCH = {"dispatch", "register", "registry", "__wrapped__"}  # attributes of a function that it has made
+_SINGLEDISPATCH = {
+    "dispatch",
+    "register",
+    "registry",
+    "__wrapped__",
+}  # attributes of a function that it has made
 
 
 def reduced(obj: Any) -> Any:
@@ -31,17 +36,34 @@ def reduced(obj: Any) -> Any:
         return getattr, own
     if type(obj) is functools.cached_property:
         # Without the lock that it has before Python 3.12. Its class does not tell it its name a second time.
-        state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
+        state = {
+            name: value
+            for name, value in vars(obj).items()
+            if name not in ("func", "lock")
+        }
         return functools.cached_property, (obj.func,), state
     if isinstance(obj, LruCached) and obj.__module__ == "__main__":
         return _lru_cached, (obj.__wrapped__, obj.cache_parameters())
     if isinstance(obj, typing.NewType) and obj.__module__ == "__main__":
         return typing.NewType, (obj.__name__, obj.__supertype__), vars(obj)
-    if isinstance(obj, types.FunctionType) and obj.__module__ == "__main__" and vars(obj).keys() >= _SINGLEDISPATCH:
+    if (
+        isinstance(obj, types.FunctionType)
+        and obj.__module__ == "__main__"
+        and vars(obj).keys() >= _SINGLEDISPATCH
+    ):
         dispatching: Any = obj
-        return _dispatching, (dispatching.registry[object],), dict(dispatching.registry), None, None, _register_all
+        return (
+            _dispatching,
+            (dispatching.registry[object],),
+            dict(dispatching.registry),
+            None,
+            None,
+            _register_all,
+        )
     if _is_by_name_only(obj):
-        raise pickle.PicklingError("pickle writes its name only, and a host has nothing of this name")
+        raise pickle.PicklingError(
+            "pickle writes its name only, and a host has nothing of this name"
+        )
     return NotImplemented
 
 
@@ -53,7 +75,10 @@ def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
         return sys, "stderr"
     if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
         return builtins, "exit"
-    if isinstance(obj, types.FunctionType) and getattr(obj, "__wrapped__", None) is io.open:
+    if (
+        isinstance(obj, types.FunctionType)
+        and getattr(obj, "__wrapped__", None) is io.open
+    ):
         is_of_ipython = obj.__globals__.get("__name__", "").startswith("IPython.")
         return (builtins, "open") if is_of_ipython else None
     return None
@@ -79,6 +104,8 @@ def _dispatching(default: Callable[..., Any]) -> Any:
     return functools.singledispatch(default)
 
 
-def _register_all(dispatching: Any, registry: Mapping[type, Callable[..., Any]]) -> None:
+def _register_all(
+    dispatching: Any, registry: Mapping[type, Callable[..., Any]]
+) -> None:
     for kind, function in registry.items():
         dispatching.register(kind, function)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmagic.remote.values import parcel
-from distmagic.remote.values.unpicklable import MAX_TRIALS, Part, UnpicklablePart, describe, is_atom
+from distmagic.remote.values.unpicklable import (
+    MAX_TRIALS,
+    Part,
+    UnpicklablePart,
+    describe,
+    is_atom,
+)
 
 _NAMED_AT_MOST = 3
 _OF_A_PROGRAM = {"__name__", "__builtins__", "__loader__", "__spec__"}
@@ -69,7 +75,11 @@ class _Sieve:
         error = self._why_not(part.value)
         if error is None:
             return part.value
-        rest = None if id(part.value) in around else self._taken_apart(part, around | {id(part.value)})
+        rest = (
+            None
+            if id(part.value) in around
+            else self._taken_apart(part, around | {id(part.value)})
+        )
         if rest is not None:
             return rest
         cause = UnpicklablePart(part=part, what=describe(part.value), error=error)
@@ -99,19 +109,30 @@ class _Sieve:
             if error is None:
                 kept[key] = self.sifted(below, within)
             else:
-                self._left_out.append(f"the key of {below.path} can't be pickled ({type(error).__name__})")
+                self._left_out.append(
+                    f"the key of {below.path} can't be pickled ({type(error).__name__})"
+                )
         return kept
 
     def _items(self, part: Part, within: frozenset[int]) -> list[object]:
         value: Any = part.value
-        return [self.sifted(Part(owner="", path=f"{part.path}[{i}]", value=v), within) for i, v in enumerate(value)]
+        return [
+            self.sifted(Part(owner="", path=f"{part.path}[{i}]", value=v), within)
+            for i, v in enumerate(value)
+        ]
 
     def _of_dataclass(self, part: Part, within: frozenset[int]) -> object:
         kept: Any = copy.copy(part.value)
         for field in dataclasses.fields(kept):
             if hasattr(kept, field.name):
-                below = Part(owner="", path=f"{part.path}.{field.name}", value=getattr(kept, field.name))
-                object.__setattr__(kept, field.name, self.sifted(below, within))  # it may be frozen
+                below = Part(
+                    owner="",
+                    path=f"{part.path}.{field.name}",
+                    value=getattr(kept, field.name),
+                )
+                object.__setattr__(
+                    kept, field.name, self.sifted(below, within)
+                )  # it may be frozen
         return kept
 
     def _why_not(self, value: object) -> Exception | None:

@@ -35,10 +35,14 @@ from distmagic.remote.values.side_files import SideFile, Value
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
-_TRAILER = struct.Struct("<QQ16s")  # offset and size of the table, and the end's own mark
+_TRAILER = struct.Struct(
+    "<QQ16s"
+)  # offset and size of the table, and the end's own mark
 _END = b"end of parcel 1\n"
 
-Memory = mmap.mmap | bytearray  # of a file that is mapped, or of bytes that never were in one; both can be written to
+Memory = (
+    mmap.mmap | bytearray
+)  # of a file that is mapped, or of bytes that never were in one; both can be written to
 
 
 class ParcelError(Exception):
@@ -54,7 +58,10 @@ class Unpicklable(ParcelError):
     """Some part of the value can't be pickled; `cause` is the smallest such part that was found."""
 
     def __init__(self, cause: unpicklable.UnpicklablePart) -> None:
-        super().__init__(f"{cause.sentence}.", "Return only what can be pickled: numbers, tensors, a state_dict().")
+        super().__init__(
+            f"{cause.sentence}.",
+            "Return only what can be pickled: numbers, tensors, a state_dict().",
+        )
         self.cause = cause
 
 
@@ -62,7 +69,9 @@ class TooLarge(ParcelError):
     """The parcel would be larger than allowed; `size_bytes` is what it had come to."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"The value takes {size_bytes:,} bytes; {limit_bytes:,} are allowed.")
+        super().__init__(
+            f"The value takes {size_bytes:,} bytes; {limit_bytes:,} are allowed."
+        )
         self.size_bytes = size_bytes
 
 
@@ -84,7 +93,9 @@ def dump(
     A DistributedDataParallel module travels as the module in it: its process group ends with the run.
     """
     with atomic_write(Path(path)) as file:
-        sink = _Sink(file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes)
+        sink = _Sink(
+            file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes
+        )
         sink.write(MAGIC)
         sink.omitted = None if beside is None else []
         seen = seen or Seen()
@@ -99,7 +110,9 @@ def measure(value: object, *, refuse: Refuse | None = None) -> int:
     packer = Packer(sink, Seen(), refuse)
     packer.pickle(value)
     buffers, windows, _ = packer.plan()
-    return sink.size + sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows)
+    return (
+        sink.size + sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows)
+    )
 
 
 def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) -> None:
@@ -109,7 +122,9 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     sink.omitted = None  # from here on the sink takes everything
     values = [side_files.of_memory(data) for _, data in omitted]
     values += [side_files.of_memory(data) for data in buffers]
-    values += [Value(size_bytes=window.size_bytes, chunks=window.chunks) for window in windows]
+    values += [
+        Value(size_bytes=window.size_bytes, chunks=window.chunks) for window in windows
+    ]
     sizes = [value.size_bytes for value in values]
     sink.check(sink.size + sum(sizes))
 
@@ -117,7 +132,9 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     spans: list[list[int]] = [[] for _ in values]
     if beside is not None:
         for group in side_files.grouped(sizes):
-            side_file, offsets = _write_side_file([values[n] for n in group], beside, sink)
+            side_file, offsets = _write_side_file(
+                [values[n] for n in group], beside, sink
+            )
             for n, offset in zip(group, offsets, strict=True):
                 spans[n] = [offset, sizes[n], len(seen.side_files)]
             seen.side_files.append(side_file)
@@ -132,7 +149,9 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
         "rows": rows,
     }
     if seen.side_files:
-        table["side_files"] = [[side_file.sha256, side_file.size_bytes] for side_file in seen.side_files]
+        table["side_files"] = [
+            [side_file.sha256, side_file.size_bytes] for side_file in seen.side_files
+        ]
     if omitted:
         table["omitted"] = [[at, spans[n]] for n, (at, _) in enumerate(omitted)]
     sink.align()
@@ -141,7 +160,9 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     sink.write(_TRAILER.pack(offset, length, _END))
 
 
-def _write_side_file(values: Sequence[Value], folder: Path, main: _Sink) -> tuple[SideFile, list[int]]:
+def _write_side_file(
+    values: Sequence[Value], folder: Path, main: _Sink
+) -> tuple[SideFile, list[int]]:
     """Write a file with these values; return it, and where each of them is in it."""
     with side_files.new_file(folder) as (file, name):
         sink = _Sink(file=file, sha256=side_files.new_digest())
@@ -153,7 +174,9 @@ def _write_side_file(values: Sequence[Value], folder: Path, main: _Sink) -> tupl
     return SideFile(sha256=sink.sha256.hexdigest(), size_bytes=sink.size), offsets
 
 
-def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str) -> Packer:
+def _pickled(
+    value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str
+) -> Packer:
     packer = Packer(sink, seen, refuse)
     try:
         packer.pickle(value)
@@ -162,7 +185,9 @@ def _pickled(value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name
     except Exception as error:
         if sink.error is not None:
             raise sink.error from None
-        cause = unpicklable.find(value, name, error, functools.partial(why_not, refuse=refuse))
+        cause = unpicklable.find(
+            value, name, error, functools.partial(why_not, refuse=refuse)
+        )
         raise Unpicklable(cause) from error
     return packer
 
@@ -210,7 +235,9 @@ class _Sink:
                 if self.sha256 is not None:
                     self.sha256.update(part)
         except OSError as error:
-            self.error = error  # kept, since pickling some object may raise an OSError as well
+            self.error = (
+                error  # kept, since pickling some object may raise an OSError as well
+            )
             raise
         return len(view)
 
@@ -249,16 +276,27 @@ def load_bytes(data: bytes, name: str) -> Any:
 
     `name` is what errors call it. Raises `ParcelError` as `load`.
     """
-    return _load(bytearray(data), name, Path(), None)  # a copy: the value can be changed
+    return _load(
+        bytearray(data), name, Path(), None
+    )  # a copy: the value can be changed
 
 
-def _load(memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None) -> Any:
+def _load(
+    memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None
+) -> Any:
     table = _table(memory, name)
     places = _Places(memory, table.get("side_files", ()), folder)
     buffers = (places.view(span) for span in table["buffers"])
-    tensors = TensorLoader([places.find(span) for span in table["windows"]], table["rows"])
+    tensors = TensorLoader(
+        [places.find(span) for span in table["windows"]], table["rows"]
+    )
     pickled = places.pickled(table.get("omitted", ()))
-    loader = Loader(pickled, buffers, tensors, {"__name__": "__main__"} if namespace is None else namespace)
+    loader = Loader(
+        pickled,
+        buffers,
+        tensors,
+        {"__name__": "__main__"} if namespace is None else namespace,
+    )
     try:
         value, definitions = loader.load(), loader.load()
     except MemoryError:
@@ -284,9 +322,15 @@ def _table(memory: Memory, name: str) -> dict[str, Any]:
         raise cut
     try:
         table: dict[str, Any] = json.loads(memory[offset : offset + length])
-        spans = [*table["buffers"], *table["windows"], *(span for _, span in table.get("omitted", ()))]
+        spans = [
+            *table["buffers"],
+            *table["windows"],
+            *(span for _, span in table.get("omitted", ())),
+        ]
         own_spans = [(at, size) for at, size, *side_file in spans if not side_file]
-        is_inside = all(len(MAGIC) <= at and at + size <= offset for at, size in own_spans)
+        is_inside = all(
+            len(MAGIC) <= at and at + size <= offset for at, size in own_spans
+        )
         is_sound = is_inside and isinstance(table["rows"], list)
     except (ValueError, KeyError, TypeError) as error:
         raise ParcelError(f"{name} is damaged: {error}.") from error
@@ -301,20 +345,29 @@ class _Places:
     A span is [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
     """
 
-    def __init__(self, memory: Memory, found: Sequence[tuple[str, int]], folder: Path) -> None:
+    def __init__(
+        self, memory: Memory, found: Sequence[tuple[str, int]], folder: Path
+    ) -> None:
         self._memories = [memory]
         for name, size in found:
             try:
-                self._memories.append(side_files.mapped(folder / os.path.basename(name), size))
+                self._memories.append(
+                    side_files.mapped(folder / os.path.basename(name), size)
+                )
             except (OSError, ValueError) as error:
-                raise ParcelError(f"A part of the parcel is missing: {error}.") from None
+                raise ParcelError(
+                    f"A part of the parcel is missing: {error}."
+                ) from None
 
     def find(self, span: Sequence[int]) -> tuple[Memory, int, int]:
         """Return (memory, offset, bytes) of a span."""
         offset, size, *side_file = span
         number = side_file[0] + 1 if side_file else 0
         memory = self._memories[number] if 0 <= number < len(self._memories) else b""
-        if not (isinstance(memory, (mmap.mmap, bytearray)) and 0 <= offset <= offset + size <= len(memory)):
+        if not (
+            isinstance(memory, (mmap.mmap, bytearray))
+            and 0 <= offset <= offset + size <= len(memory)
+        ):
             raise ParcelError("The parcel is damaged: its table points outside of it.")
         return memory, offset, size
 
@@ -323,7 +376,9 @@ class _Places:
         memory, offset, size = self.find(span)
         return memoryview(memory)[offset : offset + size]
 
-    def pickled(self, omitted: Sequence[tuple[int, Sequence[int]]]) -> io.BufferedReader:
+    def pickled(
+        self, omitted: Sequence[tuple[int, Sequence[int]]]
+    ) -> io.BufferedReader:
         """Return the pickle as it was made, with what was omitted put in again."""
         main = memoryview(self._memories[0])
         pieces = []
@@ -342,4 +397,6 @@ def _not_here(error: Exception) -> ParcelError:
                            f"Install {error.name.partition('.')[0]} for {sys.executable}.")  # fmt: skip
     if isinstance(error, (pickle.UnpicklingError, EOFError)):
         return ParcelError(f"The parcel is damaged: {error}.")
-    return ParcelError(f"The value can't be rebuilt here: {type(error).__name__}: {error}")
+    return ParcelError(
+        f"The value can't be rebuilt here: {type(error).__name__}: {error}"
+    )

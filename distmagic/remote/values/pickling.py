@@ -34,7 +34,9 @@ class Seen:
     side_files: list[SideFile] = field(default_factory=list)
 
 
-Refuse = Callable[[object], None]  # raises for an object that must not travel although it could be pickled
+Refuse = Callable[
+    [object], None
+]  # raises for an object that must not travel although it could be pickled
 
 
 class Packer:
@@ -46,7 +48,9 @@ class Packer:
         self._seen = seen
         self._refuse = refuse
         self._definitions: dict[str, object] = {}
-        self._pickler = _pickler_class()(sink, self, lambda buffer: self._buffers.append(buffer.raw()))
+        self._pickler = _pickler_class()(
+            sink, self, lambda buffer: self._buffers.append(buffer.raw())
+        )
 
     def pickle(self, value: object) -> None:
         """Pickle the value, and after it the table of all that `__main__` defines and the value uses. Only once."""
@@ -83,14 +87,20 @@ class Packer:
         return NotImplemented
 
     def _note_global(self, obj: Any) -> None:
-        module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
+        module, name = (
+            getattr(obj, "__module__", None),
+            getattr(obj, "__qualname__", ""),
+        )
         if isinstance(module, str):
             self._seen.modules.add(module)
         if module == "__main__" and name.isidentifier():
             current = sys.modules["__main__"].__dict__.get(name)
             if name not in self._definitions or current is obj:
                 self._definitions[name] = obj
-        if isinstance(obj, types.FunctionType) and obj.__globals__.get("__name__") == "__main__":
+        if (
+            isinstance(obj, types.FunctionType)
+            and obj.__globals__.get("__name__") == "__main__"
+        ):
             self._pickler.globals_ref.setdefault(id(obj.__globals__), _MAIN)
 
     def _reduce_torch(self, obj: Any) -> Any:
@@ -103,7 +113,10 @@ class Packer:
         if isinstance(obj, torch.storage.TypedStorage):
             storage = obj._untyped_storage  # noqa: SLF001 - the public way warns
             if storage.device.type != "meta":
-                return _typed_storage, (self._storages.add_storage(storage), str(obj.dtype).removeprefix("torch."))
+                return _typed_storage, (
+                    self._storages.add_storage(storage),
+                    str(obj.dtype).removeprefix("torch."),
+                )
         ddp = sys.modules.get("torch.nn.parallel.distributed")
         if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
             return _same, (obj.module,)
@@ -115,7 +128,11 @@ def _stays_behind(module: str) -> bool:
 
     cloudpickle adds any loaded submodule whose name a function mentions (`x.state` and distmagic.state).
     """
-    return module.startswith("distmagic.") and module != "distmagic.remote" and not module.startswith(_REMOTE)
+    return (
+        module.startswith("distmagic.")
+        and module != "distmagic.remote"
+        and not module.startswith(_REMOTE)
+    )
 
 
 _REMOTE = "distmagic.remote."
@@ -128,13 +145,17 @@ def _pickler_class() -> Any:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """cloudpickle's pickler, asking a `Packer` first."""
 
-        def __init__(self, sink: Any, packer: Packer, keep: Callable[[pickle.PickleBuffer], None]) -> None:
+        def __init__(
+            self, sink: Any, packer: Packer, keep: Callable[[pickle.PickleBuffer], None]
+        ) -> None:
             super().__init__(sink, protocol=5, buffer_callback=keep)
             self._packer = packer
 
         def reducer_override(self, obj: Any) -> Any:
             reduced = self._packer.reduce(obj)
-            return super().reducer_override(obj) if reduced is NotImplemented else reduced
+            return (
+                super().reducer_override(obj) if reduced is NotImplemented else reduced
+            )
 
     return Pickler
 
@@ -174,7 +195,9 @@ _MAIN = _Main(__name__="__main__")  # not empty: cloudpickle would fill an empty
 class Loader(pickle.Unpickler):
     """Unpickles, with the names above bound to one parcel's memory and one namespace."""
 
-    def __init__(self, file: Any, buffers: Any, tensors: TensorLoader, namespace: dict[str, Any]) -> None:
+    def __init__(
+        self, file: Any, buffers: Any, tensors: TensorLoader, namespace: dict[str, Any]
+    ) -> None:
         super().__init__(file, buffers=buffers)
         self._own = {
             "_tensor": tensors.tensor,

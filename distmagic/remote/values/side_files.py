@@ -74,7 +74,9 @@ def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
     """
     aside = folder / f".side-file-{secrets.token_hex(8)}"
     try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(
+            os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+        ) as file:
 
             def name(sha256: str) -> None:
                 file.flush()

@@ -103,7 +103,11 @@ class Storages:
     def add_tensor(self, tensor: Any) -> int | None:
         """Note a tensor and return its number; None for a kind that torch's own reduction has to take apart."""
         torch = sys.modules["torch"]
-        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.__dict__:
+        if (
+            type(tensor) is not torch.Tensor
+            or tensor.layout is not torch.strided
+            or tensor.__dict__
+        ):
             return None
         if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
             return None
@@ -115,7 +119,13 @@ class Storages:
         storage = tensor.untyped_storage()
         if stop > storage.nbytes():
             return None
-        view = _View(storage=storage, start=start, stop=stop, tensor=tensor, requires_grad=requires_grad)
+        view = _View(
+            storage=storage,
+            start=start,
+            stop=stop,
+            tensor=tensor,
+            requires_grad=requires_grad,
+        )
         self._views.append(view)
         return len(self._views) - 1
 
@@ -128,7 +138,9 @@ class Storages:
         """Return the windows to write, and for each number a row that says how to build it from them."""
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
-        by_storage: dict[int, list[int]] = {}  # the numbers of the views that see anything
+        by_storage: dict[
+            int, list[int]
+        ] = {}  # the numbers of the views that see anything
         for number, view in enumerate(self._views):
             if view.tensor is None or view.tensor.numel():
                 by_storage.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001
@@ -140,12 +152,21 @@ class Storages:
             if self._is_packed(stretch):
                 rows[stretch.views[0]] = _packed_row(first, len(windows))
                 size_bytes = first.tensor.numel() * first.tensor.element_size()
-                window = Window(storage=first.storage, start=0, size_bytes=size_bytes, packed=first.tensor)
+                window = Window(
+                    storage=first.storage,
+                    start=0,
+                    size_bytes=size_bytes,
+                    packed=first.tensor,
+                )
             else:
                 for number in stretch.views:
-                    rows[number] = _row(self._views[number], len(windows), stretch.start)
+                    rows[number] = _row(
+                        self._views[number], len(windows), stretch.start
+                    )
                 size_bytes = stretch.stop - stretch.start
-                window = Window(storage=first.storage, start=stretch.start, size_bytes=size_bytes)
+                window = Window(
+                    storage=first.storage, start=stretch.start, size_bytes=size_bytes
+                )
             windows.append(window)
         return windows, rows
 
@@ -166,7 +187,11 @@ class Storages:
                 found.append(_Stretch(start=start, stop=view.stop, views=[number]))
         if len(found) == 1:
             return found
-        whole_bytes = sum(stretch.stop - stretch.start for stretch in found if not self._is_packed(stretch))
+        whole_bytes = sum(
+            stretch.stop - stretch.start
+            for stretch in found
+            if not self._is_packed(stretch)
+        )
         storage_bytes = self._views[numbers[0]].storage.nbytes()
         if 2 * whole_bytes < storage_bytes:
             return found
@@ -183,7 +208,9 @@ def _row(view: _View, window: int, start: int) -> TensorRow:
     tensor = view.tensor
     if tensor is None:
         return [window, "", 0, [], [], False, False, False]
-    offset = 0 if window < 0 else tensor.storage_offset() - start // tensor.element_size()
+    offset = (
+        0 if window < 0 else tensor.storage_offset() - start // tensor.element_size()
+    )
     return _as_row(view, window, offset, list(tensor.stride()))
 
 
@@ -232,7 +259,9 @@ class TensorLoader:
     `windows` are (memory, offset, bytes).
     """
 
-    def __init__(self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[TensorRow]) -> None:
+    def __init__(
+        self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[TensorRow]
+    ) -> None:
         self._windows = windows
         self._rows = rows
         self._built: dict[int, Any] = {}
@@ -241,12 +270,16 @@ class TensorLoader:
         """Return tensor `number`, on the CPU."""
         import torch
 
-        window, dtype_name, offset, size, stride, requires_grad, conj, neg = self._rows[number]
+        window, dtype_name, offset, size, stride, requires_grad, conj, neg = self._rows[
+            number
+        ]
         dtype = getattr(torch, dtype_name)
         if window < 0:
             made = torch.empty_strided(size, stride, dtype=dtype)
         else:
-            made = torch.empty(0, dtype=dtype).set_(self._storage(window), offset, size, stride)
+            made = torch.empty(0, dtype=dtype).set_(
+                self._storage(window), offset, size, stride
+            )
         if conj:
             torch._C._set_conj(made, True)  # noqa: SLF001
         if neg:
@@ -262,7 +295,9 @@ class TensorLoader:
         import torch
 
         dtype = getattr(torch, dtype_name)
-        return torch.storage.TypedStorage(wrap_storage=self.storage(number), dtype=dtype, _internal=True)
+        return torch.storage.TypedStorage(
+            wrap_storage=self.storage(number), dtype=dtype, _internal=True
+        )
 
     def _storage(self, window: int) -> Any:
         import torch
@@ -270,7 +305,9 @@ class TensorLoader:
         if window not in self._built:
             memory, offset, size_bytes = self._windows[window]
             if size_bytes:
-                flat = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size_bytes)
+                flat = torch.frombuffer(
+                    memory, dtype=torch.uint8, offset=offset, count=size_bytes
+                )
                 self._built[window] = flat.untyped_storage()
             else:
                 self._built[window] = torch.UntypedStorage(0)

@@ -19,7 +19,17 @@ from typing import Any
 from distmagic.remote.values.cell_objects import LruCached
 
 MAX_TRIALS = 5_000  # parts that are tried; then the part found so far has to do
-_ATOMS = (int, float, complex, str, bytes, bool, type(None), types.CodeType, types.ModuleType)
+_ATOMS = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bool,
+    type(None),
+    types.CodeType,
+    types.ModuleType,
+)
 
 WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
 
@@ -52,22 +62,34 @@ class UnpicklablePart:
     @property
     def sentence(self) -> str:
         """`train uses `lock`, a lock, which can't be pickled` (without the full stop)."""
-        subject = f"{self.part.owner} uses `{self.part.path}`," if self.part.owner else f"{self.part.path} is"
+        subject = (
+            f"{self.part.owner} uses `{self.part.path}`,"
+            if self.part.owner
+            else f"{self.part.path} is"
+        )
         return f"{subject} {self.what}, which can't be pickled{self.detail}"
 
     @property
     def detail(self) -> str:
         """What pickle said, in parentheses; "" for a kind of which we know more than pickle does."""
-        return "" if is_known(self.part.value) else f" ({type(self.error).__name__}: {self.error!s:.200})"
+        return (
+            ""
+            if is_known(self.part.value)
+            else f" ({type(self.error).__name__}: {self.error!s:.200})"
+        )
 
 
-def find(value: object, name: str, error: Exception, why_not: WhyNot) -> UnpicklablePart:
+def find(
+    value: object, name: str, error: Exception, why_not: WhyNot
+) -> UnpicklablePart:
     """Return the smallest part of `value` that can't be pickled. Pickling `value` raised `error`.
 
     `name` is what to call the value itself.
     """
     part = Part(owner="", path=name, value=value)
-    tried: dict[int, object] = {id(value): value}  # the objects too: an id is used again once its object is gone
+    tried: dict[int, object] = {
+        id(value): value
+    }  # the objects too: an id is used again once its object is gone
     while not is_known(part.value):
         if isinstance(error, Refused) and error.value is part.value:
             return UnpicklablePart(part=part, what=error.what, error=error)
@@ -78,7 +100,9 @@ def find(value: object, name: str, error: Exception, why_not: WhyNot) -> Unpickl
     return UnpicklablePart(part=part, what=describe(part.value), error=error)
 
 
-def _unpicklable_child(part: Part, tried: dict[int, object], why_not: WhyNot) -> tuple[Part, Exception] | None:
+def _unpicklable_child(
+    part: Part, tried: dict[int, object], why_not: WhyNot
+) -> tuple[Part, Exception] | None:
     """Return the first part of a part that can't be pickled, and why; None where there is none, or time is up."""
     for child in parts(part):
         if is_atom(child.value) or id(child.value) in tried:
@@ -140,7 +164,9 @@ def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
             yield name, function.__globals__[name]
     code = function.__code__
     defaults = function.__defaults__ or ()
-    yield from zip(code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False)
+    yield from zip(
+        code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False
+    )
     yield from (function.__kwdefaults__ or {}).items()
     yield from vars(function).items()  # what decorators put there: __wrapped__
 
@@ -175,7 +201,9 @@ def travels_by_value(value: object) -> bool:
 
 
 def _name(function: Callable[..., object]) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
+    return getattr(function, "__qualname__", type(function).__qualname__).replace(
+        "<locals>.", ""
+    )
 
 
 def _class_parts(part: Part, cls: type) -> Iterator[Part]:
@@ -183,7 +211,11 @@ def _class_parts(part: Part, cls: type) -> Iterator[Part]:
         return
     for name, value in vars(cls).items():
         inner = value
-        for wrapped in ("__func__", "fget", "func"):  # of methods, properties and cached properties
+        for wrapped in (
+            "__func__",
+            "fget",
+            "func",
+        ):  # of methods, properties and cached properties
             inner = getattr(value, wrapped, None) or inner
         if name not in ("__dict__", "__weakref__"):
             yield Part(owner=cls.__qualname__, path=name, value=inner)
@@ -206,7 +238,9 @@ def _reduced_parts(part: Part) -> Iterator[Part]:
         yield _below(part, "", arg)
     if makes_instance and travels_by_value(args[0]):
         yield Part(owner=part.owner, path=args[0].__qualname__, value=args[0])
-    for table in state if isinstance(state, tuple) else (state,):  # with slots there are two tables
+    for table in (
+        state if isinstance(state, tuple) else (state,)
+    ):  # with slots there are two tables
         if isinstance(table, dict):
             for key, attribute in table.items():
                 yield _below(part, f".{key}", attribute)
@@ -223,7 +257,9 @@ _MODULE_TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 def _below(part: Part, step: str, value: object) -> Part:
     """Return the part one step down; `model._modules['fc']` reads `model.fc`."""
-    return Part(owner=part.owner, path=_MODULE_TABLES.sub(r".\1", part.path + step), value=value)
+    return Part(
+        owner=part.owner, path=_MODULE_TABLES.sub(r".\1", part.path + step), value=value
+    )
 
 
 # What a part is, in words. Known kinds are not taken apart any further: their insides mean nothing to their user.
@@ -268,7 +304,9 @@ def describe(value: object) -> str:
     kind = type(value)
     if kind in (types.FunctionType, type):
         return f"the {'class' if kind is type else 'function'} {value.__qualname__}"  # type: ignore[attr-defined]
-    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    module = (
+        "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    )
     article = "an" if (module or kind.__qualname__)[0].lower() in "aeiou" else "a"
     return f"{article} {module}{kind.__qualname__}"
 
@@ -277,7 +315,11 @@ def _kind(value: object) -> str | None:
     if isinstance(value, types.FunctionType):
         if value.__module__ == "IPython.core.getipython":
             return "IPython itself"
-        return "a torch.compile function" if "_torchdynamo_orig_callable" in vars(value) else None
+        return (
+            "a torch.compile function"
+            if "_torchdynamo_orig_callable" in vars(value)
+            else None
+        )
     if isinstance(value, types.MethodType):
         return _kind(value.__self__)
     if isinstance(value, type):

@@ -50,11 +50,15 @@ def encode(message: Message, n: int = 0) -> bytes:
 
 def plain(value: typing.Any) -> typing.Any:
     """Return a message, or a part of one, as dicts and lists. Fields that are at their default are left out."""
-    if isinstance(value, str):  # as most of what is encoded: the start of a node names all hosts
+    if isinstance(
+        value, str
+    ):  # as most of what is encoded: the start of a node names all hosts
         return value
     if is_dataclass(value):
         pairs = ((f, getattr(value, f.name)) for f in fields(value))
-        return {f.name: plain(v) for f, v in pairs if f.default is MISSING or v != f.default}
+        return {
+            f.name: plain(v) for f, v in pairs if f.default is MISSING or v != f.default
+        }
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     return value
@@ -81,9 +85,16 @@ class Decoder:
     `limits` has a function for each bounded field, by type and name. A type that is not in it is refused.
     """
 
-    def __init__(self, limits: Mapping[type, Mapping[str, Limit]] | None = None) -> None:
+    def __init__(
+        self, limits: Mapping[type, Mapping[str, Limit]] | None = None
+    ) -> None:
         self._limits = limits
-        self._readers: dict[typing.Any, _Reader] = {str: _text, int: _whole, float: _number, bool: _yes_or_no}
+        self._readers: dict[typing.Any, _Reader] = {
+            str: _text,
+            int: _whole,
+            float: _number,
+            bool: _yes_or_no,
+        }
 
     def decode(self, line: bytes) -> tuple[int, Message | None]:
         """Return sequence number and message of a line; None for a type that this half does not know.
@@ -91,12 +102,18 @@ class Decoder:
         Raises `BadLine` for anything that is not of the protocol: no JSON, a missing field, a wrong type.
         """
         if len(line) > MAX_LINE_BYTES:
-            raise BadLine(f"a line of {len(line)} bytes (at most {MAX_LINE_BYTES} are allowed)")
+            raise BadLine(
+                f"a line of {len(line)} bytes (at most {MAX_LINE_BYTES} are allowed)"
+            )
         try:
             raw = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BadLine(f"not JSON: {line[:80]!r}") from error
-        if not isinstance(raw, dict) or not isinstance(raw.get("t"), str) or type(raw.get("n")) is not int:
+        if (
+            not isinstance(raw, dict)
+            or not isinstance(raw.get("t"), str)
+            or type(raw.get("n")) is not int
+        ):
             raise BadLine(f"not a message: {line[:80]!r}")
         if not 0 <= raw["n"] <= _LARGEST:
             raise BadLine(f"not a message: {line[:80]!r}")
@@ -138,7 +155,9 @@ class Decoder:
         is_optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
         inner = typing.get_args(kind)[0] if is_optional else kind
         read = self._reader(inner)
-        checked = float if inner is float else None  # most values are numbers; one of this type needs no `read`
+        checked = (
+            float if inner is float else None
+        )  # most values are numbers; one of this type needs no `read`
 
         def read_within(value: typing.Any) -> typing.Any:
             if type(value) is checked:
@@ -180,7 +199,9 @@ class Decoder:
 def _text(value: typing.Any) -> str:
     if type(value) is not str:
         raise Wrong(f"{type(value).__name__} in place of str")
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()  # no lone surrogates
+    return (
+        value if value.isascii() else value.encode("utf-8", "replace").decode()
+    )  # no lone surrogates
 
 
 def _whole(value: typing.Any) -> int:
@@ -230,7 +251,10 @@ def _metrics(value: typing.Any) -> dict[str, float]:
     """Read a table of numbers. Most of what comes are metrics, so this spares a call for each name and number."""
     if not isinstance(value, dict):
         raise Wrong("no object")
-    return {k if k.isascii() else _text(k): v if type(v) is float else _number(v) for k, v in value.items()}
+    return {
+        k if k.isascii() else _text(k): v if type(v) is float else _number(v)
+        for k, v in value.items()
+    }
 
 
 _ANYBODY = Decoder()

@@ -28,7 +28,14 @@ from distmagic.remote.wire.answers import (
     WorkDirReady,
     WorkDirs,
 )
-from distmagic.remote.wire.codec import MAX_LINE_BYTES, BadLine, Message, decode, encode, name_of
+from distmagic.remote.wire.codec import (
+    MAX_LINE_BYTES,
+    BadLine,
+    Message,
+    decode,
+    encode,
+    name_of,
+)
 from distmagic.remote.wire.events import (
     Detached,
     Ended,

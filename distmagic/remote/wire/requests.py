@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import Blob, JobTerms, JoinTemplate, Membership, Secret, WorkDir
+from distmagic.remote.wire.parts import (
+    Blob,
+    JobTerms,
+    JoinTemplate,
+    Membership,
+    Secret,
+    WorkDir,
+)
 
 
 @message

@@ -16,7 +16,15 @@ from pathlib import Path
 
 from distmagic.errors import AuthenticationError
 from distmagic.transports import asking, troubles
-from distmagic.transports.ssh.client import Answer, Key, KeyAgent, SshSession, UnusableKey, WrongPassphrase, load_key
+from distmagic.transports.ssh.client import (
+    Answer,
+    Key,
+    KeyAgent,
+    SshSession,
+    UnusableKey,
+    WrongPassphrase,
+    load_key,
+)
 from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.known_hosts import read_public_key
@@ -56,7 +64,9 @@ class LogIn:
         resolved = self.resolved
         port = f"-p {resolved.port} " if resolved.port != 22 else ""
         login = f"{port}{resolved.user}@{resolved.name}"
-        return troubles.not_accepted(self.session.where, resolved.user, login, tuple(self.tried), accepts)
+        return troubles.not_accepted(
+            self.session.where, resolved.user, login, tuple(self.tried), accepts
+        )
 
     def _step(self, accepts: tuple[str, ...]) -> Answer:
         """Try the accepted methods until one gets further."""
@@ -88,7 +98,9 @@ class LogIn:
         """Yield the keys that were not offered yet: the agent's, then those in files; encrypted files last."""
         # Before any key is offered: what is wrong with a file comes first in the list of what was tried.
         files = [file for file in self.resolved.identity_files if self._is_usable(file)]
-        configured = {read_public_key(f"{file}.pub") for file in self.resolved.identity_files}
+        configured = {
+            read_public_key(f"{file}.pub") for file in self.resolved.identity_files
+        }
         of_agent = [key for key in in_agent if key.blob in configured]
         if not self.resolved.identities_only:
             of_agent += [key for key in in_agent if key.blob not in configured]
@@ -124,7 +136,9 @@ class LogIn:
                 self.tried.append(f"key {file} ({error.strerror})")
             return False
         if mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
-            self.tried.append(f"key {file} (not used, others can read it: run chmod 600 {file})")
+            self.tried.append(
+                f"key {file} (not used, others can read it: run chmod 600 {file})"
+            )
             return False
         return True
 
@@ -150,13 +164,24 @@ class LogIn:
         """Let the user answer what the server asks: passwords, one-time passwords."""
         asked = 0
 
-        def handler(title: str, instructions: str, questions: list[tuple[str, bool]]) -> list[str]:
+        def handler(
+            title: str, instructions: str, questions: list[tuple[str, bool]]
+        ) -> list[str]:
             nonlocal asked
             asked += len(questions)
-            lead = " ".join(part.strip() for part in (title, instructions) if part.strip())
-            return [self._ask(f"{lead} {text}".strip(), secret=not shown) for text, shown in questions]
+            lead = " ".join(
+                part.strip() for part in (title, instructions) if part.strip()
+            )
+            return [
+                self._ask(f"{lead} {text}".strip(), secret=not shown)
+                for text, shown in questions
+            ]
 
-        return self._repeat("keyboard-interactive", lambda: self.session.answer_questions(handler), lambda: asked)
+        return self._repeat(
+            "keyboard-interactive",
+            lambda: self.session.answer_questions(handler),
+            lambda: asked,
+        )
 
     def offer_password(self) -> Answer:
         """Ask the user for a password."""
@@ -165,11 +190,15 @@ class LogIn:
         def offer() -> Answer:
             nonlocal asked
             asked += 1
-            return self.session.offer_password(self._ask(f"Password of {self.resolved.user}:", secret=True))
+            return self.session.offer_password(
+                self._ask(f"Password of {self.resolved.user}:", secret=True)
+            )
 
         return self._repeat("password", offer, lambda: asked)
 
-    def _repeat(self, method: str, attempt: Callable[[], Answer], asked: Callable[[], int]) -> Answer:
+    def _repeat(
+        self, method: str, attempt: Callable[[], Answer], asked: Callable[[], int]
+    ) -> Answer:
         """Let the user try again after a wrong answer, unless nothing was asked."""
         if self.resolved.batch_mode:
             self.tried.append(f"{method} (BatchMode forbids to ask)")

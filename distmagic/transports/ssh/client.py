@@ -30,7 +30,9 @@ FAREWELL_S = 0.5  # how long the other end has to hang up first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-_NO_LOG = logging.NullHandler()  # one for all connections: a logger keeps every handler that it is given
+_NO_LOG = (
+    logging.NullHandler()
+)  # one for all connections: a logger keeps every handler that it is given
 Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 
@@ -80,7 +82,10 @@ def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> No
 
 class _Transport(paramiko.Transport):  # type: ignore[misc]
     _channel_handler_table = MappingProxyType(
-        {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _channel_request}  # noqa: SLF001
+        {
+            **paramiko.Transport._channel_handler_table,  # noqa: SLF001
+            MSG_CHANNEL_REQUEST: _channel_request,
+        }
     )
 
 
@@ -88,18 +93,24 @@ class SshSession:
     """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
-        logging.getLogger("paramiko").addHandler(_NO_LOG)  # errors are ours to tell, not stderr's
+        logging.getLogger("paramiko").addHandler(
+            _NO_LOG
+        )  # errors are ours to tell, not stderr's
         self.where = where
         self._user = ""
         self._transport = _Transport(stream, packetizer_class=_Packetizer)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
-        self._transport.auth_timeout = None  # a person may be typing: the deadline of the connection ends it
+        self._transport.auth_timeout = (
+            None  # a person may be typing: the deadline of the connection ends it
+        )
         self._transport.channel_timeout = CHANNEL_TIMEOUT_S
         self._over = threading.Event()
 
     # ---- connecting
 
-    def handshake(self, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]) -> None:
+    def handshake(
+        self, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]
+    ) -> None:
         """Agree on keys and check the server's. Raises `Trouble`."""
         options = self._transport.get_security_options()
         others = [cipher for cipher in options.ciphers if cipher not in _FAST_FIRST]
@@ -134,13 +145,17 @@ class SshSession:
 
     def offer_password(self, password: str) -> Answer:
         """Offer a password."""
-        return self._attempt(lambda t, user: t.auth_password(user, password, fallback=False))
+        return self._attempt(
+            lambda t, user: t.auth_password(user, password, fallback=False)
+        )
 
     def answer_questions(self, handler: Handler) -> Answer:
         """Let `handler(title, instructions, [(question, shown)])` answer; what it raises is raised here."""
         raised: list[BaseException] = []
 
-        def guarded(title: str, instructions: str, questions: list[tuple[str, bool]]) -> list[str]:
+        def guarded(
+            title: str, instructions: str, questions: list[tuple[str, bool]]
+        ) -> list[str]:
             try:
                 return [] if raised else handler(title, instructions, questions)
             except BaseException as error:  # noqa: BLE001 - paramiko's thread; raised again in ours
@@ -157,7 +172,9 @@ class SshSession:
         """Set the name that all attempts are for."""
         self._user = user
 
-    def _attempt(self, attempt: Callable[[paramiko.Transport, str], list[str]]) -> Answer:
+    def _attempt(
+        self, attempt: Callable[[paramiko.Transport, str], list[str]]
+    ) -> Answer:
         """Raises `Trouble` when the connection ends; a refusal is an answer."""
         try:
             left = attempt(self._transport, self._user)
@@ -167,20 +184,26 @@ class SshSession:
             if not self._transport.is_active():
                 raise troubles.hung_up(self.where) from error
             return Answer(accepted=False)
-        return Answer(accepted=not left, partial=bool(left), methods=tuple(left) or None)
+        return Answer(
+            accepted=not left, partial=bool(left), methods=tuple(left) or None
+        )
 
     # ---- connected
 
     def watch(self) -> None:
         """Send keep-alives that the server answers, and end the connection when nothing comes back."""
         self._transport.packetizer.set_keepalive(KEEPALIVE_S, self._ask_for_life)
-        threading.Thread(target=self._end_when_silent, name="distmagic-keepalive", daemon=True).start()
+        threading.Thread(
+            target=self._end_when_silent, name="distmagic-keepalive", daemon=True
+        ).start()
 
     def _ask_for_life(self) -> None:
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
-        message.add_boolean(True)  # wants a reply, which paramiko's own keep-alive does not
+        message.add_boolean(
+            True
+        )  # wants a reply, which paramiko's own keep-alive does not
         self._transport._send_user_message(message)  # noqa: SLF001 - global_request would wait in paramiko's thread
 
     def _end_when_silent(self) -> None:
@@ -204,10 +227,18 @@ class SshSession:
         try:
             target = (hostname, port)
             origin = ("127.0.0.1", 0)
-            stream: Stream = self._transport.open_channel("direct-tcpip", target, origin, timeout=CHANNEL_TIMEOUT_S)
+            stream: Stream = self._transport.open_channel(
+                "direct-tcpip", target, origin, timeout=CHANNEL_TIMEOUT_S
+            )
         except _BROKEN as error:
-            why = error.text if isinstance(error, paramiko.ChannelException) else str(error)
-            raise troubles.not_forwarded(self.where, where, why or "no reason given") from error
+            why = (
+                error.text
+                if isinstance(error, paramiko.ChannelException)
+                else str(error)
+            )
+            raise troubles.not_forwarded(
+                self.where, where, why or "no reason given"
+            ) from error
         return stream
 
     def start(self, command: str, name: str) -> SshProcess:
@@ -216,21 +247,35 @@ class SshSession:
             channel = self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
         except paramiko.ChannelException as error:
             hint = "Its sshd may limit sessions (MaxSessions); raise the limit, or close other connections."
-            raise PreflightError(name, f"no further process can be started there: {error.text[:500]}.", hint) from error
+            raise PreflightError(
+                name,
+                f"no further process can be started there: {error.text[:500]}.",
+                hint,
+            ) from error
         except _BROKEN as error:
-            raise ConnectionLost(f"{name}: the connection to {self.where} is lost.") from error
+            raise ConnectionLost(
+                f"{name}: the connection to {self.where} is lost."
+            ) from error
         try:
             channel.exec_command(command)
         except _BROKEN as error:
             if not self.is_active:
-                raise ConnectionLost(f"{name}: the connection to {self.where} is lost.") from error
+                raise ConnectionLost(
+                    f"{name}: the connection to {self.where} is lost."
+                ) from error
             hint = "The account may be restricted to other uses: ask the machine's administrator."
-            raise PreflightError(name, "the SSH server refuses to run commands.", hint) from error
+            raise PreflightError(
+                name, "the SSH server refuses to run commands.", hint
+            ) from error
         return SshProcess(channel, name, _BROKEN)
 
     def close(self) -> None:
         """End the connection and everything on it, after what was written has left. Safe to call twice."""
-        if self.is_active and self._transport.is_authenticated() and not self._over.is_set():
+        if (
+            self.is_active
+            and self._transport.is_authenticated()
+            and not self._over.is_set()
+        ):
             # Closing a socket with unread bytes throws away what is still on its way out; an end of file does not.
             # But not on a channel through a jump host that is closed already: its sshd would hang up on all hosts.
             with contextlib.suppress(*_BROKEN):
@@ -262,13 +307,22 @@ class UnusableKey(Exception):
 def load_key(path: str, passphrase: str | None) -> Key:
     """Read a private key and its certificate, if there is one. Raises `WrongPassphrase` or `UnusableKey`."""
     try:
-        inner = paramiko.PKey.from_path(path, None if passphrase is None else passphrase.encode())
+        inner = paramiko.PKey.from_path(
+            path, None if passphrase is None else passphrase.encode()
+        )
     except TypeError as error:  # "password-protected, but password was not provided"
         raise WrongPassphrase from error
-    except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, ValueError, UnsupportedAlgorithm) as error:
+    except (
+        paramiko.SSHException,
+        paramiko.pkey.UnknownKeyType,
+        ValueError,
+        UnsupportedAlgorithm,
+    ) as error:
         if passphrase is not None:
             raise WrongPassphrase from error
-        raise UnusableKey(f"{type(error).__name__}: no private key that paramiko can use") from error
+        raise UnusableKey(
+            f"{type(error).__name__}: no private key that paramiko can use"
+        ) from error
     except OSError as error:
         raise UnusableKey(error.strerror or str(error)) from error
     return Key(label=f"key {path}", blob=inner.asbytes(), inner=inner)

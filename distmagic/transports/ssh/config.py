@@ -11,7 +11,12 @@ from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.request.hosts import Host
-from distmagic.transports.ssh.config_lines import Scope, evaluate, included_files, read_lines
+from distmagic.transports.ssh.config_lines import (
+    Scope,
+    evaluate,
+    included_files,
+    read_lines,
+)
 
 USER_FILE = "~/.ssh/config"
 SYSTEM_FILE = "/etc/ssh/ssh_config"
@@ -19,7 +24,9 @@ SSH_PORT = 22
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
-_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<name>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?/?\Z")
+_JUMP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<name>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?/?\Z"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,9 @@ def resolve(host: Host, path: str | None) -> Resolved:
             with open(os.path.expanduser(path), "rb"):
                 pass  # it is there and may be read
         except OSError as error:
-            raise SpecError(f"--ssh-config {path}: {error.strerror}.", "Check the path.") from None
+            raise SpecError(
+                f"--ssh-config {path}: {error.strerror}.", "Check the path."
+            ) from None
     evaluate(_files(path), scope)
     return _resolved(scope)
 
@@ -80,7 +89,9 @@ def _resolved(scope: Scope) -> Resolved:
     hostname = scope.first("hostname", scope.name).replace("%h", scope.name)
     scope.options["hostname"] = [hostname]
     if scope.first("canonicalizehostname", "no").lower() != "no":
-        scope.warn("CanonicalizeHostname is not followed; write the full name, or use --ssh-command ssh.")
+        scope.warn(
+            "CanonicalizeHostname is not followed; write the full name, or use --ssh-command ssh."
+        )
     command = scope.first("proxycommand", "none")
     identities = scope.options.get("identityfile")
     return Resolved(
@@ -94,8 +105,12 @@ def _resolved(scope: Scope) -> Resolved:
         identity_agent=_agent(scope),
         jumps=_jumps(scope),
         proxy_command=None if command.lower() == "none" else _expand(command, scope),
-        user_known_hosts=_paths(scope, scope.options.get("userknownhostsfile", _USER_KNOWN_HOSTS)),
-        global_known_hosts=_paths(scope, scope.options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)),
+        user_known_hosts=_paths(
+            scope, scope.options.get("userknownhostsfile", _USER_KNOWN_HOSTS)
+        ),
+        global_known_hosts=_paths(
+            scope, scope.options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)
+        ),
         host_key_alias=scope.first("hostkeyalias", "") or None,
         connect_timeout_s=float(_number(scope, "connecttimeout", 0)) or None,
         batch_mode=_yes(scope, "batchmode"),
@@ -112,7 +127,10 @@ def _number(scope: Scope, keyword: str, default: int) -> int:
     if text.lower() == "none":
         return default
     if not text.isdigit() or int(text) > 65535:
-        raise SpecError(f"{keyword} {text!r} of {scope.name} in the ssh configuration is not a number.", "Correct it.")
+        raise SpecError(
+            f"{keyword} {text!r} of {scope.name} in the ssh configuration is not a number.",
+            "Correct it.",
+        )
     return int(text)
 
 
@@ -143,7 +161,10 @@ def _jumps(scope: Scope) -> tuple[Host, ...]:
 def _jump(text: str, name: str) -> Host:
     found = _JUMP.match(text.strip())
     if found is None:
-        raise SpecError(f"ProxyJump {text!r} of {name} is not a host.", "Write [user@]host[:port],...")
+        raise SpecError(
+            f"ProxyJump {text!r} of {name} is not a host.",
+            "Write [user@]host[:port],...",
+        )
     port = None if found["port"] is None else int(found["port"])
     return Host(name=found["name"].strip("[]"), user=found["user"], port=port)
 
@@ -164,7 +185,9 @@ def _expand(text: str, scope: Scope) -> str:
         "l": local,
         "L": local.partition(".")[0],
     }
-    text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text)
+    text = re.sub(
+        r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text
+    )
     return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
 
 
@@ -195,7 +218,9 @@ def file_versions(path: str | None) -> tuple[FileVersion, ...]:
         except OSError:
             versions.append(FileVersion(path=name))
         else:
-            version = FileVersion(path=name, changed_ns=status.st_mtime_ns, size_bytes=status.st_size)
+            version = FileVersion(
+                path=name, changed_ns=status.st_mtime_ns, size_bytes=status.st_size
+            )
             versions.append(version)
     return tuple(versions)
 

@@ -70,7 +70,9 @@ def evaluate(files: tuple[tuple[str, str], ...], scope: Scope) -> None:
             return
 
 
-def _evaluate_file(file: str, base: str, scope: Scope, depth: int, *, active: bool) -> None:
+def _evaluate_file(
+    file: str, base: str, scope: Scope, depth: int, *, active: bool
+) -> None:
     outer = active
     for line in read_lines(file):
         if line.keyword == "host":
@@ -84,7 +86,9 @@ def _evaluate_file(file: str, base: str, scope: Scope, depth: int, *, active: bo
             _set(line, scope)
 
 
-def _evaluate_readable(file: str, base: str, scope: Scope, depth: int, *, active: bool) -> None:
+def _evaluate_readable(
+    file: str, base: str, scope: Scope, depth: int, *, active: bool
+) -> None:
     try:
         _evaluate_file(file, base, scope, depth, active=active)
     except FileNotFoundError:
@@ -124,7 +128,15 @@ def _lines_as_of(file: str, *_version: int) -> tuple[ConfigLine, ...]:
             match = _LINE.match(text)
             if match is not None:
                 keyword, rest = match[1].lower(), match[2]
-                found.append(ConfigLine(file=file, number=number, keyword=keyword, words=_words(rest), rest=rest))
+                found.append(
+                    ConfigLine(
+                        file=file,
+                        number=number,
+                        keyword=keyword,
+                        words=_words(rest),
+                        rest=rest,
+                    )
+                )
     return tuple(found)
 
 
@@ -164,7 +176,9 @@ def fits(pattern: str, name: str) -> bool:
     """Whether a name, in lower case, fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
     literal = pattern.lower()
     if "*" not in literal and "?" not in literal:
-        return literal == name  # as most of them: a file may name hundreds of hosts, and is looked at for each of them
+        return (
+            literal == name
+        )  # as most of them: a file may name hundreds of hosts, and is looked at for each of them
     return fnmatch.fnmatchcase(name, literal.replace("[", "[[]"))
 
 
@@ -180,7 +194,9 @@ def _match(line: ConfigLine, scope: Scope) -> bool:
         test = _TESTS.get(criterion)
         needs_value = criterion not in ("all", "canonical", "final")
         if test is None or (needs_value and not words):
-            scope.warn(f"{line.where}: {line.rest!r} is not understood; this Match block is left out.")
+            scope.warn(
+                f"{line.where}: {line.rest!r} is not understood; this Match block is left out."
+            )
             return False
         value = words.pop(0) if needs_value else ""
         if result and test(value, scope) == word.startswith("!"):
@@ -196,11 +212,24 @@ def _is_final(_value: str, scope: Scope) -> bool:
 def _exec_succeeds(value: str, scope: Scope) -> bool:
     command = scope.expand(value, scope)
     quiet = subprocess.DEVNULL
-    argv = ("/bin/sh", "-c", command)  # the user's own configuration, run as ssh runs it
+    argv = (
+        "/bin/sh",
+        "-c",
+        command,
+    )  # the user's own configuration, run as ssh runs it
     try:
-        done = subprocess.run(argv, check=False, stdin=quiet, stdout=quiet, stderr=quiet, timeout=EXEC_TIMEOUT_S)
+        done = subprocess.run(
+            argv,
+            check=False,
+            stdin=quiet,
+            stdout=quiet,
+            stderr=quiet,
+            timeout=EXEC_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
-        scope.warn(f"Match exec {value!r} took longer than {EXEC_TIMEOUT_S:g} s; it counts as failed.")
+        scope.warn(
+            f"Match exec {value!r} took longer than {EXEC_TIMEOUT_S:g} s; it counts as failed."
+        )
         return False
     return done.returncode == 0
 
@@ -222,7 +251,9 @@ _TESTS: dict[str, Callable[[str, Scope], bool]] = {
     "exec": _exec_succeeds,
     "host": _is_host,
     "originalhost": lambda value, scope: _is_listed(value, scope.name),
-    "user": lambda value, scope: _is_listed(value, scope.first("user", scope.local_user)),
+    "user": lambda value, scope: _is_listed(
+        value, scope.first("user", scope.local_user)
+    ),
     "localuser": lambda value, scope: _is_listed(value, scope.local_user),
     "tagged": lambda value, scope: _is_listed(value, scope.first("tag", "")),
 }

@@ -27,10 +27,17 @@ class Deadline:
 
     def __enter__(self) -> Deadline:  # noqa: PYI034 - Self needs Python 3.11
         self._since = time.monotonic()
-        threading.Thread(target=self._watch, name="distmagic-deadline", daemon=True).start()
+        threading.Thread(
+            target=self._watch, name="distmagic-deadline", daemon=True
+        ).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         with self._changed:
             self._over = True
             self._changed.notify_all()

@@ -62,7 +62,9 @@ def read(files: Iterable[str]) -> tuple[KnownKey, ...]:
     for file in files:
         try:
             status = Path(file).stat()
-            found += _keys_as_of(file, status.st_ino, status.st_mtime_ns, status.st_size)
+            found += _keys_as_of(
+                file, status.st_ino, status.st_mtime_ns, status.st_size
+            )
         except OSError:
             continue
     return tuple(found)
@@ -99,7 +101,9 @@ def _parse_line(line: str, file: str, number: int) -> KnownKey | None:
         blob = base64.b64decode(encoded, validate=True)
     except (ValueError, binascii.Error):
         return None
-    return KnownKey(file=file, line=number, marker=marker, patterns=patterns, type=kind, blob=blob)
+    return KnownKey(
+        file=file, line=number, marker=marker, patterns=patterns, type=kind, blob=blob
+    )
 
 
 def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
@@ -135,7 +139,9 @@ class Dialled:
     file: str
 
 
-def check(keys: tuple[KnownKey, ...], server: Dialled, key_type: str, blob: bytes) -> None:
+def check(
+    keys: tuple[KnownKey, ...], server: Dialled, key_type: str, blob: bytes
+) -> None:
     """Return if the key that `server` showed is known; else raise a `Trouble` with its cure."""
     shown = f"{key_type.removeprefix('ssh-')} {fingerprint(blob)}"
     about = [k for k in keys if any(k.is_for(name) for name in server.names)]
@@ -145,12 +151,22 @@ def check(keys: tuple[KnownKey, ...], server: Dialled, key_type: str, blob: byte
     if any(known.blob == blob and not known.marker for known in about):
         return
     for known in about:
-        if not known.marker and known.type == key_type and known.is_for(server.names[0]):
-            raise troubles.changed_host_key(server.where, server.names[0], shown, known.file, known.line)
+        if (
+            not known.marker
+            and known.type == key_type
+            and known.is_for(server.names[0])
+        ):
+            raise troubles.changed_host_key(
+                server.where, server.names[0], shown, known.file, known.line
+            )
     for known in about:
         if known.marker == "@cert-authority":
-            raise troubles.certified_host_key(server.where, shown, known.file, known.line)
-    raise troubles.unknown_host_key(server.where, server.names[0], server.hostname, server.port, shown, server.file)
+            raise troubles.certified_host_key(
+                server.where, shown, known.file, known.line
+            )
+    raise troubles.unknown_host_key(
+        server.where, server.names[0], server.hostname, server.port, shown, server.file
+    )
 
 
 def fingerprint(blob: bytes) -> str:

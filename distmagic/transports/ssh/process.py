@@ -10,7 +10,9 @@ from typing import Protocol
 from distmagic.errors import ConnectionLost
 from distmagic.transports.piped import Tail
 
-_PIECE_BYTES = 32768  # what fits a packet: larger pieces would be copied for every packet
+_PIECE_BYTES = (
+    32768  # what fits a packet: larger pieces would be copied for every packet
+)
 
 
 class _Connection(Protocol):
@@ -44,14 +46,18 @@ class Channel(Protocol):
 class SshProcess:
     """A process on host `name`: one channel. `broken` are the exceptions of a channel that is gone."""
 
-    def __init__(self, channel: Channel, name: str, broken: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self, channel: Channel, name: str, broken: tuple[type[Exception], ...]
+    ) -> None:
         self._channel = channel
         self._broken = broken
         self._name = name
         self._tail = Tail()
         self._writing = threading.Lock()
         self._closed = False
-        self._drainer = threading.Thread(target=self._drain, name=f"distmagic-stderr-{name}", daemon=True)
+        self._drainer = threading.Thread(
+            target=self._drain, name=f"distmagic-stderr-{name}", daemon=True
+        )
         self._drainer.start()
 
     def _drain(self) -> None:
@@ -72,7 +78,9 @@ class SshProcess:
                         raise EOFError
                     view = view[sent:]
         except self._broken:
-            raise ConnectionLost(f"{self._name}: the process or the connection no longer takes input.") from None
+            raise ConnectionLost(
+                f"{self._name}: the process or the connection no longer takes input."
+            ) from None
 
     def read(self, max_bytes: int = 65536) -> bytes:
         """Return bytes as soon as there are any; b"" at end of file, after `close` or when the connection is lost."""

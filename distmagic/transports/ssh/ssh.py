@@ -33,7 +33,13 @@ class _Closable(Protocol):
 class SshTransport:
     """One connection to one host. `warnings` name lines of the ssh configuration that were left out."""
 
-    def __init__(self, name: str, session: SshSession, under: list[_Closable], warnings: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        session: SshSession,
+        under: list[_Closable],
+        warnings: tuple[str, ...],
+    ) -> None:
         self.name = name
         self.warnings = warnings
         self._session = session
@@ -42,7 +48,9 @@ class SshTransport:
     def start(self, argv: tuple[str, ...]) -> SshProcess:
         """Start `argv` through the log-in shell there. Raises `ConnectionLost` or `PreflightError`."""
         if not self._session.is_active:
-            raise ConnectionLost(f"{self.name}: the connection to {self._session.where} is lost.")
+            raise ConnectionLost(
+                f"{self.name}: the connection to {self._session.where} is lost."
+            )
         return self._session.start(quoting.command_line(argv), self.name)
 
     def close(self) -> None:
@@ -62,7 +70,9 @@ def connect(host: Host, access: Access, asker: Asker) -> SshTransport:
     except HostError as error:
         if error.host == host.name:
             raise
-        raise AuthenticationError(host.name, f"its jump host {error.message}", error.hint) from None
+        raise AuthenticationError(
+            host.name, f"its jump host {error.message}", error.hint
+        ) from None
     return SshTransport(host.name, session, under, route[-1].warnings)
 
 
@@ -79,9 +89,14 @@ def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]
         if before:
             hop = replace(hop, jumps=tuple(before), proxy_command=None)
         place = (hop.hostname, hop.port, hop.user, hop.jumps)
-        if any(place == (later.hostname, later.port, later.user, later.jumps) for later in route):
+        if any(
+            place == (later.hostname, later.port, later.user, later.jumps)
+            for later in route
+        ):
             hint = "Its own Host block needs ProxyJump none."
-            raise SpecError(f"{target.name}: ProxyJump leads in a circle at {last.name}.", hint)
+            raise SpecError(
+                f"{target.name}: ProxyJump leads in a circle at {last.name}.", hint
+            )
         route.insert(0, hop)
     return tuple(route)
 
@@ -109,7 +124,10 @@ class _Attempt:
             return self._connected()
 
     def _connected(self) -> tuple[SshSession, list[_Closable]]:
-        seconds = min(self.access.connect_timeout_s, self.resolved.connect_timeout_s or self.access.connect_timeout_s)
+        seconds = min(
+            self.access.connect_timeout_s,
+            self.resolved.connect_timeout_s or self.access.connect_timeout_s,
+        )
         with Deadline(seconds, self._abort) as deadline:
             try:
                 session = self._session(deadline)
@@ -129,25 +147,48 @@ class _Attempt:
         stream = self._stream(deadline)
         session = SshSession(stream, where, deadline.seconds)
         self._keep(session, deadline)
-        names = known_hosts.names_of(resolved.hostname, resolved.port, resolved.host_key_alias)
+        names = known_hosts.names_of(
+            resolved.hostname, resolved.port, resolved.host_key_alias
+        )
         file = (*resolved.user_known_hosts, "~/.ssh/known_hosts")[0]
-        keys = known_hosts.read((*resolved.user_known_hosts, *resolved.global_known_hosts))
+        keys = known_hosts.read(
+            (*resolved.user_known_hosts, *resolved.global_known_hosts)
+        )
         server = known_hosts.Dialled(
-            where=where, hostname=resolved.hostname, port=resolved.port, names=names, file=file
+            where=where,
+            hostname=resolved.hostname,
+            port=resolved.port,
+            names=names,
+            file=file,
         )
         self._handshake(session, server, keys)
-        LogIn(session=session, resolved=resolved, name=resolved.name, asker=self.asker, deadline=deadline).run()
+        LogIn(
+            session=session,
+            resolved=resolved,
+            name=resolved.name,
+            asker=self.asker,
+            deadline=deadline,
+        ).run()
         return session
 
     def _handshake(
-        self, session: SshSession, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]
+        self,
+        session: SshSession,
+        server: known_hosts.Dialled,
+        keys: tuple[known_hosts.KnownKey, ...],
     ) -> None:
         try:
             session.handshake(server, keys)
         except troubles.Trouble as trouble:
             for proxy in self.opened:
-                if isinstance(proxy, ProxyProcess) and not session.is_active and (said := proxy.last_words()):
-                    raise troubles.broken(server.where, f"its ProxyCommand says: {said}") from trouble
+                if (
+                    isinstance(proxy, ProxyProcess)
+                    and not session.is_active
+                    and (said := proxy.last_words())
+                ):
+                    raise troubles.broken(
+                        server.where, f"its ProxyCommand says: {said}"
+                    ) from trouble
             raise
 
     def _stream(self, deadline: Deadline) -> Stream:
@@ -166,7 +207,9 @@ class _Attempt:
 
     def _jump(self) -> SshSession:
         """Connect the last of the jump hosts through those before it."""
-        attempt = _Attempt(access=self.access, asker=self.asker, route=self.route[:-1], is_jump=True)
+        attempt = _Attempt(
+            access=self.access, asker=self.asker, route=self.route[:-1], is_jump=True
+        )
         key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
         shared = _shared.acquire(key, attempt.run)
         self.opened.append(shared)
@@ -187,7 +230,11 @@ class _Attempt:
         if not self.is_jump:
             return place
         is_named_so = resolved.name == resolved.hostname
-        return f"jump host {place}" if is_named_so else f"jump host {resolved.name} ({place})"
+        return (
+            f"jump host {place}"
+            if is_named_so
+            else f"jump host {resolved.name} ({place})"
+        )
 
 
 # ---- jump hosts: all hosts behind one share its connection, so that a one-time password is asked for once
@@ -220,7 +267,9 @@ class _SharedSessions:
         self._lock = threading.Lock()
         self._entries: dict[object, _Entry] = {}
 
-    def acquire(self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]) -> _SharedUse:
+    def acquire(
+        self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]
+    ) -> _SharedUse:
         """Return a use of the session for `key`. An error of `make` is raised in every thread that waited for it."""
         with self._lock:
             entry = self._entries.get(key)
@@ -233,7 +282,12 @@ class _SharedSessions:
         session, _ = entry.future.result()
         return _SharedUse(session=session, release=lambda: self._release(key, entry))
 
-    def _make(self, key: object, entry: _Entry, make: Callable[[], tuple[SshSession, list[_Closable]]]) -> None:
+    def _make(
+        self,
+        key: object,
+        entry: _Entry,
+        make: Callable[[], tuple[SshSession, list[_Closable]]],
+    ) -> None:
         try:
             entry.future.set_result(make())
         except BaseException as error:  # noqa: BLE001 - raised again by every `future.result()`

@@ -50,7 +50,9 @@ class ProxyProcess:
             start_new_session=True,
         )
         self.stderr = ""
-        self._reader = threading.Thread(target=self._read_stderr, name="distmagic-proxy", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_stderr, name="distmagic-proxy", daemon=True
+        )
         self._reader.start()
 
     def _read_stderr(self) -> None:
@@ -58,7 +60,9 @@ class ProxyProcess:
         assert pipe is not None
         with pipe:
             while data := os.read(pipe.fileno(), 4096):
-                self.stderr = (self.stderr + data.decode(errors="replace"))[-_STDERR_KEPT:]
+                self.stderr = (self.stderr + data.decode(errors="replace"))[
+                    -_STDERR_KEPT:
+                ]
         self._process.wait()
 
     def last_words(self) -> str:
@@ -103,21 +107,32 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
 _Address = tuple[int, int, int, str, Any]
 
 
-def _addresses(hostname: str, port: int, where: str, deadline: Deadline) -> list[_Address]:
+def _addresses(
+    hostname: str, port: int, where: str, deadline: Deadline
+) -> list[_Address]:
     """Look the name up in a thread, because the resolver can't be given a time limit."""
     answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
-    resolver = threading.Thread(target=_look_up, args=(hostname, port, answers.put), name="distmagic-dns", daemon=True)
+    resolver = threading.Thread(
+        target=_look_up,
+        args=(hostname, port, answers.put),
+        name="distmagic-dns",
+        daemon=True,
+    )
     resolver.start()
     try:
         answer = answers.get(timeout=max(deadline.remaining(), 0.01))
     except queue.Empty:
-        raise troubles.unknown_name(f"{where}: the name service did not answer within {deadline.seconds:g} s") from None
+        raise troubles.unknown_name(
+            f"{where}: the name service did not answer within {deadline.seconds:g} s"
+        ) from None
     if isinstance(answer, OSError):
         raise troubles.of_socket(where, answer, deadline.seconds)
     return answer
 
 
-def _look_up(hostname: str, port: int, answer: Callable[[list[_Address] | OSError], None]) -> None:
+def _look_up(
+    hostname: str, port: int, answer: Callable[[list[_Address] | OSError], None]
+) -> None:
     try:
         answer(list(socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)))
     except UnicodeError:  # a label that is too long for a name

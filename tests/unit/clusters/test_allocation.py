@@ -14,7 +14,16 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, ConnectionLost, SpecError, Unreachable
 from distmagic.request.allocation import AllocationRequest
 from tests.builders.keepers import request_of
-from tests.builders.logins import CANCELLED, COMPLETING, FOREIGN, PENDING, RUNNING, Login, Said, squeue
+from tests.builders.logins import (
+    CANCELLED,
+    COMPLETING,
+    FOREIGN,
+    PENDING,
+    RUNNING,
+    Login,
+    Said,
+    squeue,
+)
 from tests.lab.waiting import wait_until
 
 
@@ -50,7 +59,11 @@ def test_it_waits_and_says_why_and_then_has_the_nodes(login, made):
     hosts = made.wait(ASKER, said.append)
     assert [host.name for host in hosts] == ["a1", "a2"]
     assert {host.allocation for host in hosts} == {"login1:slurm:17"}
-    assert said[0] == said[1] == "Slurm job 17 is pending: the nodes it needs are busy (Resources)."
+    assert (
+        said[0]
+        == said[1]
+        == "Slurm job 17 is pending: the nodes it needs are busy (Resources)."
+    )
     assert said[2] == "Slurm job 17 runs on a1, a2; its nodes are being set up."
     assert login.programs() == ["sbatch", "squeue", "squeue", "squeue", "srun"]
 
@@ -68,18 +81,26 @@ def test_a_lease_whose_pipe_breaks_is_opened_again(login, made):
     squeue(login, RUNNING)
     made.wait(ASKER, print)
     login.leases[0].stays = False
-    wait_until(lambda: len(login.leases) == 2 and login.leases[1].written, "the second pipe to be used")
+    wait_until(
+        lambda: len(login.leases) == 2 and login.leases[1].written,
+        "the second pipe to be used",
+    )
     assert made.is_alive
     login.leases[1].stays = False
     assert made.check(ASKER)
 
 
 def test_a_controller_that_is_away_says_nothing_of_the_job(login, made):
-    away = Said(err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)", code=1)
+    away = Said(
+        err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        code=1,
+    )
     login.answers["squeue"] = [away, Said(RUNNING)]
     said: list[str] = []
     made.wait(ASKER, said.append)
-    assert said[0].startswith("How Slurm job 17 stands is not known: login1: Slurm's controller does not answer")
+    assert said[0].startswith(
+        "How Slurm job 17 stands is not known: login1: Slurm's controller does not answer"
+    )
 
 
 def test_a_job_that_ends_before_it_is_ours(login, made):
@@ -133,11 +154,29 @@ def test_the_end_of_one_that_is_held_tells_its_keeper_and_not_slurm(login, made)
     assert not made.is_alive
 
 
-def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_only_leaves(login):
+def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_only_leaves(
+    login,
+):
     squeue(login, RUNNING)
     shell, wanted = Shell("login1", lambda _: login), AllocationRequest(nodes=2)
-    one = submitted(wanted, shell, ASKER, comment="distmagic:me", python="p", lease_s=60, is_elastic=False)
-    other = submitted(wanted, shell, ASKER, comment="distmagic:me", python="p", lease_s=60, is_elastic=False)
+    one = submitted(
+        wanted,
+        shell,
+        ASKER,
+        comment="distmagic:me",
+        python="p",
+        lease_s=60,
+        is_elastic=False,
+    )
+    other = submitted(
+        wanted,
+        shell,
+        ASKER,
+        comment="distmagic:me",
+        python="p",
+        lease_s=60,
+        is_elastic=False,
+    )
     one.wait(ASKER, print)
     other.wait(ASKER, print)
     for lease in login.leases:
@@ -154,10 +193,20 @@ def test_the_end_of_one_that_is_pending_is_scancel(login, made):
 
 
 def test_a_refusal_is_an_error_of_the_request(login):
-    login.answers["sbatch"] = [Said(err="sbatch: error: invalid partition specified: x\n", code=1)]
+    login.answers["sbatch"] = [
+        Said(err="sbatch: error: invalid partition specified: x\n", code=1)
+    ]
     shell = Shell("login1", lambda _: login)
     with pytest.raises(SpecError, match="no such partition"):
-        submitted(AllocationRequest(), shell, ASKER, comment="", python="p", lease_s=60, is_elastic=False)
+        submitted(
+            AllocationRequest(),
+            shell,
+            ASKER,
+            comment="",
+            python="p",
+            lease_s=60,
+            is_elastic=False,
+        )
 
 
 def test_an_allocation_of_another_kernel(login):
@@ -173,20 +222,35 @@ def test_an_allocation_of_another_kernel(login):
 
 def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(login):
     squeue(login, FOREIGN)
-    one = found(AllocationRequest(job="17"), Shell("login1", lambda _: login), ASKER, python="p", lease_s=60)
+    one = found(
+        AllocationRequest(job="17"),
+        Shell("login1", lambda _: login),
+        ASKER,
+        python="p",
+        lease_s=60,
+    )
     assert len(one.wait(ASKER, print)) == 2
     (started,) = [argv for argv in login.asked if "distmagic-keeper" in argv]
     assert "--nodelist=a1" in started
     assert request_of(started)["step"][-2:] == ["--nodes=1", "--ntasks=1"]
     one.end()
     assert "scancel" not in login.programs()
-    pending = found(AllocationRequest(job="17"), Shell("login1", lambda _: login), ASKER, python="p", lease_s=60)
+    pending = found(
+        AllocationRequest(job="17"),
+        Shell("login1", lambda _: login),
+        ASKER,
+        python="p",
+        lease_s=60,
+    )
     pending.end()
     assert "scancel" not in login.programs()
 
 
 def test_looks_become_rare():
-    assert list(itertools.islice(pauses(), 26)) == [1.0] * 10 + [5.0] * 6 + [15.0] * 8 + [30.0] * 2
+    assert (
+        list(itertools.islice(pauses(), 26))
+        == [1.0] * 10 + [5.0] * 6 + [15.0] * 8 + [30.0] * 2
+    )
 
 
 def test_a_command_that_hangs_is_given_up():
@@ -197,7 +261,9 @@ def test_a_command_that_hangs_is_given_up():
             return local.connect().start(("sleep", "60"))
 
     shell = Shell("login1", lambda _: Hanging())
-    with pytest.raises(Unreachable, match=r"login1: squeue gave no answer within 0\.3 s"):
+    with pytest.raises(
+        Unreachable, match=r"login1: squeue gave no answer within 0\.3 s"
+    ):
         shell.run(slurm.srun_words.clean(("squeue",)), ASKER, timeout_s=0.3)
 
 

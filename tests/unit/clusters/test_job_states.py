@@ -25,11 +25,18 @@ def test_rows():
         comment="distmagic:lab:/a.ipynb",
     )  # fmt: skip
     assert found["18"].nodes == ("a1", "a2", "b7")
-    assert (found["18"].is_running, found["17"].is_pending, found["20"].is_running) == (True, True, False)
+    assert (found["18"].is_running, found["17"].is_pending, found["20"].is_running) == (
+        True,
+        True,
+        False,
+    )
     assert found["19"].comment == "a|b"
 
 
-@pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id", "17|RUNNING", "a|b|c|d|e|f|g|h"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "slurm_load_jobs error: Invalid job id", "17|RUNNING", "a|b|c|d|e|f|g|h"],
+)
 def test_what_is_no_row(text):
     assert rows(text) == {}
 
@@ -55,17 +62,25 @@ def test_reasons_in_words(reason, sentence):
 
 
 def test_when_it_may_start():
-    state = JobState(job="17", state="PENDING", reason="Resources", starts="2026-03-04T05:06:07")
-    assert waiting(state).endswith("(Resources). Slurm expects it to start at 2026-03-04 05:06:07.")
+    state = JobState(
+        job="17", state="PENDING", reason="Resources", starts="2026-03-04T05:06:07"
+    )
+    assert waiting(state).endswith(
+        "(Resources). Slurm expects it to start at 2026-03-04 05:06:07."
+    )
 
 
 def test_nodes_that_are_made_ready():
     state = JobState(job="17", state="CONFIGURING", reason="None")
-    assert waiting(state) == "Slurm job 17 is pending: its nodes are being made ready (CONFIGURING)."
+    assert (
+        waiting(state)
+        == "Slurm job 17 is pending: its nodes are being made ready (CONFIGURING)."
+    )
 
 
 @pytest.mark.parametrize(
-    ("reason", "never"), [("PartitionNodeLimit", True), ("Resources", False), ("BadConstraints", True)]
+    ("reason", "never"),
+    [("PartitionNodeLimit", True), ("Resources", False), ("BadConstraints", True)],
 )
 def test_what_never_starts(reason, never):
     assert never_starts(JobState(job="1", state="PENDING", reason=reason)) == never
@@ -90,9 +105,14 @@ def test_ends_in_words(word, message, hint):
 
 
 def test_an_end_that_is_no_longer_known_and_what_a_script_printed():
-    assert ended("17", None).message == "Slurm job 17 has ended, and Slurm no longer says how."
+    assert (
+        ended("17", None).message
+        == "Slurm job 17 has ended, and Slurm no longer says how."
+    )
     failed = ended("17", JobState(job="17", state="FAILED"), "python3: not found\n")
-    assert failed.message.endswith("its batch script ended before its time. It printed: python3: not found")
+    assert failed.message.endswith(
+        "its batch script ended before its time. It printed: python3: not found"
+    )
 
 
 def test_one_question_for_all_jobs():

@@ -59,7 +59,9 @@ def test_a_machine_without_slurm():
 
 def test_a_job_that_is_no_longer_known():
     assert is_unknown_job("slurm_load_jobs error: Invalid job id specified")
-    assert not is_unknown_job("slurm_load_jobs error: Unable to contact slurm controller")
+    assert not is_unknown_job(
+        "slurm_load_jobs error: Unable to contact slurm controller"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,12 @@ def test_steps_that_do_not_begin(said, kind, message):
 
 
 @pytest.mark.parametrize(
-    "said", ["", "Traceback (most recent call last)\n", "srun: error: a1: task 0: Exited with exit code 3\n"]
+    "said",
+    [
+        "",
+        "Traceback (most recent call last)\n",
+        "srun: error: a1: task 0: Exited with exit code 3\n",
+    ],
 )
 def test_an_end_of_the_process_itself_is_no_trouble(said):
     assert srun_words.trouble("a1", "13", said) is None

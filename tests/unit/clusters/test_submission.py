@@ -51,8 +51,14 @@ def test_what_is_submitted():
         nodes=3, options=(("gpus-per-node", "4"), ("partition", "gpu"), ("exclusive", "")), setup="module load cuda\nset -x",
         idle_s=600,
     )  # fmt: skip
-    command = submission.arguments(request, submission.comment_of("me:/a b.ipynb"), is_elastic=True)
-    text = " ".join(command[4:]) + "\n\n" + submission.script(request, "~/py/bin/python3", 60.0)
+    command = submission.arguments(
+        request, submission.comment_of("me:/a b.ipynb"), is_elastic=True
+    )
+    text = (
+        " ".join(command[4:])
+        + "\n\n"
+        + submission.script(request, "~/py/bin/python3", 60.0)
+    )
     alone = submission.script(AllocationRequest(), "python3", 60.0)
     golden = REPOSITORY / "tests/golden/sbatch.txt"
     assert f"{text}\n{alone}" == golden.read_text()
@@ -63,7 +69,9 @@ def test_a_hostile_value_stays_one_argument_for_every_shell(value):
     command = words(options=(("account", value),), nodes=2)
     line = quoting.command_line(("printf", "%s\\n", *command))
     for shell in ("sh", "bash"):
-        told = subprocess.run([shell, "-c", line], capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            [shell, "-c", line], capture_output=True, text=True, check=True
+        ).stdout
         assert told.splitlines() == [*command]
         assert f"--account={value}" in told.splitlines()
 
@@ -71,7 +79,9 @@ def test_a_hostile_value_stays_one_argument_for_every_shell(value):
 def test_a_hostile_python_stays_one_word_of_the_script():
     script = submission.script(AllocationRequest(), "/opt/my $(id) py'thon", 60.0)
     shown = script.replace("exec ", "printf '%s\\n' ")
-    told = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["sh", "-c", shown], capture_output=True, text=True, check=True
+    ).stdout
     assert told.splitlines()[0] == "/opt/my $(id) py'thon"
 
 
@@ -79,7 +89,10 @@ def test_a_hostile_python_stays_one_word_of_the_script():
     ("options", "message"),
     [
         ((("gpus", "8"),), "--gpus counts GPUs of the whole job"),
-        ((("array", "1-9"),), "--slurm array: distmagic gives sbatch this option itself."),
+        (
+            (("array", "1-9"),),
+            "--slurm array: distmagic gives sbatch this option itself.",
+        ),
         ((("Account", "a"),), "--slurm 'Account' is no option of sbatch."),
         ((("account=x --wrap", "id"),), "is no option of sbatch."),
         ((("account", "a\nb"),), "--account has a line break or a zero byte in it."),
@@ -125,7 +138,8 @@ def test_a_system_that_is_not_known():
 
 
 @pytest.mark.parametrize(
-    ("answer", "job"), [("17\n", ("17", "")), ("17;east\n", ("17", "east")), ("hello\n17\n", ("17", ""))]
+    ("answer", "job"),
+    [("17\n", ("17", "")), ("17;east\n", ("17", "east")), ("hello\n17\n", ("17", ""))],
 )
 def test_the_number_of_a_job(answer, job):
     assert submission.job_id(answer) == job
@@ -144,7 +158,11 @@ def test_variables_of_a_job_around_are_taken_away_and_the_users_own_choice_stays
     }  # fmt: skip
     program = "import os; print(sorted(os.environ))"
     done = subprocess.run(
-        srun_words.clean((sys.executable, "-I", "-c", program)), env=odd, capture_output=True, text=True, check=True
+        srun_words.clean((sys.executable, "-I", "-c", program)),
+        env=odd,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     left = {name for name in odd if f"'{name}'" in done.stdout}
     assert left == {"SLURM_CONF", "SBATCH_ACCOUNT", "MINE", "PATH"}

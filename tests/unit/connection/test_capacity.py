@@ -10,7 +10,13 @@ import textwrap
 import pytest
 
 from distmagic.connection import capacity
-from distmagic.connection.capacity import BY_PARAMIKO, BY_SSH_PROGRAM, Resource, Usage, shortage
+from distmagic.connection.capacity import (
+    BY_PARAMIKO,
+    BY_SSH_PROGRAM,
+    Resource,
+    Usage,
+    shortage,
+)
 from distmagic.connection.connections import Connections
 from distmagic.errors import SpecError
 from distmagic.request.hosts import parse_hosts
@@ -35,15 +41,24 @@ def test_a_shortage_names_what_is_needed_the_limit_and_the_cure():
     error = shortage(1512, [files(None), files(1024)])
     assert error is not None
     assert (
-        error.message == "1,512 hosts at once take 2,368 open files of this process, and 1,024 are allowed (ulimit -n)."
+        error.message
+        == "1,512 hosts at once take 2,368 open files of this process, and 1,024 are allowed (ulimit -n)."
     )
     assert error.hint == "Run `ulimit -n 2368`, or name fewer hosts."
 
 
 def in_a_process_of(limits: str, program: str) -> str:
     """Return what a Python program prints under limits that the shell has set."""
-    argv = ["bash", "-c", f'{limits}; exec "$0" -c "$1"', sys.executable, textwrap.dedent(program)]
-    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    argv = [
+        "bash",
+        "-c",
+        f'{limits}; exec "$0" -c "$1"',
+        sys.executable,
+        textwrap.dedent(program),
+    ]
+    done = subprocess.run(
+        argv, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -80,8 +95,14 @@ def test_the_hard_limit_of_open_files_is_told():
     )
     message, hint = shown.splitlines()
     needed = message.split()[5]
-    assert message == (f"128 hosts at once take {needed} open files of this process, and 300 are allowed (ulimit -n).")
-    assert 128 * BY_SSH_PROGRAM.files < int(needed.replace(",", "")) < 128 * BY_SSH_PROGRAM.files + 200
+    assert message == (
+        f"128 hosts at once take {needed} open files of this process, and 300 are allowed (ulimit -n)."
+    )
+    assert (
+        128 * BY_SSH_PROGRAM.files
+        < int(needed.replace(",", ""))
+        < 128 * BY_SSH_PROGRAM.files + 200
+    )
     assert hint == (
         f"Run `ulimit -n {needed.replace(',', '')}` in the shell that starts this notebook (an administrator may have to "
         "allow it), or name fewer hosts."
@@ -107,7 +128,9 @@ def test_the_threads_of_this_process_are_among_those_of_its_user():
     assert capacity._count_tasks() >= len(os.listdir("/proc/self/task"))
 
 
-@pytest.mark.parametrize(("most", "has_room"), [("max", True), ("3200", True), ("3000", False), (None, True)])
+@pytest.mark.parametrize(
+    ("most", "has_room"), [("max", True), ("3200", True), ("3000", False), (None, True)]
+)
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, most, has_room):
     monkeypatch.setattr(capacity, "_CGROUPS", tmp_path)
     if most is not None:
@@ -125,7 +148,9 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, most, has_room):
 
 
 def test_memory_that_is_not_there_is_told(monkeypatch):
-    monkeypatch.setattr(capacity, "_text", lambda _: "MemTotal: 999 kB\nMemAvailable:   80000 kB\n")
+    monkeypatch.setattr(
+        capacity, "_text", lambda _: "MemTotal: 999 kB\nMemAvailable:   80000 kB\n"
+    )
     error = shortage(512, [capacity._memory(Usage(files=0, tasks=0, memory_mb=0.5))])
     assert str(error) == (
         "512 hosts at once take 256 MB of memory, and 80 are free.\nEnd what else uses memory here, or name fewer hosts."
@@ -146,5 +171,7 @@ def test_a_session_looks_before_it_reaches_hosts(monkeypatch):
     session = Session(Connections(connect))
     for command in (None, "ssh"):
         with pytest.raises(SpecError, match="too many"):
-            session.reach(parse_hosts("gpu-a,gpu-b,gpu-c"), Access(ssh_command=command), None)
+            session.reach(
+                parse_hosts("gpu-a,gpu-b,gpu-c"), Access(ssh_command=command), None
+            )
     assert asked == [(3, False), (3, True)]

@@ -54,13 +54,19 @@ class Kernel:
         return self.logins[-1]
 
     def link(self) -> Link:
-        return self.connections.link(self._host, self._access, self._asker, "python3", NO_BUNDLE)
+        return self.connections.link(
+            self._host, self._access, self._asker, "python3", NO_BUNDLE
+        )
 
     def take_idle(self) -> Link:
-        return self.connections.take_idle(self._host, self._access, self._asker, "python3", NO_BUNDLE)
+        return self.connections.take_idle(
+            self._host, self._access, self._asker, "python3", NO_BUNDLE
+        )
 
     def rest(self, link: Link) -> None:
-        link.kept = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={}, defaults={})
+        link.kept = p.TemplateRequest(
+            owner="ab12", idle_s=900.0, lease_s=60.0, env={}, defaults={}
+        )
         self.connections.rest("python3", link)
 
 
@@ -84,7 +90,9 @@ def test_a_connection_is_used_again(kernel: Kernel):
     assert len(kernel.logins) == 1
 
 
-def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(kernel: Kernel):
+def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(
+    kernel: Kernel,
+):
     old = kernel.link()
     move(kernel)
     new = kernel.link()
@@ -142,13 +150,18 @@ def test_a_connection_that_is_made_while_all_are_closed_does_not_stay_open(
         meanwhile.setattr(kernel.connections, "_connect", connect_late)
         with pytest.raises(ConnectionLost) as caught:
             kernel.link()
-    assert str(caught.value) == "gpu-a: all connections were closed while this one was being made."
+    assert (
+        str(caught.value)
+        == "gpu-a: all connections were closed while this one was being made."
+    )
     assert kernel.logins[0].is_closed
     kernel.link()  # the notebook goes on
     assert (len(kernel.logins), kernel.logins[1].is_closed) == (2, False)
 
 
-def test_a_forked_child_leaves_the_connections_to_its_parent(kernel: Kernel, monkeypatch: pytest.MonkeyPatch):
+def test_a_forked_child_leaves_the_connections_to_its_parent(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
     kernel.link()
     with monkeypatch.context() as in_the_child:
         in_the_child.setattr(os, "getpid", lambda: -1)
@@ -158,7 +171,9 @@ def test_a_forked_child_leaves_the_connections_to_its_parent(kernel: Kernel, mon
     assert len(kernel.logins) == 1
 
 
-def test_when_python_ends_and_starts_no_thread_connections_are_closed_all_the_same(kernel, monkeypatch):
+def test_when_python_ends_and_starts_no_thread_connections_are_closed_all_the_same(
+    kernel, monkeypatch
+):
     def refuse(*_: object) -> None:
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 

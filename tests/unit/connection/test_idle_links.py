@@ -17,14 +17,22 @@ from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
 from tests.lab.waiting import wait_until
 
-WARM = protocol.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=0.08, env={}, defaults={})
+WARM = protocol.TemplateRequest(
+    owner="ab12", idle_s=900.0, lease_s=0.08, env={}, defaults={}
+)
 
 
 class FakeLink:
     """A conversation that notes what was said; it breaks after `good_for` messages."""
 
-    def __init__(self, kept: protocol.TemplateRequest | None = WARM, good_for: int = 1000) -> None:
-        self.kept, self.good_for, self.host = kept, good_for, Host(name="gpu-a" if good_for else "gpu-b")
+    def __init__(
+        self, kept: protocol.TemplateRequest | None = WARM, good_for: int = 1000
+    ) -> None:
+        self.kept, self.good_for, self.host = (
+            kept,
+            good_for,
+            Host(name="gpu-a" if good_for else "gpu-b"),
+        )
         self.said: list[Any] = []
         self.ends: list[str] = []
         self.before_finish: Callable[[], object] = lambda: None
@@ -52,7 +60,10 @@ def resting():
     made = IdleLinks()
     yield made
     made.close()
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "distmagic-warm"], "no thread")
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name == "distmagic-warm"],
+        "no thread",
+    )
 
 
 def test_what_was_given_is_taken_once(resting: IdleLinks) -> None:
@@ -64,7 +75,9 @@ def test_what_was_given_is_taken_once(resting: IdleLinks) -> None:
     assert link.ends == []
 
 
-def test_one_too_many_and_one_without_anything_loaded_are_ended(resting: IdleLinks) -> None:
+def test_one_too_many_and_one_without_anything_loaded_are_ended(
+    resting: IdleLinks,
+) -> None:
     first, second, cold = FakeLink(), FakeLink(), FakeLink(kept=None)
     for key, link in (("gpu-a", first), ("gpu-a", second), ("gpu-b", cold)):
         resting.give(key, link)
@@ -85,7 +98,9 @@ def test_leases_are_renewed_while_conversations_rest(resting: IdleLinks) -> None
     assert len(first.said) <= said + 1  # the one that was under way
 
 
-def test_a_broken_conversation_is_forgotten_and_others_go_on(resting: IdleLinks) -> None:
+def test_a_broken_conversation_is_forgotten_and_others_go_on(
+    resting: IdleLinks,
+) -> None:
     broken, good = FakeLink(good_for=1), FakeLink()
     resting.give("gpu-a", broken)
     resting.give("gpu-b", good)
@@ -108,13 +123,19 @@ def test_closing_says_goodbye_to_all_and_it_can_begin_again(resting: IdleLinks) 
     wait_until(lambda: len(again.said) > 1, "renewals")
 
 
-def test_hosts_that_are_frozen_hold_up_the_end_of_a_kernel_together_and_not_in_turn(resting, monkeypatch):
+def test_hosts_that_are_frozen_hold_up_the_end_of_a_kernel_together_and_not_in_turn(
+    resting, monkeypatch
+):
     clock_s = [100.0]
-    monkeypatch.setattr(idle_links, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    monkeypatch.setattr(
+        idle_links, "time", SimpleNamespace(monotonic=lambda: clock_s[0])
+    )
     frozen: list[Any] = [FakeLink() for _ in range(3)]
 
     def wait() -> None:
-        assert [link.said[-1] for link in frozen] == ["end of requests"] * 3, "all were told before any is waited for"
+        assert [link.said[-1] for link in frozen] == ["end of requests"] * 3, (
+            "all were told before any is waited for"
+        )
         clock_s[0] += 4.0
 
     for number, link in enumerate(frozen):

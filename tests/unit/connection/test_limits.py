@@ -24,14 +24,18 @@ from distmagic.remote.wire import answers, codec, events, requests
 from distmagic.remote.wire import protocol as p
 from tests import REPOSITORY
 
-OF_HOSTS = [kind for kind in codec._NAMES if kind.__module__ in (answers.__name__, events.__name__)]
+OF_HOSTS = [
+    kind
+    for kind in codec._NAMES
+    if kind.__module__ in (answers.__name__, events.__name__)
+]
 OF_NOTEBOOKS = [kind for kind in codec._NAMES if kind.__module__ == requests.__name__]
 GOLDEN = (REPOSITORY / "tests" / "golden" / "wire.jsonl").read_bytes().splitlines()
-NASTY = (
-    "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202etxt\x00\x7f\x85\x1bP1$r\x1b\\\r\n\t\u2028"
-)
+NASTY = "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202etxt\x00\x7f\x85\x1bP1$r\x1b\\\r\n\t\u2028"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # the direction of what follows
+TURNING = re.compile(
+    "[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)  # the direction of what follows
 MAY_BREAK = {
     "detail",
     "text",
@@ -47,7 +51,12 @@ MAY_BREAK = {
     "error",
 }  # fields that may have line breaks and tabs; and so may the lead's orders
 ORDERS = (p.StartNode, p.Membership, p.TemplateRequest, p.JoinTemplate, p.WorkDir)
-MOST_CHARS = {"text": 1 << 18, "message": 40_000, "meaning": 40_000, "traceback": 150_000}
+MOST_CHARS = {
+    "text": 1 << 18,
+    "message": 40_000,
+    "meaning": 40_000,
+    "traceback": 150_000,
+}
 
 
 def part_types(kind: type) -> Iterator[type]:
@@ -59,12 +68,17 @@ def part_types(kind: type) -> Iterator[type]:
                 yield from part_types(typing.cast(type, inner))
 
 
-TYPES = sorted({part for kind in (*OF_HOSTS, FirstReply) for part in part_types(kind)}, key=lambda kind: kind.__name__)
+TYPES = sorted(
+    {part for kind in (*OF_HOSTS, FirstReply) for part in part_types(kind)},
+    key=lambda kind: kind.__name__,
+)
 
 
 def needs_no_limit(hint: object) -> bool:
     """Whether a field is yes or no, or one record, whose own fields have limits."""
-    kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None)]
+    kinds = [
+        kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None)
+    ]
     is_list = typing.get_origin(hint) in (tuple, dict)
     return not is_list and all(kind is bool or is_dataclass(kind) for kind in kinds)
 
@@ -73,7 +87,9 @@ def needs_no_limit(hint: object) -> bool:
 def test_every_field_that_a_host_sends_has_a_limit(kind):
     hints = typing.get_type_hints(kind)
     wanting = {name for name, hint in hints.items() if not needs_no_limit(hint)}
-    assert set(LIMITS[kind]) == wanting, "each field needs a limit in distmagic/connection/limits.py"
+    assert set(LIMITS[kind]) == wanting, (
+        "each field needs a limit in distmagic/connection/limits.py"
+    )
 
 
 def test_there_are_no_limits_for_what_no_host_sends():
@@ -95,15 +111,28 @@ def test_the_worst_that_our_own_half_sends_is_not_cut():
     row = p.MetricRow(at_s=1.0, metrics={"loss": math.inf})
     bar = p.Bar(id=1, desc="d" * 200, unit="u" * 40, postfix="p" * 500)
     for message in (
-        p.Output(rank=-1, stream="stdout", offset=0, text="\x1b[1;32mok\x1b[0m\t50%\r" * 5000),
-        p.Ended(rank=0, restart=0, outcome="raised", failure=failure, meaning="m" * 30_000),
-        p.Stacks(request_id="a1", rank=0, local_rank=0, threads=(p.Thread(frames=frames),) * 9),
+        p.Output(
+            rank=-1, stream="stdout", offset=0, text="\x1b[1;32mok\x1b[0m\t50%\r" * 5000
+        ),
+        p.Ended(
+            rank=0, restart=0, outcome="raised", failure=failure, meaning="m" * 30_000
+        ),
+        p.Stacks(
+            request_id="a1",
+            rank=0,
+            local_rank=0,
+            threads=(p.Thread(frames=frames),) * 9,
+        ),
         p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,) * 500, bars=(bar,) * 100),
     ):
         assert DECODER.decode(p.encode(message)) == (0, message)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OF_NOTEBOOKS if kind not in LIMITS], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in OF_NOTEBOOKS if kind not in LIMITS],
+    ids=lambda kind: kind.__name__,
+)
 def test_what_only_a_notebook_says_is_refused(kind):
     name = codec._NAMES[kind]
     with pytest.raises(p.BadLine) as caught:
@@ -125,7 +154,9 @@ def plain(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return st.fixed_dictionaries({field.name: plain(hints[field.name]) for field in fields(kind)})
+        return st.fixed_dictionaries(
+            {field.name: plain(hints[field.name]) for field in fields(kind)}
+        )
     if origin is tuple:
         few = st.lists(plain(args[0]), max_size=3)
         many = {str: CHARS, int: WHOLE}.get(args[0])
@@ -139,7 +170,9 @@ def plain(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
 
 def comes_in(kind: type, raw: dict[str, object]) -> p.Message | None:
     """Return what a line becomes, None if it is refused."""
-    line = json.dumps({"t": codec._NAMES[kind], "n": 0, **raw}, ensure_ascii=False).encode("utf-8", "replace")
+    line = json.dumps(
+        {"t": codec._NAMES[kind], "n": 0, **raw}, ensure_ascii=False
+    ).encode("utf-8", "replace")
     try:
         return DECODER.decode(line)[1]
     except p.BadLine:
@@ -147,8 +180,12 @@ def comes_in(kind: type, raw: dict[str, object]) -> p.Message | None:
 
 
 def is_harmless(text: str, *, may_break: bool) -> bool:
-    controls = [char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")]
-    return not TURNING.search(text) and all(may_break and char in "\n\t" for char in controls)
+    controls = [
+        char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")
+    ]
+    return not TURNING.search(text) and all(
+        may_break and char in "\n\t" for char in controls
+    )
 
 
 def check(value: object, owner: type, name: str) -> None:
@@ -173,7 +210,9 @@ def check_text(value: str, owner: type, name: str) -> None:
     if (owner, name) == (p.Output, "text"):
         assert is_harmless(COLOURS.sub("", value).replace("\r", ""), may_break=True)
     elif owner in ORDERS:
-        assert not any(char not in "\n\t" for char in value if unicodedata.category(char) == "Cc")
+        assert not any(
+            char not in "\n\t" for char in value if unicodedata.category(char) == "Cc"
+        )
     else:
         assert is_harmless(value, may_break=name in MAY_BREAK)
 
@@ -194,14 +233,21 @@ def check_number(value: float, name: str) -> None:
 def test_any_message_comes_in_harmless_and_within_its_limits(kind, data):
     raw = data.draw(plain(kind))
     message = comes_in(kind, raw)
-    if message is None:  # sizes and orders are refused, and whole lines that are too long
+    if (
+        message is None
+    ):  # sizes and orders are refused, and whole lines that are too long
         is_long = len(json.dumps(raw, ensure_ascii=False)) > p.MAX_LINE_BYTES // 4
-        assert is_long or any(part in ORDERS or part in (p.Skipped, p.NeedBlob, p.Data) for part in part_types(kind))
+        assert is_long or any(
+            part in ORDERS or part in (p.Skipped, p.NeedBlob, p.Data)
+            for part in part_types(kind)
+        )
         return
     check(message, kind, "")
     again = p.encode(message)
     if len(again) <= p.MAX_LINE_BYTES:
-        assert p.encode(DECODER.decode(again)[1]) == again, "what is within the limits is not changed"
+        assert p.encode(DECODER.decode(again)[1]) == again, (
+            "what is within the limits is not changed"
+        )
 
 
 @given(plain(FirstReply))
@@ -214,7 +260,14 @@ def test_any_first_reply_comes_in_harmless(raw):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(-1, 0.0), (math.nan, None), (math.inf, None), (-math.inf, None), (1e300, 1e18), (7, 7.0)],
+    [
+        (-1, 0.0),
+        (math.nan, None),
+        (math.inf, None),
+        (-math.inf, None),
+        (1e300, 1e18),
+        (7, 7.0),
+    ],
 )
 def test_numbers_beyond_their_range(value, expected):
     raw = {"rank": 0, "restart": -1, "at_s": value, "total": value}
@@ -226,14 +279,26 @@ def test_numbers_beyond_their_range(value, expected):
 
 def test_a_metric_may_be_infinite_or_no_number():
     row = {"at_s": 1, "metrics": {"a": math.inf, "b": math.nan, "\x1b[2J": -math.inf}}
-    metrics = comes_in(p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "rows": [row]}).rows[0].metrics
+    metrics = (
+        comes_in(p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "rows": [row]})
+        .rows[0]
+        .metrics
+    )
     assert list(metrics) == ["a", "b", ""]
     assert math.isnan(metrics["b"])
     assert (metrics["a"], metrics[""]) == (math.inf, -math.inf)
 
 
 @pytest.mark.parametrize(
-    ("lease_s", "kept"), [(0, 1.0), (-5, 1.0), (math.nan, 1.0), (math.inf, 86_400.0), (1e9, 86_400.0), (90, 90.0)]
+    ("lease_s", "kept"),
+    [
+        (0, 1.0),
+        (-5, 1.0),
+        (math.nan, 1.0),
+        (math.inf, 86_400.0),
+        (1e9, 86_400.0),
+        (90, 90.0),
+    ],
 )
 def test_a_lease_that_cannot_be_renewed(lease_s, kept):
     listed = {
@@ -252,12 +317,23 @@ def test_a_lease_that_cannot_be_renewed(lease_s, kept):
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (p.Data(size_bytes=-1), "data.size_bytes: -1 is not from 0 to 9,223,372,036,854,775,808"),
-        (p.NeedBlob(sha256="", offset=-1), "need_blob.offset: -1 is not from 0 to 9,223,372,036,854,775,808"),
-        (p.Skipped(through=-5), "skipped.through: -5 is not from 0 to 9,223,372,036,854,775,808"),
+        (
+            p.Data(size_bytes=-1),
+            "data.size_bytes: -1 is not from 0 to 9,223,372,036,854,775,808",
+        ),
+        (
+            p.NeedBlob(sha256="", offset=-1),
+            "need_blob.offset: -1 is not from 0 to 9,223,372,036,854,775,808",
+        ),
+        (
+            p.Skipped(through=-5),
+            "skipped.through: -5 is not from 0 to 9,223,372,036,854,775,808",
+        ),
     ],
 )
-def test_a_place_among_the_bytes_or_events_is_refused_rather_than_changed(message, words):
+def test_a_place_among_the_bytes_or_events_is_refused_rather_than_changed(
+    message, words
+):
     with pytest.raises(p.BadLine) as caught:
         DECODER.decode(p.encode(message))
     assert str(caught.value) == words
@@ -266,7 +342,10 @@ def test_a_place_among_the_bytes_or_events_is_refused_rather_than_changed(messag
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"A": "x" * 200_000}, "a text of 200,000 characters (at most 131,072 are allowed)"),
+        (
+            {"A": "x" * 200_000},
+            "a text of 200,000 characters (at most 131,072 are allowed)",
+        ),
         ({"A": "\x1b[2J"}, "a control character"),
         ({"A\0": ""}, "a control character"),
     ],
@@ -287,15 +366,28 @@ def test_texts_are_cut_and_lists_and_tables_lose_their_end():
     message = comes_in(
         p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "device": "d" * 999, "rows": [row], "bars": [{"id": 1}] * 2000}
     )  # fmt: skip
-    assert (len(message.device), len(message.bars), len(message.rows[0].metrics)) == (200, 1000, 1000)
+    assert (len(message.device), len(message.bars), len(message.rows[0].metrics)) == (
+        200,
+        1000,
+        1000,
+    )
     assert {len(name) for name in message.rows[0].metrics} == {200}
     failure = {"type": "T" * 9999, "message": "m" * 99_999, "traceback": "t" * 300_000}
-    kept = comes_in(p.Ended, {"rank": 0, "restart": 0, "outcome": "raised", "failure": failure}).failure
-    assert (len(kept.type), len(kept.message), len(kept.traceback)) == (2000, 40_000, 150_000)
+    kept = comes_in(
+        p.Ended, {"rank": 0, "restart": 0, "outcome": "raised", "failure": failure}
+    ).failure
+    assert (len(kept.type), len(kept.message), len(kept.traceback)) == (
+        2000,
+        40_000,
+        150_000,
+    )
 
 
 def test_a_first_reply_without_its_fields():
     assert first_reply(b"{}", "gpu-a") == FirstReply()
     with pytest.raises(ProtocolError) as caught:
         first_reply(b'{"have":"\x1b[2J"}', "gpu-a")
-    assert str(caught.value) == """gpu-a sent b'{"have":"\\x1b[2J"}' in place of its first answer."""
+    assert (
+        str(caught.value)
+        == """gpu-a sent b'{"have":"\\x1b[2J"}' in place of its first answer."""
+    )

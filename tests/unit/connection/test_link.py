@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from distmagic.connection import job_requests
 from distmagic.connection import link as links
 from distmagic.connection.link import Link
-from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, ProtocolError, Unreachable
+from distmagic.errors import (
+    ConnectionLost,
+    DistmagicError,
+    PreflightError,
+    ProtocolError,
+    Unreachable,
+)
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
@@ -81,7 +87,10 @@ def test_banners_in_any_cutting(bundle, cuts):
 
 def test_a_shell_that_prints_without_end(bundle):
     error = refusal(FakeProcess(*[b"spam and eggs\n" * 4000] * 40), bundle)
-    assert str(error) == "gpu-a: its log-in shell prints without end.\nLook at its start-up files."
+    assert (
+        str(error)
+        == "gpu-a: its log-in shell prints without end.\nLook at its start-up files."
+    )
     error = refusal(FakeProcess(*[b"spam" * 20_000] * 40), bundle)
     assert str(error) == f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes."
 
@@ -114,7 +123,9 @@ def test_no_python(bundle, code, said, message):
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_python_that_ends_at_once(bundle, deaf):
-    error = refusal(FakeProcess(code=-6, stderr="Fatal Python error: init\n", deaf=deaf), bundle)
+    error = refusal(
+        FakeProcess(code=-6, stderr="Fatal Python error: init\n", deaf=deaf), bundle
+    )
     assert isinstance(error, PreflightError)
     assert str(error) == (
         "gpu-a: python3 ended before it said anything (exit code -6: Fatal Python error: init).\n"
@@ -123,18 +134,34 @@ def test_a_python_that_ends_at_once(bundle, deaf):
 
 
 def test_a_connection_that_ends_before_python_speaks(bundle):
-    error = refusal(FakeProcess(code=None, stderr="client_loop: send disconnect\n"), bundle)
+    error = refusal(
+        FakeProcess(code=None, stderr="client_loop: send disconnect\n"), bundle
+    )
     assert isinstance(error, ConnectionLost)
-    assert str(error) == ("gpu-a: the connection ended before python3 had said anything: client_loop: send disconnect.")
+    assert str(error) == (
+        "gpu-a: the connection ended before python3 had said anything: client_loop: send disconnect."
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "start"),
     [
-        ({"python": [2, 7, 18]}, "gpu-a: Python 2.7.18 (/usr/bin/python3), but this notebook runs Python "),
-        ({"python": [], "executable": None}, "gpu-a: Python  (None), but this notebook runs Python "),
-        ({"python": [3, 6, 0]}, "gpu-a: Python 3.6.0 (/usr/bin/python3), but this notebook runs Python "),
-        ({"system": "darwin"}, "gpu-a: runs darwin; hosts of distmagic are Linux machines."),
+        (
+            {"python": [2, 7, 18]},
+            "gpu-a: Python 2.7.18 (/usr/bin/python3), but this notebook runs Python ",
+        ),
+        (
+            {"python": [], "executable": None},
+            "gpu-a: Python  (None), but this notebook runs Python ",
+        ),
+        (
+            {"python": [3, 6, 0]},
+            "gpu-a: Python 3.6.0 (/usr/bin/python3), but this notebook runs Python ",
+        ),
+        (
+            {"system": "darwin"},
+            "gpu-a: runs darwin; hosts of distmagic are Linux machines.",
+        ),
         (
             {"error": "[Errno 30] Read-only file system: '/home/me/.distmagic'"},
             (
@@ -150,7 +177,9 @@ def test_a_host_that_will_not_do(bundle, changes, start):
     assert str(error).startswith(start)
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"{", b"null", b"[" * 100_000, b'{"python": ["x", null]}'])
+@pytest.mark.parametrize(
+    "text", [b"[1]", b"{", b"null", b"[" * 100_000, b'{"python": ["x", null]}']
+)
 def test_a_first_answer_that_is_none(bundle, text):
     error = refusal(FakeProcess(boot.MARK + text + b"\n"), bundle)
     assert isinstance(error, ProtocolError)
@@ -190,7 +219,10 @@ def blob(folder: Path, data: bytes, letter: str) -> LocalBlob:
 
 
 def test_only_what_is_lacking_is_sent(tmp_path):
-    blobs = tuple(blob(tmp_path, data, letter) for data, letter in ((b"call", "a"), (b"c" * 600_000, "b")))
+    blobs = tuple(
+        blob(tmp_path, data, letter)
+        for data, letter in ((b"call", "a"), (b"c" * 600_000, "b"))
+    )
     offer = p.OfferBlobs(blobs=tuple(one.blob for one in blobs))
     link, process = talking(lines(p.MissingBlobs(sha256=("b" * 64,)), p.MissingBlobs()))
     assert link.deliver(blobs) == 600_000
@@ -211,7 +243,10 @@ def test_only_what_is_lacking_is_sent(tmp_path):
             "receive_blobs",
             "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
         ),
-        ("start_node", "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."),
+        (
+            "start_node",
+            "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
+        ),
         ("get_file", "Logs and results are kept for 7 days, at most 2 GiB of them."),
         ("dance", ""),
     ],
@@ -234,8 +269,14 @@ def test_another_answer_than_the_one_expected():
     ("data", "message"),
     [
         (b"hello\n", "gpu-a sent not JSON: b'hello'."),
-        (b'{"t":"route","n":0,"address":1}\n', "gpu-a sent route.address: int in place of str."),
-        (b"x" * (p.MAX_LINE_BYTES + 2), f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes."),
+        (
+            b'{"t":"route","n":0,"address":1}\n',
+            "gpu-a sent route.address: int in place of str.",
+        ),
+        (
+            b"x" * (p.MAX_LINE_BYTES + 2),
+            f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes.",
+        ),
     ],
 )
 def test_what_is_not_of_the_protocol(data, message):
@@ -275,13 +316,18 @@ def test_answers_between_events_are_left_out():
 
 def test_events_of_an_unknown_type_are_left_out():
     link, _ = started(
-        lines(EVENTS[0], first=1), b'{"t":"teleport","n":2}\n', lines(EVENTS[2], first=3), lines(p.AgentGone())
+        lines(EVENTS[0], first=1),
+        b'{"t":"teleport","n":2}\n',
+        lines(EVENTS[2], first=3),
+        lines(p.AgentGone()),
     )
     assert [n for n, _ in link.events()] == [1, 3]
 
 
 def test_a_job_of_another_version_is_not_followed():
-    link, _ = talking(lines(p.Hello(protocol=7, job="j", node_rank=0, hostname="a", pid=1), first=1))
+    link, _ = talking(
+        lines(p.Hello(protocol=7, job="j", node_rank=0, hostname="a", pid=1), first=1)
+    )
     link.attach(p.FollowJob(job="j", node_rank=0))
     with pytest.raises(ProtocolError) as caught:
         list(link.events())
@@ -300,11 +346,17 @@ def test_an_agent_that_does_not_end_its_job(monkeypatch):
         "gpu-a: connected, but job j did not confirm its end within 0.02 s.\n"
         "Is the machine overloaded, or its home directory's file server down? Try: ssh gpu-a true"
     )
-    assert process.requests == [p.FollowJob(job="j", node_rank=0), p.StopNode(grace_s=links.STOP_GRACE_S)]
+    assert process.requests == [
+        p.FollowJob(job="j", node_rank=0),
+        p.StopNode(grace_s=links.STOP_GRACE_S),
+    ]
 
 
 def test_events_that_are_refused():
-    link, _ = started(lines(EVENTS[0], first=1), lines(p.Refused(what="follow_job", error="no such room")))
+    link, _ = started(
+        lines(EVENTS[0], first=1),
+        lines(p.Refused(what="follow_job", error="no such room")),
+    )
     events = link.events()
     next(events)
     with pytest.raises(PreflightError) as caught:
@@ -313,7 +365,10 @@ def test_events_that_are_refused():
 
 
 def test_an_agent_that_breaks_down():
-    link, _ = started(lines(EVENTS[0], first=1), lines(p.AgentGone(error="OSError: too many open files")))
+    link, _ = started(
+        lines(EVENTS[0], first=1),
+        lines(p.AgentGone(error="OSError: too many open files")),
+    )
     assert [n for n, _ in link.events()] == [1]
     assert link.agent_error == "OSError: too many open files"
 
@@ -351,7 +406,9 @@ def test_a_gap_that_is_told():
 
 @pytest.mark.parametrize("through", [1, 0])
 def test_a_gap_that_leads_backwards(through):
-    link, _ = started(lines(EVENTS[0], first=1), lines(p.Skipped(through=through), first=2))
+    link, _ = started(
+        lines(EVENTS[0], first=1), lines(p.Skipped(through=through), first=2)
+    )
     with pytest.raises(ProtocolError) as caught:
         list(link.events())
     assert str(caught.value) == "gpu-a: event 2 goes on before itself."
@@ -368,7 +425,9 @@ def test_a_connection_that_is_cut():
 
 def test_a_file_comes_in_pieces():
     data = bytes(range(256)) * 4000
-    link, process = talking(lines(p.Data(size_bytes=len(data))) + data[:10], data[10:], lines(p.AgentGone()))
+    link, process = talking(
+        lines(p.Data(size_bytes=len(data))) + data[:10], data[10:], lines(p.AgentGone())
+    )
     got: list[bytes] = []
     fetch = p.GetFile(job="j", node_rank=0, name="rank0.result")
     assert link.fetch(fetch, got.append, limit_bytes=len(data)) == len(data)
@@ -380,13 +439,22 @@ def test_a_file_comes_in_pieces():
 
 def test_an_empty_file():
     link, _ = talking(lines(p.Data(size_bytes=0)))
-    assert link.fetch(p.GetFile(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0) == 0
+    assert (
+        link.fetch(
+            p.GetFile(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0
+        )
+        == 0
+    )
 
 
 def test_a_file_that_is_cut():
     link, _ = talking(lines(p.Data(size_bytes=100)) + b"only this")
     with pytest.raises(ConnectionLost):
-        link.fetch(p.GetFile(job="j", node_rank=0, name="x"), lambda data: None, limit_bytes=100)
+        link.fetch(
+            p.GetFile(job="j", node_rank=0, name="x"),
+            lambda data: None,
+            limit_bytes=100,
+        )
 
 
 def test_a_sweep():
@@ -399,7 +467,12 @@ def test_a_sweep():
 def test_of_a_list_of_jobs_without_end_the_first_are_kept(monkeypatch):
     """A host has 30 s to fill the memory with its list; 10,000 jobs of 10,000 hosts each are far too many."""
     one = p.JobListing(
-        protocol=2, job="j", node_rank=0, hosts=("gpu-a",) * 100, began_s=1.0, terms=p.JobTerms(lease_s=60.0)
+        protocol=2,
+        job="j",
+        node_rank=0,
+        hosts=("gpu-a",) * 100,
+        began_s=1.0,
+        terms=p.JobTerms(lease_s=60.0),
     )
     line = lines(p.Jobs(jobs=(one,) * 3))
     monkeypatch.setattr(links, "_LISTING_BYTES", 2 * len(line))
@@ -426,10 +499,15 @@ def test_a_roll_call_takes_only_its_own_answers():
     )
     link, process = talking(lines(*told, p.Notice(text="y"), first=7))
     assert job_requests.stacks(link, "j", 0, "a") == [mine]
-    assert process.requests == [p.FollowJob(job="j", node_rank=0, live=True), p.DumpStacks(request_id="a")]
+    assert process.requests == [
+        p.FollowJob(job="j", node_rank=0, live=True),
+        p.DumpStacks(request_id="a"),
+    ]
 
 
-@pytest.mark.parametrize("answer", [p.AgentGone(), p.Refused(what="follow_job", error="no such file")])
+@pytest.mark.parametrize(
+    "answer", [p.AgentGone(), p.Refused(what="follow_job", error="no such file")]
+)
 def test_a_roll_call_of_an_agent_that_is_gone(answer):
     assert job_requests.stacks(talking(lines(answer))[0], "j", 0, "a") == []
 

@@ -18,7 +18,9 @@ def test_no_act_waits_for_another():
         barrier.wait(20)
         return number * factor
 
-    assert in_parallel(act, range(100), [2] * 100) == [2 * number for number in range(100)]
+    assert in_parallel(act, range(100), [2] * 100) == [
+        2 * number for number in range(100)
+    ]
     assert in_parallel(act, []) == []
 
 

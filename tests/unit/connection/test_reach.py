@@ -10,7 +10,13 @@ from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
-from distmagic.errors import HostError, HostErrors, HostKeyError, PreflightError, Unreachable
+from distmagic.errors import (
+    HostError,
+    HostErrors,
+    HostKeyError,
+    PreflightError,
+    Unreachable,
+)
 from distmagic.payload.blobs import LocalBlob
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
@@ -29,7 +35,9 @@ class FakeLink:
         self.is_closed = True
 
 
-DOWN = Unreachable("gpu-b", "no answer from 10.0.0.2 port 22 within 2 s.", "Check the machine.")
+DOWN = Unreachable(
+    "gpu-b", "no answer from 10.0.0.2 port 22 within 2 s.", "Check the machine."
+)
 STRANGE = HostKeyError("gpu-b", "the host key is not known.")
 
 
@@ -49,7 +57,14 @@ class Hosts:
 
     def reach(self) -> Reaching:
         hosts = parse_hosts("gpu-a,gpu-b,gpu-c")
-        return Reaching(hosts, Access(), self.asker, Connections(_refuse), ("python3",) * 3, self.open)
+        return Reaching(
+            hosts,
+            Access(),
+            self.asker,
+            Connections(_refuse),
+            ("python3",) * 3,
+            self.open,
+        )
 
 
 def _refuse(*_: object) -> Any:
@@ -91,7 +106,12 @@ def test_too_many_are_down():
 def test_a_laptop_that_is_there_alone_is_no_job_for_hosts_that_are_to_come():
     hosts = Hosts({"gpu-b": DOWN})
     reaching = Reaching(
-        parse_hosts("localhost,gpu-b"), Access(), hosts.asker, Connections(_refuse), ("python3",) * 2, hosts.open
+        parse_hosts("localhost,gpu-b"),
+        Access(),
+        hosts.asker,
+        Connections(_refuse),
+        ("python3",) * 2,
+        hosts.open,
     )
     with pytest.raises(Unreachable):
         reaching.wait(enough=1, needs_remote=True)
@@ -100,7 +120,12 @@ def test_a_laptop_that_is_there_alone_is_no_job_for_hosts_that_are_to_come():
 def test_questions_are_answered_by_this_machine_alone_while_another_host_is_down():
     hosts = Hosts({"gpu-b": DOWN})
     reaching = Reaching(
-        parse_hosts("localhost,gpu-b"), Access(), hosts.asker, Connections(_refuse), ("python3",) * 2, hosts.open
+        parse_hosts("localhost,gpu-b"),
+        Access(),
+        hosts.asker,
+        Connections(_refuse),
+        ("python3",) * 2,
+        hosts.open,
     )
     assert names(reaching.wait(enough=1)) == ["localhost"]
 
@@ -123,7 +148,11 @@ class FakeTransport:
 
 
 @pytest.mark.parametrize(
-    ("why", "logins"), [(PreflightError("gpu-a", "it has no torch."), 1), (Unreachable("gpu-a", "no answer."), 2)]
+    ("why", "logins"),
+    [
+        (PreflightError("gpu-a", "it has no torch."), 1),
+        (Unreachable("gpu-a", "no answer."), 2),
+    ],
 )
 def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
     made: list[FakeTransport] = []
@@ -134,7 +163,12 @@ def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
 
     connections, asker = Connections(connect), NotebookAsker(can_ask=False)
     (host,) = parse_hosts("gpu-a")
-    ways = (Access(), Access(lease_s=5.0), Access(pythons=(("gpu-a", "/opt/python"),)), Access(connect_timeout_s=1.0))
+    ways = (
+        Access(),
+        Access(lease_s=5.0),
+        Access(pythons=(("gpu-a", "/opt/python"),)),
+        Access(connect_timeout_s=1.0),
+    )
     for access in ways[: 4 if logins == 1 else 2]:
         with pytest.raises(type(why)):
             connections.link(host, access, asker, "python3", cast(LocalBlob, None))

@@ -17,7 +17,9 @@ def shell(monkeypatch, tmp_path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=Config(HistoryManager={"hist_file": ":memory:"}))
+    shell = InteractiveShell.instance(
+        config=Config(HistoryManager={"hist_file": ":memory:"})
+    )
     shell.run_line_magic("colors", "nocolor")
     yield shell
     atexit.unregister(shell.atexit_operations)

@@ -39,7 +39,9 @@ class FakeAllocation:
         self.log.append("wait")
         if self.failure:
             raise self.failure
-        self.hosts = tuple(Host(name=name, allocation="here:slurm:17") for name in ("a1", "a2"))
+        self.hosts = tuple(
+            Host(name=name, allocation="here:slurm:17") for name in ("a1", "a2")
+        )
         return self.hosts
 
     def end(self) -> None:
@@ -172,7 +174,9 @@ class Lab:
         return what
 
     def playground(self, count: int) -> FakePlayground:
-        self.playgrounds.append(FakePlayground(parse_hosts(",".join(f"play-{n}" for n in range(count)))))
+        self.playgrounds.append(
+            FakePlayground(parse_hosts(",".join(f"play-{n}" for n in range(count))))
+        )
         return self.playgrounds[-1]
 
     def run(self, cell: str):

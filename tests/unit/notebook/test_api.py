@@ -13,7 +13,17 @@ from distmagic import api
 from distmagic.errors import SpecError
 from distmagic.request.spec import Access, JobSpec
 
-OWN = {"fn", "args", "kwargs", "hosts", "allocation", "access", "payload_limit_bytes", "screen", "unknown"}
+OWN = {
+    "fn",
+    "args",
+    "kwargs",
+    "hosts",
+    "allocation",
+    "access",
+    "payload_limit_bytes",
+    "screen",
+    "unknown",
+}
 PARAMETERS = inspect.signature(distmagic.run).parameters
 
 
@@ -51,15 +61,24 @@ def test_the_defaults_are_those_of_a_job():
 
 
 def test_the_help_has_a_line_for_every_option():
-    lines = re.findall(r"^    (\w+) {2,}\S", inspect.getdoc(distmagic.run), re.MULTILINE)
-    assert lines == [name for name in PARAMETERS if name not in ("fn", "args", "unknown")]
+    lines = re.findall(
+        r"^    (\w+) {2,}\S", inspect.getdoc(distmagic.run), re.MULTILINE
+    )
+    assert lines == [
+        name for name in PARAMETERS if name not in ("fn", "args", "unknown")
+    ]
 
 
 def test_the_help_tells_the_usual_times_of_access():
     usual = Access()
-    told = dict(re.findall(r"^    (\w+) .*\((\d+)\)", inspect.getdoc(distmagic.run), re.MULTILINE))
+    told = dict(
+        re.findall(
+            r"^    (\w+) .*\((\d+)\)", inspect.getdoc(distmagic.run), re.MULTILINE
+        )
+    )
     assert {name: float(value) for name, value in told.items()} == {
-        name: getattr(usual, name) for name in ("connect_timeout_s", "lease_s", "warm_idle_s")
+        name: getattr(usual, name)
+        for name in ("connect_timeout_s", "lease_s", "warm_idle_s")
     }
 
 
@@ -72,13 +91,19 @@ def test_every_option_arrives(session):
     of_access = {
         "ssh_config": "c", "ssh_command": "ssh", "connect_timeout_s": 1.0, "lease_s": 2.0, "warm_idle_s": 3.0, "cold": True
     }  # fmt: skip
-    found = distmagic.run(len, [], hosts="gpu-a:4", env={"A": "1"}, python="/p", **of_job, **of_access)
+    found = distmagic.run(
+        len, [], hosts="gpu-a:4", env={"A": "1"}, python="/p", **of_job, **of_access
+    )
     assert found == "the run"
     assert session.spec == JobSpec(env=(("A", "1"),), **of_job)
     assert session.access == Access(pythons=(("", "/p"),), **of_access)
     assert [host.name for host in session.hosts] == ["gpu-a"]
     distmagic.run(len, [], detach=True, nnodes=3)
-    assert (session.spec.detach, session.spec.nnodes, session.hosts) == (True, (3, 3), ())
+    assert (session.spec.detach, session.spec.nnodes, session.hosts) == (
+        True,
+        (3, 3),
+        (),
+    )
 
 
 def test_options_that_are_not_given_leave_access_as_it_is(session):
@@ -86,7 +111,9 @@ def test_options_that_are_not_given_leave_access_as_it_is(session):
     distmagic.run(len, [], access=way)
     assert session.access == way
     distmagic.run(len, [], access=way, cold=False)
-    assert session.access == Access(ssh_config="mine", lease_s=5.0, pythons=(("gpu-a", "/a"),))
+    assert session.access == Access(
+        ssh_config="mine", lease_s=5.0, pythons=(("gpu-a", "/a"),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +129,10 @@ def test_options_that_are_not_given_leave_access_as_it_is(session):
 def test_a_wrong_option_is_answered_with_the_nearest(session, name, hint):
     with pytest.raises(SpecError) as caught:
         distmagic.run(len, [], **{name: 1})
-    assert (caught.value.message, caught.value.hint) == (f"There is no option {name!r}.", hint)
+    assert (caught.value.message, caught.value.hint) == (
+        f"There is no option {name!r}.",
+        hint,
+    )
 
 
 def test_tab_after_distmagic_offers_what_is_public():

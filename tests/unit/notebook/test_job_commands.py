@@ -24,7 +24,9 @@ ENDED = Job(
     reason="done", size_bytes=10**6, age_s=1.0,
 )  # fmt: skip
 THEIRS = replace(ENDED, name="theirs", terms=replace(TERMS, owner="laptop:/you.ipynb"))
-RUNNING = replace(ENDED, name="busy", running=(0, 1), reason="", terms=replace(TERMS, max_nodes=3))
+RUNNING = replace(
+    ENDED, name="busy", running=(0, 1), reason="", terms=replace(TERMS, max_nodes=3)
+)
 
 
 @pytest.fixture
@@ -37,9 +39,15 @@ def jobs(lab: Lab) -> Lab:
 
 def test_the_table_names_the_owner():
     rows = table(
-        [ENDED, THEIRS, replace(ENDED, name="script", terms=replace(TERMS, owner=""))], 60.0, MINE
+        [ENDED, THEIRS, replace(ENDED, name="script", terms=replace(TERMS, owner=""))],
+        60.0,
+        MINE,
     ).splitlines()
-    assert [row.split("1.0 MB")[1].strip() for row in rows[1:]] == ["this notebook", "laptop:/you.ipynb", ""]
+    assert [row.split("1.0 MB")[1].strip() for row in rows[1:]] == [
+        "this notebook",
+        "laptop:/you.ipynb",
+        "",
+    ]
 
 
 def test_clean_all_takes_what_this_notebook_began(jobs, capsys):
@@ -86,7 +94,10 @@ def test_clean_alone_removes_nothing_and_tells_what_all_would_leave(jobs, capsys
             "%distributed clean takes the name of one job, or all.\n%distributed alone lists all commands.",
         ),
         ("stop mine", "Job mine has ended already (done)."),
-        ("attach", "%distributed attach needs the name of a job.\n%distributed alone lists all commands."),
+        (
+            "attach",
+            "%distributed attach needs the name of a job.\n%distributed alone lists all commands.",
+        ),
     ],
 )
 def test_a_wrong_command_about_jobs(jobs, line, message):
@@ -95,7 +106,9 @@ def test_a_wrong_command_about_jobs(jobs, line, message):
     assert str(error) == message
 
 
-LATE = Unreachable("gpu-b", "connected, but job busy did not confirm its end within 60 s.")
+LATE = Unreachable(
+    "gpu-b", "connected, but job busy did not confirm its end within 60 s."
+)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +116,21 @@ LATE = Unreachable("gpu-b", "connected, but job busy did not confirm its end wit
     [
         (("gpu-a", "gpu-b"), {}, "ends by itself as soon as it misses the other hosts"),
         (("gpu-b",), {}, "ends when its lease of 60 s runs out"),
-        (("gpu-b",), {"is_detached": True}, "ends when %distributed stop busy reaches it"),
+        (
+            ("gpu-b",),
+            {"is_detached": True},
+            "ends when %distributed stop busy reaches it",
+        ),
     ],
     ids=["several hosts", "one host", "one host, detached"],
 )
-def test_a_stop_says_of_each_host_whether_the_job_has_ended_and_what_ends_it_else(jobs, capsys, hosts, more, ends):
+def test_a_stop_says_of_each_host_whether_the_job_has_ended_and_what_ends_it_else(
+    jobs, capsys, hosts, more, ends
+):
     indices = tuple(range(len(hosts)))
-    jobs.session.found = (replace(RUNNING, hosts=hosts, host_indices=indices, running=indices, **more),)
+    jobs.session.found = (
+        replace(RUNNING, hosts=hosts, host_indices=indices, running=indices, **more),
+    )
     jobs.session.stopped = Stopped(ended=hosts[:-1], unknown={"gpu-b": LATE})
     capsys.readouterr()
     jobs.value("%distributed stop busy")
@@ -124,14 +145,19 @@ def test_a_stop_says_of_each_host_whether_the_job_has_ended_and_what_ends_it_els
 
 def test_a_stop_that_is_interrupted_says_what_is_known_and_fails_the_cell(jobs, capsys):
     late = Unreachable("gpu-b", "the end of the job there was not waited for.")
-    jobs.session.stopped = Stopped(ended=("gpu-a",), unknown={"gpu-b": late}, was_interrupted=True)
+    jobs.session.stopped = Stopped(
+        ended=("gpu-a",), unknown={"gpu-b": late}, was_interrupted=True
+    )
     capsys.readouterr()
     error = jobs.error("%distributed stop busy")
     assert isinstance(error, Cancelled)
     assert error.message == "Interrupted while job busy was being ended."
     shown = capsys.readouterr().out
     assert "busy was stopped on gpu-a\ngpu-b: it is not known" in shown
-    assert "What still runs on gpu-b ends by itself as soon as it misses the other hosts.\n" in shown
+    assert (
+        "What still runs on gpu-b ends by itself as soon as it misses the other hosts.\n"
+        in shown
+    )
 
 
 def test_a_stop_names_the_hosts_that_could_not_be_asked(jobs, capsys):
@@ -152,30 +178,56 @@ def test_an_attached_run_that_gets_a_name_is_no_value(jobs):
 
 
 def test_what_hosts_told_is_no_escape_sequence_in_a_terminal(jobs, capsys):
-    jobs.session.found = (replace(RUNNING, name=f"busy{ESCAPE}", hosts=("gpu-a", f"gpu-b{ESCAPE}")),)
+    jobs.session.found = (
+        replace(RUNNING, name=f"busy{ESCAPE}", hosts=("gpu-a", f"gpu-b{ESCAPE}")),
+    )
     capsys.readouterr()
     jobs.value("%distributed stop busy")
     jobs.value("%distributed add busy gpu-c")
     jobs.value("%distributed jobs")
     shown = capsys.readouterr().out
-    assert "busy was stopped on gpu-a, gpu-b\ngpu-c has come to busy as node 2;" in shown
+    assert (
+        "busy was stopped on gpu-a, gpu-b\ngpu-c has come to busy as node 2;" in shown
+    )
     assert "\x1b" not in shown
     assert "AAAA" not in shown
 
 
-def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(jobs, capsys):
+def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
+    jobs, capsys
+):
     def kept(name: str, origin: str, *, is_used: bool = False) -> KeptWorkDir:
-        return KeptWorkDir(name=name, origin=origin, size_bytes=12_345_678, age_s=600.0, is_used=is_used)
+        return KeptWorkDir(
+            name=name,
+            origin=origin,
+            size_bytes=12_345_678,
+            age_s=600.0,
+            is_used=is_used,
+        )
 
     own = own_origin()
-    jobs.session.dirs = (kept("me", own), kept("busy", own, is_used=True), kept("x", "there:/x"))
+    jobs.session.dirs = (
+        kept("me", own),
+        kept("busy", own, is_used=True),
+        kept("x", "there:/x"),
+    )
     jobs.value("%distributed clean")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("working directory")]
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("working directory")
+    ]
     assert lines == [
         "working directory that no job uses: ~/.distmagic/work/me on gpu-a (12.3 MB, last used 10 min ago)",
         "working directory that no job uses: ~/.distmagic/work/x on gpu-a (12.3 MB, last used 10 min ago)",
     ]
     jobs.value("%distributed clean all")
-    assert "removed with all files in it: ~/.distmagic/work/me on gpu-a (12.3 MB, " in capsys.readouterr().out
+    assert (
+        "removed with all files in it: ~/.distmagic/work/me on gpu-a (12.3 MB, "
+        in capsys.readouterr().out
+    )
     jobs.value("%distributed clean all --everybody")
-    assert [line for line in jobs.session.log if line.startswith("rmdir")] == ["rmdir me", "rmdir me x"]
+    assert [line for line in jobs.session.log if line.startswith("rmdir")] == [
+        "rmdir me",
+        "rmdir me x",
+    ]

@@ -26,14 +26,26 @@ from nbclient.exceptions import CellExecutionError
 import distmagic
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import Reaching
-from distmagic.errors import AuthenticationError, PayloadError, PayloadTooLarge, SpecError, WorkerFailed
+from distmagic.errors import (
+    AuthenticationError,
+    PayloadError,
+    PayloadTooLarge,
+    SpecError,
+    WorkerFailed,
+)
 from distmagic.notebook import help_pages, local_run, magic
 from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session.session import Session
-from tests.unit.notebook.fakes import FakePlayground, FakeReaching, FakeScreen, FakeSession, Lab
+from tests.unit.notebook.fakes import (
+    FakePlayground,
+    FakeReaching,
+    FakeScreen,
+    FakeSession,
+    Lab,
+)
 
 WAIT_S = 10
 
@@ -49,7 +61,8 @@ def public_methods(kind: type) -> dict[str, list[tuple]]:
 
 
 @pytest.mark.parametrize(
-    ("fake", "real"), [(FakeSession, Session), (FakeReaching, Reaching), (FakePlayground, Playground)]
+    ("fake", "real"),
+    [(FakeSession, Session), (FakeReaching, Reaching), (FakePlayground, Playground)],
 )
 def test_the_fakes_have_the_signatures_of_what_they_stand_for(fake, real):
     of_fake, of_real = public_methods(fake), public_methods(real)
@@ -79,7 +92,9 @@ def test_the_assigned_name_gets_the_run(lab):
     assert (lab.shell.user_ns["x"], lab.shell.user_ns["y"]) == (4, 4)
 
 
-@pytest.mark.parametrize("cell", ["%%distributed -o run\nf()", "%%distributed\nrun = f()"])
+@pytest.mark.parametrize(
+    "cell", ["%%distributed -o run\nf()", "%%distributed\nrun = f()"]
+)
 def test_a_run_that_has_a_name_is_let_go_of_with_that_name(lab, cell):
     lab.value("class Value: pass\ndef f(): return Value()")
     assert lab.value(cell) is None
@@ -98,7 +113,9 @@ def test_a_run_without_a_name_is_the_last_run_until_the_next_one(lab):
 
 def test_the_line_becomes_spec_access_and_hosts(lab):
     lab.value("n = 2")
-    lab.value("%%distributed --hosts gpu-a:4,gpu-b --nproc-per-node {n} --lease 5 --payload-limit 1M\nlen([])")
+    lab.value(
+        "%%distributed --hosts gpu-a:4,gpu-b --nproc-per-node {n} --lease 5 --payload-limit 1M\nlen([])"
+    )
     assert lab.session.hosts == parse_hosts("gpu-a:4,gpu-b")
     assert lab.session.spec.nproc_per_node == 2
     assert lab.session.access.lease_s == 5
@@ -108,7 +125,10 @@ def test_the_line_becomes_spec_access_and_hosts(lab):
 def test_ranks_a_host_on_the_line_win_over_those_set_before(lab):
     lab.value("%distributed hosts gpu-a:4 gpu-b")
     lab.value("%%distributed --nproc-per-node 2\nlen([])")
-    assert (lab.session.hosts, lab.session.spec.nproc_per_node) == (parse_hosts("gpu-a gpu-b"), 2)
+    assert (lab.session.hosts, lab.session.spec.nproc_per_node) == (
+        parse_hosts("gpu-a gpu-b"),
+        2,
+    )
     lab.value("%%distributed\nlen([])")
     assert lab.session.hosts == parse_hosts("gpu-a:4 gpu-b")
 
@@ -119,7 +139,9 @@ def test_nothing_named_is_this_machine(lab):
 
 
 def test_ipythons_syntax_works_in_the_notebooks_part(lab):
-    assert lab.value("%%distributed\nwords = !echo one two\n%time x = 1\nlen(words)") == 1
+    assert (
+        lab.value("%%distributed\nwords = !echo one two\n%time x = 1\nlen(words)") == 1
+    )
 
 
 def test_whole_runs_nothing_here(lab):
@@ -151,7 +173,9 @@ def test_dry_run_prints_and_executes_nothing(lab, capsys):
 
 
 def test_what_hosts_told_is_no_escape_sequence_in_a_dry_run(lab, capsys):
-    lab.session.dry_run = lambda reaching, spec: "# gpu-a\n\x1b]52;c;AAAA\x07/usr/bin/\x1b[2Jpython"
+    lab.session.dry_run = lambda reaching, spec: (
+        "# gpu-a\n\x1b]52;c;AAAA\x07/usr/bin/\x1b[2Jpython"
+    )
     lab.value("%%distributed --dry-run\nlen([])")
     assert capsys.readouterr().out == "# gpu-a\n/usr/bin/python\n"
 
@@ -177,12 +201,16 @@ def test_a_failing_statement_fails_the_cell_with_the_usual_traceback(lab, capsys
 
 
 def test_a_module_that_only_hosts_have_recommends_whole(lab, capsys):
-    assert isinstance(lab.error("%%distributed\nimport not_a_module\nlen([])"), ModuleNotFoundError)
+    assert isinstance(
+        lab.error("%%distributed\nimport not_a_module\nlen([])"), ModuleNotFoundError
+    )
     printed = capsys.readouterr()
     assert local_run._WHOLE_NOTE in printed.out + printed.err
 
 
-def test_what_acts_in_the_notebook_alone_is_told_once_it_has_run(lab, capsys, monkeypatch):
+def test_what_acts_in_the_notebook_alone_is_told_once_it_has_run(
+    lab, capsys, monkeypatch
+):
     monkeypatch.setenv("LOCAL_RANK", "0")
     cell = "import os\nrank = int(os.environ['LOCAL_RANK'])\ndef f():\n    return rank\nf()"
     assert lab.value(f"%%distributed\n{cell}") == 0
@@ -199,7 +227,10 @@ def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(lab, capsy
     lab.value(f"%%distributed --env DM_TEST_WORD=a\n{cell}")
     assert capsys.readouterr().out == "Out[1]: 0\n"
     lab.value(f"%%distributed\n{cell}\ndel os.environ['DM_TEST_WORD']\nlen([])")
-    assert "Line 3 sets DM_TEST_WORD in the notebook, not on the ranks" in capsys.readouterr().out
+    assert (
+        "Line 3 sets DM_TEST_WORD in the notebook, not on the ranks"
+        in capsys.readouterr().out
+    )
 
 
 NO_RANK = (
@@ -215,7 +246,11 @@ NO_RANK = (
         ("rank = int(os.environ.get('LOCAL_RANK'))", TypeError, True),
         ("epochs = int(sys.argv[99])", IndexError, True),
         ("def setup():\n    return os.environ['RANK']\nsetup()", KeyError, True),
-        ("raise ValueError('environment variable RANK expected, but not set')", ValueError, True),
+        (
+            "raise ValueError('environment variable RANK expected, but not set')",
+            ValueError,
+            True,
+        ),
         ("raise KeyError('RANKS')", KeyError, False),
         ("raise ValueError('no')", ValueError, False),
         ("sys.exit('no data')", SystemExit, False),
@@ -233,7 +268,9 @@ def test_an_error_of_a_statement_that_was_meant_for_a_rank_says_where_it_ran(
     assert lab.session.reachings[0].cancelled
 
 
-def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(lab, capsys, monkeypatch):
+def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(
+    lab, capsys, monkeypatch
+):
     monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
     error = lab.error(
         "%%distributed\nimport argparse\nparser = argparse.ArgumentParser()\nargs = parser.parse_args()\nlen([])"
@@ -288,7 +325,9 @@ def test_an_unpicklable_call_lets_go_of_the_hosts(lab):
     def refuse(thunk, **given):
         raise PayloadError("lock can't travel")
 
-    magic.load_ipython_extension(lab.shell, Backend(**{**_doors(lab.backend), "pack_call": refuse}))
+    magic.load_ipython_extension(
+        lab.shell, Backend(**{**_doors(lab.backend), "pack_call": refuse})
+    )
     assert isinstance(lab.error("%%distributed\nlen([])"), PayloadError)
     assert lab.session.reachings[0].cancelled
 
@@ -301,7 +340,10 @@ def test_a_failed_run_fails_the_cell_and_is_bound_all_the_same(lab, capsys):
     lab.session.failure = WorkerFailed("rank 1 raised", "look", "Traceback on gpu-b")
     lab.session.failure.run = "the run so far"
     assert lab.error("%%distributed -o run\nx = len([])") is lab.session.failure
-    assert (lab.shell.user_ns["run"], lab.shell.user_ns["x"]) == ("the run so far", "the run so far")
+    assert (lab.shell.user_ns["run"], lab.shell.user_ns["x"]) == (
+        "the run so far",
+        "the run so far",
+    )
     assert capsys.readouterr().out == "WorkerFailed: rank 1 raised\nlook\n"
 
 
@@ -314,7 +356,10 @@ def _older_run() -> Detached:
     [
         ("%%distributed -o run\n1 / 0\nlen([])", "ZeroDivisionError: division by zero"),
         ("%%distributed -o run\nx = = 2", "CellSyntaxError: line 2: invalid syntax"),
-        ("%%distributed --python b=/x -o run\nlen([])", "SpecError: --python b=...: b is not one of the hosts."),
+        (
+            "%%distributed --python b=/x -o run\nlen([])",
+            "SpecError: --python b=...: b is not one of the hosts.",
+        ),
         ("%%distributed\n1 / 0\nrun = len([])", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -326,11 +371,15 @@ def test_a_run_that_never_began_leaves_no_older_run_under_its_name(lab, cell, wh
         left = lab.shell.user_ns[name]
         said = f"no run, because its cell failed before anything was started ({why}). The run before it: {name}.before."
         assert repr(left) == said
-        with pytest.raises(AttributeError, match=re.escape(f"there is no 'results': {said}")):
+        with pytest.raises(
+            AttributeError, match=re.escape(f"there is no 'results': {said}")
+        ):
             left.results  # noqa: B018
         assert left.before is older
     lab.error(cell)
-    assert lab.shell.user_ns["run"].before is older, "the older run is found after several failures"
+    assert lab.shell.user_ns["run"].before is older, (
+        "the older run is found after several failures"
+    )
     assert lab.value("%%distributed -o run\nlen([])") is None
     assert lab.shell.user_ns["run"] == 0
 
@@ -359,9 +408,14 @@ def test_the_older_run_can_be_used_until_the_new_one_has_its_name(lab):
 
 @pytest.mark.parametrize(("flags", "name"), [("", "_run"), ("-o mine", "mine")])
 def test_the_hint_of_a_failed_run_names_the_variable_that_has_it(lab, flags, name):
-    lab.session.failure = WorkerFailed("rank 1 raised", "Its whole output: run.logs(1).")
+    lab.session.failure = WorkerFailed(
+        "rank 1 raised", "Its whole output: run.logs(1)."
+    )
     lab.session.failure.run = "the run so far"
-    assert lab.error(f"%%distributed {flags}\nlen([])").hint == f"Its whole output: {name}.logs(1)."
+    assert (
+        lab.error(f"%%distributed {flags}\nlen([])").hint
+        == f"Its whole output: {name}.logs(1)."
+    )
     assert lab.shell.user_ns[name] == "the run so far"
 
 
@@ -400,8 +454,13 @@ def test_a_setting_of_a_wrong_kind(lab):
     finally:
         del lab.shell.config["Distmagic"]
     assert isinstance(error, SpecError)
-    assert error.message.startswith("A setting can't be used: The 'hosts' trait of a Distmagic instance expected ")
-    assert error.hint == "Mend it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
+    assert error.message.startswith(
+        "A setting can't be used: The 'hosts' trait of a Distmagic instance expected "
+    )
+    assert (
+        error.hint
+        == "Mend it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
+    )
 
 
 def test_a_time_in_the_settings_that_is_none(lab):
@@ -415,7 +474,10 @@ def test_playground_sets_hosts_and_the_way_to_them(lab, capsys):
     lab.value("%distributed playground 2")
     (own,) = lab.playgrounds
     lab.value("%%distributed\nlen([])")
-    assert (lab.session.hosts, lab.session.access.ssh_config) == (own.hosts, "/play/config")
+    assert (lab.session.hosts, lab.session.access.ssh_config) == (
+        own.hosts,
+        "/play/config",
+    )
     lab.value("%%distributed --hosts play-1:4\nlen([])")
     assert lab.session.access.ssh_config == "/play/config"
     lab.value("%%distributed --hosts gpu-a\nlen([])")
@@ -426,7 +488,10 @@ def test_playground_sets_hosts_and_the_way_to_them(lab, capsys):
     assert own.stopped
     assert lab.session.log[-1] == "close"
     lab.value("%distributed hosts")
-    assert capsys.readouterr().out.splitlines()[-1] == "localhost  (no hosts are named: this machine)"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "localhost  (no hosts are named: this machine)"
+    )
 
 
 def test_a_second_playground_ends_the_first(lab):
@@ -455,7 +520,9 @@ def test_down_names_the_hosts_that_could_not_be_told(lab, capsys):
     )
 
 
-FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic."
+FOR_ALL = (
+    "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic."
+)
 
 
 @pytest.mark.parametrize(
@@ -471,12 +538,25 @@ FOR_ALL = "For all cells of this notebook: %distributed hosts LIST, or %config D
         ),
         (
             "--hosts gpu-a",
-            "%distributed takes no flag --hosts: flags belong to a cell, under %%distributed.\n" + FOR_ALL,
+            "%distributed takes no flag --hosts: flags belong to a cell, under %%distributed.\n"
+            + FOR_ALL,
         ),
-        ("hosts a:0", "host 'a:0': 0 ranks were asked for; a host runs at least 1.\nUse 1 or more."),
-        ("hosts --file x", "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE."),
-        ("playground", "%distributed playground needs a number of hosts.\nWrite %distributed playground 2."),
-        ("playground 0", "%distributed playground needs a number of hosts.\nWrite %distributed playground 2."),
+        (
+            "hosts a:0",
+            "host 'a:0': 0 ranks were asked for; a host runs at least 1.\nUse 1 or more.",
+        ),
+        (
+            "hosts --file x",
+            "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE.",
+        ),
+        (
+            "playground",
+            "%distributed playground needs a number of hosts.\nWrite %distributed playground 2.",
+        ),
+        (
+            "playground 0",
+            "%distributed playground needs a number of hosts.\nWrite %distributed playground 2.",
+        ),
         (
             "down now",
             "%distributed down takes nothing after it.\nIt ends the connections to all hosts, and this notebook's allocations.",
@@ -501,7 +581,9 @@ def test_help_lists_the_commands_and_the_flags(lab, capsys):
 
 def test_help_lists_its_topics_and_shows_one(lab, capsys):
     lab.value("%distributed help")
-    assert re.search(r"^%distributed help flags +\w", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(
+        r"^%distributed help flags +\w", capsys.readouterr().out, re.MULTILINE
+    )
     with capture_output() as shown:
         lab.value("%distributed help flags")
     (output,) = shown.outputs
@@ -514,8 +596,16 @@ def test_help_lists_its_topics_and_shows_one(lab, capsys):
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
-        ("help flag", "There is no help about 'flag'.", "Did you mean flags? Topics are: "),
-        ("help nothing-of-it", "There is no help about 'nothing-of-it'.", "Topics are: "),
+        (
+            "help flag",
+            "There is no help about 'flag'.",
+            "Did you mean flags? Topics are: ",
+        ),
+        (
+            "help nothing-of-it",
+            "There is no help about 'nothing-of-it'.",
+            "Topics are: ",
+        ),
         ("help flags ssh", "%distributed help takes one topic.", "Topics are: "),
     ],
 )
@@ -613,7 +703,9 @@ def test_unloading_takes_everything_back(lab):
     assert lab.playgrounds[0].stopped
     assert lab.shell.find_cell_magic("distributed") is None
     assert lab.shell.find_line_magic("distmagic") is None
-    assert not [each for each in lab.shell.configurables if type(each).__name__ == "Distmagic"]
+    assert not [
+        each for each in lab.shell.configurables if type(each).__name__ == "Distmagic"
+    ]
     magic.load_ipython_extension(lab.shell, lab.backend)
     assert lab.value("%%distributed\nlen([])") == 0
 
@@ -621,7 +713,8 @@ def test_unloading_takes_everything_back(lab):
 def test_windows_is_refused_with_a_sentence(shell, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(
-        SpecError, match=r"needs Linux or macOS on the notebook's side\.\nOn Windows, run Jupyter in WSL"
+        SpecError,
+        match=r"needs Linux or macOS on the notebook's side\.\nOn Windows, run Jupyter in WSL",
     ):
         magic.load_ipython_extension(shell)
     with pytest.raises(SpecError, match="needs Linux or macOS"):
@@ -641,7 +734,13 @@ def test_load_ext_imports_nothing_heavy():
         "s.run_line_magic('load_ext', 'distmagic'); s.run_line_magic('distributed', 'hosts gpu-a')\n"
         "print([m for m in ('torch', 'paramiko', 'ipywidgets', 'cloudpickle', 'numpy') if m in sys.modules])\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert out.stdout.splitlines()[-1] == "[]", out.stderr
 
 
@@ -655,7 +754,12 @@ def test_the_package_alone_imports_only_the_standard_library(tmp_path):
         " if m.split('.')[0] not in sys.stdlib_module_names}))"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == f"{distmagic.__version__} ['distmagic']\n"
 
@@ -663,7 +767,9 @@ def test_the_package_alone_imports_only_the_standard_library(tmp_path):
 def test_the_packages_names_are_found_when_asked_for():
     assert distmagic.SpecError is SpecError
     assert {"run", "Run", "report", "track", "WorkerFailed"} <= set(dir(distmagic))
-    with pytest.raises(AttributeError, match="module 'distmagic' has no attribute 'runn'"):
+    with pytest.raises(
+        AttributeError, match="module 'distmagic' has no attribute 'runn'"
+    ):
         _ = distmagic.runn
 
 
@@ -693,8 +799,14 @@ magic.load_ipython_extension(get_ipython(), Backend(
 
 @pytest.mark.usefixtures("importable")
 def test_a_kernel_shows_the_cells_lines_and_its_cell_fails():
-    cells = [_IN_A_KERNEL, "%%distributed\nlen('abc')", "%%distributed\n\ndef f():\n    1 / 0\n\nf()\nlen([])"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    cells = [
+        _IN_A_KERNEL,
+        "%%distributed\nlen('abc')",
+        "%%distributed\n\ndef f():\n    1 / 0\n\nf()\nlen([])",
+    ]
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
+    )
     with pytest.raises(CellExecutionError):
         NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     assert notebook.cells[1].outputs[-1].data["text/plain"] == "3"
@@ -710,7 +822,9 @@ def test_a_kernel_shows_the_cells_lines_and_its_cell_fails():
 # ---- questions
 
 
-def _asked_by_a_thread(asker: NotebookAsker, **question) -> tuple[threading.Thread, list]:
+def _asked_by_a_thread(
+    asker: NotebookAsker, **question
+) -> tuple[threading.Thread, list]:
     answers: list = []
 
     def work() -> None:
@@ -728,12 +842,19 @@ def test_the_main_thread_asks_what_a_worker_wants_to_know(monkeypatch):
     monkeypatch.setattr(getpass, "getpass", lambda prompt: f"secret for {prompt}")
     monkeypatch.setattr("builtins.input", lambda prompt: f"typed for {prompt}")
     asker = NotebookAsker(can_ask=True)
-    for secret, answer in ((True, "secret for gpu-a: Code: "), (False, "typed for gpu-a: Code: ")):
-        thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=secret)
+    for secret, answer in (
+        (True, "secret for gpu-a: Code: "),
+        (False, "typed for gpu-a: Code: "),
+    ):
+        thread, answers = _asked_by_a_thread(
+            asker, prompt="gpu-a: Code: ", secret=secret
+        )
         asker.serve(WAIT_S)
         thread.join(WAIT_S)
         assert answers == [answer]
-    assert asker.ask("gpu-a: Code: ", secret=True) == "secret for gpu-a: Code: "  # on the main thread, at once
+    assert (
+        asker.ask("gpu-a: Code: ", secret=True) == "secret for gpu-a: Code: "
+    )  # on the main thread, at once
 
 
 def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch):
@@ -746,7 +867,9 @@ def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         asker.serve(WAIT_S)
     thread.join(WAIT_S)
-    assert answers == ["gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."]
+    assert answers == [
+        "gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."
+    ]
 
 
 def test_closing_wakes_all_and_answers_nobody_later():
@@ -755,7 +878,9 @@ def test_closing_wakes_all_and_answers_nobody_later():
     asker.close()
     thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=True)
     thread.join(WAIT_S)
-    assert answers == ["gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."]
+    assert answers == [
+        "gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."
+    ]
 
 
 def test_a_kernel_without_stdin_is_an_error_at_once(shell):
@@ -771,7 +896,9 @@ def test_a_cell_that_ends_leaves_nobody_waiting(lab):
     assert lab.session.asker._closed
 
 
-@pytest.mark.parametrize(("answer", "limits"), [("y", [2**28, sys.maxsize]), ("", [2**28])])
+@pytest.mark.parametrize(
+    ("answer", "limits"), [("y", [2**28, sys.maxsize]), ("", [2**28])]
+)
 def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
     asked, packed = [], []
 

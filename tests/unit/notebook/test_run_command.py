@@ -27,19 +27,28 @@ def test_a_script_is_run_with_the_flags_before_its_name(lab, project):
     assert [(host.name, host.slots) for host in lab.session.hosts] == [("gpu-a", 2)]
     assert lab.session.spec.fresh
     assert found is lab.session.payload
-    assert (found.script, found.folder, found.name) == (project / "train.py", project, "train")
+    assert (found.script, found.folder, found.name) == (
+        project / "train.py",
+        project,
+        "train",
+    )
     assert lab.shell.user_ns["_run"] is found
 
 
 def test_the_run_gets_a_name_also_when_it_fails(lab, project):
     assert lab.value("%distributed run -o run train.py") is None
     assert lab.shell.user_ns["run"] is lab.session.payload
-    assert "_run" not in {**lab.shell.user_ns, **lab.shell.user_ns_hidden}, "as after a cell"
+    assert "_run" not in {**lab.shell.user_ns, **lab.shell.user_ns_hidden}, (
+        "as after a cell"
+    )
     failure = WorkerFailed("rank 0 raised ValueError.", "See run.logs(0).")
     failure.run = "a failed run"
     lab.session.failure = failure
     assert lab.error("%distributed run -o other train.py") is failure
-    assert (lab.shell.user_ns["other"], failure.hint) == ("a failed run", "See other.logs(0).")
+    assert (lab.shell.user_ns["other"], failure.hint) == (
+        "a failed run",
+        "See other.logs(0).",
+    )
 
 
 def test_a_script_that_is_not_there_gives_the_hosts_up_again(lab, project):
@@ -68,8 +77,12 @@ def test_a_script_runs_on_nodes_of_slurm(lab, project):
 
 
 def test_an_interrupt_while_nodes_are_awaited_gives_them_back(lab, project):
-    lab.session.given = FakeAllocation(lab.session.log, AllocationRequest(nodes=2), failure=KeyboardInterrupt())
-    assert isinstance(lab.error("%distributed run --on slurm --nodes 2 train.py"), Cancelled)
+    lab.session.given = FakeAllocation(
+        lab.session.log, AllocationRequest(nodes=2), failure=KeyboardInterrupt()
+    )
+    assert isinstance(
+        lab.error("%distributed run --on slurm --nodes 2 train.py"), Cancelled
+    )
     assert lab.session.log == ["allocate", "wait", "end of the allocation"]
 
 

@@ -9,7 +9,9 @@ from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host
 from tests.unit.notebook.fakes import FakeAllocation, Lab
 
-CELL = "%%distributed --on slurm:login1 --nodes 2\nseen = 1\ndef f():\n    return 5\nf()"
+CELL = (
+    "%%distributed --on slurm:login1 --nodes 2\nseen = 1\ndef f():\n    return 5\nf()"
+)
 
 
 def test_the_job_is_submitted_the_cell_runs_and_then_it_waits(lab: Lab):
@@ -29,13 +31,17 @@ def test_nodes_that_are_held_are_reached_at_once(lab: Lab):
 
 
 def test_a_mistake_in_the_cell_gives_a_pending_job_back(lab: Lab):
-    assert isinstance(lab.run(CELL.replace("seen = 1", "1 / 0")).error_in_exec, ZeroDivisionError)
+    assert isinstance(
+        lab.run(CELL.replace("seen = 1", "1 / 0")).error_in_exec, ZeroDivisionError
+    )
     assert lab.session.log == ["allocate", "end of the allocation"]
 
 
 def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab: Lab):
     request = AllocationRequest(nodes=2)
-    lab.session.given = FakeAllocation(lab.session.log, request, failure=KeyboardInterrupt())
+    lab.session.given = FakeAllocation(
+        lab.session.log, request, failure=KeyboardInterrupt()
+    )
     assert isinstance(lab.run(CELL).error_in_exec, Cancelled)
     assert lab.session.log == ["allocate", "wait", "end of the allocation"]
 
@@ -61,7 +67,15 @@ def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
 
 
 def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):
-    lab.session.states = (JobState(job="17", state="RUNNING", nodes=("a1",), left="9:00", comment="distmagic:me"),)
+    lab.session.states = (
+        JobState(
+            job="17",
+            state="RUNNING",
+            nodes=("a1",),
+            left="9:00",
+            comment="distmagic:me",
+        ),
+    )
     lab.value("%distributed allocations slurm:login1")
     assert "17   running  a1     9:00       me" in capsys.readouterr().out
     lab.value("%distributed allocations slurm:login1:17")
@@ -72,12 +86,27 @@ def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):
 
 def test_the_table_of_allocations():
     states = [
-        JobState(job="17", state="RUNNING", nodes=("a1", "a2"), left="9:00", comment="distmagic:me:/a.ipynb"),
-        JobState(job="18", state="PENDING", reason="Resources", left="30:00", comment="distmagic:you"),
+        JobState(
+            job="17",
+            state="RUNNING",
+            nodes=("a1", "a2"),
+            left="9:00",
+            comment="distmagic:me:/a.ipynb",
+        ),
+        JobState(
+            job="18",
+            state="PENDING",
+            reason="Resources",
+            left="30:00",
+            comment="distmagic:you",
+        ),
     ]
     assert allocations_table(states, {"17"}).splitlines() == [
         "job  state    nodes      time left  notebook",
         "17   running  a1,a2      9:00       this notebook",
         "18   pending  Resources  30:00      you",
     ]
-    assert allocations_table([], set()) == "Slurm has no allocation of distmagic's that is yours"
+    assert (
+        allocations_table([], set())
+        == "Slurm has no allocation of distmagic's that is yours"
+    )

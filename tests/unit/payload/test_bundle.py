@@ -27,7 +27,9 @@ def fresh(tmp_path, monkeypatch):
 def bare(*argv: str) -> subprocess.CompletedProcess[str]:
     """Run a Python without site-packages, environment or current directory."""
     argv = (sys.executable, "-I", "-S", *argv)
-    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", timeout=60)
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, cwd="/", timeout=60
+    )
 
 
 def test_the_same_files_give_the_same_bundle():
@@ -35,7 +37,10 @@ def test_the_same_files_give_the_same_bundle():
     bundle._built.cache_clear()
     assert bundle.build() == first
     data = first.path.read_bytes()
-    assert (hashlib.sha256(data).hexdigest(), len(data)) == (first.blob.sha256, first.blob.size_bytes)
+    assert (hashlib.sha256(data).hexdigest(), len(data)) == (
+        first.blob.sha256,
+        first.blob.size_bytes,
+    )
     assert first.blob.size_bytes < 700_000
 
 
@@ -72,7 +77,9 @@ def test_a_file_that_changed_is_in_the_next_bundle(monkeypatch, tmp_path):
     files = bundle._files()
     changed = tmp_path / "worker.py"
     changed.write_text("# another one\n")
-    monkeypatch.setattr(bundle, "_files", lambda: {**files, "distmagic/remote/rank/worker.py": changed})
+    monkeypatch.setattr(
+        bundle, "_files", lambda: {**files, "distmagic/remote/rank/worker.py": changed}
+    )
     assert bundle.build() != first
 
 
@@ -85,7 +92,11 @@ def test_a_bundle_in_use_does_not_grow_old():
 def test_all_that_travels_is_in_it():
     with zipfile.ZipFile(bundle.build().path) as archive:
         names = set(archive.namelist())
-    assert {"__main__.py", "distmagic/__init__.py", "distmagic/remote/rank/worker.py"} <= names
+    assert {
+        "__main__.py",
+        "distmagic/__init__.py",
+        "distmagic/remote/rank/worker.py",
+    } <= names
     assert {"cloudpickle/cloudpickle.py", "fallback/tqdm/std.py"} <= names
     assert "distmagic/payload/pack.py" not in names
     assert not [name for name in names if "__pycache__" in name]
@@ -94,7 +105,10 @@ def test_all_that_travels_is_in_it():
 def test_a_bare_python_imports_everything_from_the_zip():
     path = bundle.build().path
     package = REPOSITORY / "distmagic"
-    files = [file.relative_to(package).with_suffix("") for file in package.glob("remote/**/*.py")]
+    files = [
+        file.relative_to(package).with_suffix("")
+        for file in package.glob("remote/**/*.py")
+    ]
     remote = sorted(".".join(file.parts).removesuffix(".__init__") for file in files)
     code = f"""
 import sys, importlib
@@ -137,11 +151,19 @@ except TypeError:
 
 def test_byte_code_of_another_python_is_ignored(tmp_path):
     old = tmp_path / "old.zip"
-    with zipfile.ZipFile(bundle.build().path) as archive, zipfile.ZipFile(old, "w") as changed:
+    with (
+        zipfile.ZipFile(bundle.build().path) as archive,
+        zipfile.ZipFile(old, "w") as changed,
+    ):
         for name in archive.namelist():
             data = archive.read(name)
-            changed.writestr(name, b"\0\0\r\n" + data[4:] if name.endswith(".pyc") else data)
-    done = bare("-c", f"import sys; sys.path.insert(0, {str(old)!r}); from distmagic.remote.contact import contact")
+            changed.writestr(
+                name, b"\0\0\r\n" + data[4:] if name.endswith(".pyc") else data
+            )
+    done = bare(
+        "-c",
+        f"import sys; sys.path.insert(0, {str(old)!r}); from distmagic.remote.contact import contact",
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -174,7 +196,11 @@ def test_two_kernels_that_make_the_same_bundle_at_once(tmp_path):
     """As two threads do here: each writes it aside and puts it in place."""
     files = bundle._files()
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda _: bundle._made(files, tmp_path / "note"), range(8)))
+        made = list(
+            pool.map(lambda _: bundle._made(files, tmp_path / "note"), range(8))
+        )
     assert len({one.blob.sha256 for one in made}) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["note", made[0].blob.sha256])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["note", made[0].blob.sha256]
+    )
     assert (tmp_path / "note").read_text() == made[0].blob.sha256

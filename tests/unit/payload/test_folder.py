@@ -42,13 +42,20 @@ def test_all_files_travel_hidden_ones_too(folder):
     found = contents_of(folder)
     assert sorted(found.files) == [".env", "data/x.txt", "run.sh", "train.py"]
     assert found.size_bytes == 4
-    assert [path for path, file in found.files.items() if file.is_executable] == ["run.sh"]
+    assert [path for path, file in found.files.items() if file.is_executable] == [
+        "run.sh"
+    ]
     assert found.folders == ["checkpoints"]
 
 
 def test_what_is_of_no_use_on_a_host_never_travels(folder):
     write(
-        folder, _dot_git__config="", a____pycache____a_dot_pyc="", venv__pyvenv_dot_cfg="", venv__bin__python="", b=""
+        folder,
+        _dot_git__config="",
+        a____pycache____a_dot_pyc="",
+        venv__pyvenv_dot_cfg="",
+        venv__bin__python="",
+        b="",
     )
     (folder / "a" / "__pycache__").mkdir(parents=True)
     (folder / "a" / "__pycache__" / "a.pyc").write_text("")
@@ -57,7 +64,15 @@ def test_what_is_of_no_use_on_a_host_never_travels(folder):
 
 
 def test_the_ignore_files_count_as_in_git(folder):
-    write(folder, a_dot_log="", b_dot_txt="", data__c_dot_log="", data__keep_dot_log="", out__d="", deep__out__e="")
+    write(
+        folder,
+        a_dot_log="",
+        b_dot_txt="",
+        data__c_dot_log="",
+        data__keep_dot_log="",
+        out__d="",
+        deep__out__e="",
+    )
     (folder / ".gitignore").write_text("*.log\n/out/\n")
     (folder / "data" / ".gitignore").write_text("!keep.log\n")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
@@ -114,7 +129,9 @@ def test_names_that_no_text_can_hold_travel(folder):
     names = [b"new\nline", b"caf\xe9", b"-rf", b"a b'\"$(x)", b"\xff\xfe", b"x" * 255]
     for name in names:
         Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_text("")
-    assert sorted(os.fsencode(path) for path in contents_of(folder).files) == sorted(names)
+    assert sorted(os.fsencode(path) for path in contents_of(folder).files) == sorted(
+        names
+    )
 
 
 def test_a_folder_with_too_many_files_is_refused(folder, monkeypatch):

@@ -41,12 +41,21 @@ def cell(source: str, filename: str = CELL, **names):
     namespace = {"__name__": "__main__", "__builtins__": __builtins__, **names}
     exec(compile(source, filename, "exec"), namespace)
     exec(compile(f"def cell(): return {last}", filename, "exec"), namespace)
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    linecache.cache[filename] = (
+        len(source),
+        None,
+        source.splitlines(keepends=True),
+        filename,
+    )
     return namespace["cell"]
 
 
 def packed(thunk, limit_bytes: int = LIMIT) -> pack.Payload:
-    return pack.pack_call(thunk, limit_bytes=limit_bytes, labels={CELL: "Cell In[3]", "other": "Cell In[9]"})
+    return pack.pack_call(
+        thunk,
+        limit_bytes=limit_bytes,
+        labels={CELL: "Cell In[3]", "other": "Cell In[9]"},
+    )
 
 
 def refused(thunk, limit_bytes: int = LIMIT) -> PayloadError:
@@ -82,8 +91,15 @@ if __name__ == "__main__":
 
 def on_a_rank(payload: pack.Payload, tmp_path: Path, *flags: str) -> str:
     """Run a payload as a rank does, in a process that finds distmagic in the bundle alone."""
-    argv = [str(bundle.build().path), str(payload.call.path), str(payload.code.path), str(tmp_path)]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    argv = [
+        str(bundle.build().path),
+        str(payload.call.path),
+        str(payload.code.path),
+        str(tmp_path),
+    ]
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONPATH"
+    }
     done = subprocess.run(
         [sys.executable, *flags, "-c", _RANK, *argv],
         capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=120,
@@ -110,7 +126,10 @@ def beside(tmp_path, monkeypatch):
 
     yield write
     for name in set(sys.modules) - before:
-        if str(folder) in str(getattr(sys.modules[name], "__file__", "") or getattr(sys.modules[name], "__path__", "")):
+        if str(folder) in str(
+            getattr(sys.modules[name], "__file__", "")
+            or getattr(sys.modules[name], "__path__", "")
+        ):
             del sys.modules[name]
 
 
@@ -135,7 +154,11 @@ def test_equal_calls_give_equal_files():
     payload = packed(thunk)
     assert payload.call.path.name == payload.call.blob.sha256
     assert payload.call.path.stat().st_size == payload.call.blob.size_bytes
-    assert [path.name[0] for path in payload.call.path.parent.iterdir() if path.name.startswith(".")] == []
+    assert [
+        path.name[0]
+        for path in payload.call.path.parent.iterdir()
+        if path.name.startswith(".")
+    ] == []
 
 
 def test_the_files_hash_to_their_names():
@@ -149,16 +172,28 @@ def test_the_files_hash_to_their_names():
 def test_functions_of_several_cells_bring_their_texts():
     cell("def old():\n    return 1\n0", "<first cell>")
     names: dict = {"__name__": "__main__"}
-    exec(compile(linecache.cache["<first cell>"][2][0] + "    return 1", "<first cell>", "exec"), names)
+    exec(
+        compile(
+            linecache.cache["<first cell>"][2][0] + "    return 1",
+            "<first cell>",
+            "exec",
+        ),
+        names,
+    )
     payload = packed(cell("def train():\n    return old()\ntrain()", old=names["old"]))
     with zipfile.ZipFile(payload.code.path) as archive:
-        assert set(json.loads(archive.read("sources.json"))["texts"]) == {CELL, "<first cell>"}
+        assert set(json.loads(archive.read("sources.json"))["texts"]) == {
+            CELL,
+            "<first cell>",
+        }
 
 
 def test_a_whole_cell_brings_its_text_and_modules(beside, tmp_path):
     beside(mine="VALUE = 40\n")
     text = "# %%distributed --whole\nimport mine\nmine.VALUE + 2"
-    payload = pack.pack_whole(text, filename=CELL, labels={CELL: "Cell In[3]"}, limit_bytes=LIMIT)
+    payload = pack.pack_whole(
+        text, filename=CELL, labels={CELL: "Cell In[3]"}, limit_bytes=LIMIT
+    )
     assert names_in(payload) == ["mine.py"]
     assert "mine" not in sys.modules
     with zipfile.ZipFile(payload.code.path) as archive:
@@ -171,26 +206,42 @@ def test_a_whole_cell_brings_its_text_and_modules(beside, tmp_path):
 def test_plain_python_with_a_partial(tmp_path):
     names: dict = {"__name__": "__main__"}
     exec("def train(a, *, b):\n    return a + b", names)
-    assert on_a_rank(packed(functools.partial(names["train"], 40, b=2)), tmp_path) == "42"
+    assert (
+        on_a_rank(packed(functools.partial(names["train"], 40, b=2)), tmp_path) == "42"
+    )
 
 
-def test_tqdm_travels_by_name_and_a_host_without_it_uses_the_fallback(tmp_path, monkeypatch):
+def test_tqdm_travels_by_name_and_a_host_without_it_uses_the_fallback(
+    tmp_path, monkeypatch
+):
     importlib.import_module("IPython")
-    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", types.ModuleType("ipykernel.zmqshell"))
+    monkeypatch.setitem(
+        sys.modules, "ipykernel.zmqshell", types.ModuleType("ipykernel.zmqshell")
+    )
     for name in ("tqdm.auto", "tqdm.autonotebook"):  # choose again, as in a notebook
         monkeypatch.delitem(sys.modules, name, raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # autonotebook calls itself experimental
-        auto, autonotebook = (importlib.import_module(f"tqdm.{name}") for name in ("auto", "autonotebook"))
+        auto, autonotebook = (
+            importlib.import_module(f"tqdm.{name}") for name in ("auto", "autonotebook")
+        )
     assert autonotebook.tqdm.__name__ == "tqdm_notebook"
     source = "def train():\n    return [c.__module__ + '.' + c.__name__ for c in (one, two, three, four)]\ntrain()"
     plain = importlib.import_module("tqdm").tqdm
-    payload = packed(cell(source, one=auto.tqdm, two=autonotebook.tqdm, three=auto.trange, four=plain))
+    payload = packed(
+        cell(
+            source, one=auto.tqdm, two=autonotebook.tqdm, three=auto.trange, four=plain
+        )
+    )
     assert names_in(payload) == []
     assert b"ipywidgets" not in payload.call.path.read_bytes()
     # -S hides what is installed: tqdm comes out of the bundle, and has no widgets there
     shown = on_a_rank(payload, tmp_path, "-I", "-S", "-W", "ignore")
-    assert eval(shown)[1:] == ["tqdm.notebook.tqdm_notebook", "tqdm.auto.trange", "tqdm.std.tqdm"]
+    assert eval(shown)[1:] == [
+        "tqdm.notebook.tqdm_notebook",
+        "tqdm.auto.trange",
+        "tqdm.std.tqdm",
+    ]
 
 
 def test_distmagic_travels_by_name(tmp_path):
@@ -199,7 +250,9 @@ def test_distmagic_travels_by_name(tmp_path):
     source = "def train(x=None):\n    report(step=1)\n    return distmagic.__name__, report.__module__\ntrain()"
     payload = packed(cell(source, distmagic=distmagic, report=distmagic.report))
     assert names_in(payload) == []
-    assert on_a_rank(payload, tmp_path) == "('distmagic', 'distmagic.remote.rank.report')"
+    assert (
+        on_a_rank(payload, tmp_path) == "('distmagic', 'distmagic.remote.rank.report')"
+    )
 
 
 def test_data_loader_workers_find_the_cells_classes(tmp_path):
@@ -231,7 +284,9 @@ def test_children_of_a_whole_cell_find_its_definitions(tmp_path):
 # ---- local modules
 
 
-def test_modules_beside_the_notebook_travel_with_those_that_they_import(beside, tmp_path):
+def test_modules_beside_the_notebook_travel_with_those_that_they_import(
+    beside, tmp_path
+):
     beside(
         first="import second\ndef f():\n    return second.VALUE\n", second="import json, torch\nVALUE = 42\n",
         third="unused = 1\n",
@@ -254,19 +309,35 @@ def test_an_import_inside_the_function_is_found(beside, tmp_path):
 
 
 def test_a_package_travels_as_a_whole_with_relative_imports(beside, tmp_path):
-    beside(pkg__a="from . import b\nfrom .sub.c import VALUE\n", pkg__b="", pkg__sub__c="VALUE = 42\n")
+    beside(
+        pkg__a="from . import b\nfrom .sub.c import VALUE\n",
+        pkg__b="",
+        pkg__sub__c="VALUE = 42\n",
+    )
     (tmp_path / "project/pkg/__init__.py").write_text("")
     (tmp_path / "project/pkg/.hidden").mkdir()
     (tmp_path / "project/pkg/.hidden/x.py").write_text("")
-    payload = packed(cell("from pkg.a import VALUE\nimport pkg.a\ndef train():\n    return pkg.a.VALUE\ntrain()"))
-    assert names_in(payload) == ["pkg/.hidden/x.py", "pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/sub/c.py"]
+    payload = packed(
+        cell(
+            "from pkg.a import VALUE\nimport pkg.a\ndef train():\n    return pkg.a.VALUE\ntrain()"
+        )
+    )
+    assert names_in(payload) == [
+        "pkg/.hidden/x.py",
+        "pkg/__init__.py",
+        "pkg/a.py",
+        "pkg/b.py",
+        "pkg/sub/c.py",
+    ]
     assert on_a_rank(payload, tmp_path) == "42"
 
 
 def test_a_namespace_package_travels(beside, tmp_path):
     beside(space__inner__mod="class Model:\n    value = 42\n")
     payload = packed(
-        cell("from space.inner.mod import Model\nmodel = Model()\ndef train():\n    return model.value\ntrain()")
+        cell(
+            "from space.inner.mod import Model\nmodel = Model()\ndef train():\n    return model.value\ntrain()"
+        )
     )
     assert names_in(payload) == ["space/inner/mod.py"]
     assert on_a_rank(payload, tmp_path) == "42"
@@ -282,7 +353,17 @@ def test_what_is_on_disk_travels(beside, tmp_path):
 def test_installed_packages_are_not_sent():
     import numpy as np
 
-    assert names_in(packed(cell("def train():\n    import yaml, pytest\n    return numpy.pi\ntrain()", numpy=np))) == []
+    assert (
+        names_in(
+            packed(
+                cell(
+                    "def train():\n    import yaml, pytest\n    return numpy.pi\ntrain()",
+                    numpy=np,
+                )
+            )
+        )
+        == []
+    )
 
 
 def test_a_package_that_is_too_large_is_named(beside, monkeypatch):
@@ -293,14 +374,19 @@ def test_a_package_that_is_too_large_is_named(beside, monkeypatch):
     assert "Install it on the hosts" in error.hint
     monkeypatch.setattr(local_modules, "MAX_FILES", 2000)
     monkeypatch.setattr(local_modules, "MAX_BYTES", -1)
-    assert "local package 'huge'" in refused(cell("def train():\n    import huge\ntrain()")).message
+    assert (
+        "local package 'huge'"
+        in refused(cell("def train():\n    import huge\ntrain()")).message
+    )
 
 
 # ---- what can't travel
 
 
 def test_a_variable_that_cannot_be_pickled_is_named():
-    error = refused(cell("def train():\n    return lock\ntrain()", lock=threading.Lock()))
+    error = refused(
+        cell("def train():\n    return lock\ntrain()", lock=threading.Lock())
+    )
     assert error.message == "train uses `lock`, a lock, which can't be pickled."
     assert error.hint.startswith("Create it inside the function")
     assert "--whole" in error.hint
@@ -340,8 +426,16 @@ CULPRITS = {
     "jit": (_jit, "a torch.jit.script function", "Apply torch.jit.script inside"),
     "compiled": (_compiled, "a torch.compile function", "Call torch.compile inside"),
     "widget": (_widget, "a widget", "A widget lives in the notebook"),
-    "get_ipython": (lambda: importlib.import_module("IPython").get_ipython, "IPython itself", "no IPython on a rank"),
-    "bar": (lambda: importlib.import_module("tqdm").tqdm(disable=True), "a progress bar", "Create the bar inside"),
+    "get_ipython": (
+        lambda: importlib.import_module("IPython").get_ipython,
+        "IPython itself",
+        "no IPython on a rank",
+    ),
+    "bar": (
+        lambda: importlib.import_module("tqdm").tqdm(disable=True),
+        "a progress bar",
+        "Create the bar inside",
+    ),
 }
 
 
@@ -351,7 +445,10 @@ def test_known_kinds_are_named_with_their_cure(name):
     thing = make()
     try:
         error = refused(
-            cell("def helper():\n    return thing\ndef train():\n    return helper()\ntrain()", thing=thing)
+            cell(
+                "def helper():\n    return thing\ndef train():\n    return helper()\ntrain()",
+                thing=thing,
+            )
         )
     finally:
         getattr(thing, "close", lambda: None)()
@@ -362,7 +459,12 @@ def test_known_kinds_are_named_with_their_cure(name):
 def test_the_shell_is_named():
     shell = _shell()
     try:
-        error = refused(cell("def train():\n    get_ipython().magic\ntrain()", get_ipython=shell.get_ipython))
+        error = refused(
+            cell(
+                "def train():\n    get_ipython().magic\ntrain()",
+                get_ipython=shell.get_ipython,
+            )
+        )
     finally:
         shell.history_manager.end_session()
     assert "train uses `get_ipython`, IPython itself" in error.message
@@ -370,26 +472,41 @@ def test_the_shell_is_named():
 
 def test_a_run_is_named():
     Run = type("Run", (), {"__module__": "distmagic.runner.outcome"})  # noqa: N806
-    assert "`run`, a Run of distmagic" in refused(cell("def train():\n    return run\ntrain()", run=Run())).message
+    assert (
+        "`run`, a Run of distmagic"
+        in refused(cell("def train():\n    return run\ntrain()", run=Run())).message
+    )
 
 
 def test_culprits_are_found_where_they_hide():
     lock = threading.Lock()
     source = "def train(x=None, *, y=None):\n    return config\ntrain()"
-    assert "train uses `config['a'][1]`, a lock" in refused(cell(source, config={"a": [0, lock]})).message
+    assert (
+        "train uses `config['a'][1]`, a lock"
+        in refused(cell(source, config={"a": [0, lock]})).message
+    )
     closure = "def timed(f):\n    guard = make()\n    def wrapper():\n        with guard:\n            return f()\n    return wrapper\n@timed\ndef train():\n    pass\ntrain()"
-    assert "timed.wrapper uses `guard`, a lock" in refused(cell(closure, make=threading.Lock)).message
+    assert (
+        "timed.wrapper uses `guard`, a lock"
+        in refused(cell(closure, make=threading.Lock)).message
+    )
     default = "def train(x, guard=lock):\n    return x\ntrain(1)"
     assert "train uses `guard`, a lock" in refused(cell(default, lock=lock)).message
     method = "class Trainer:\n    def __init__(self):\n        self.lock = make()\n    def fit(self):\n        pass\ntrainer = Trainer()\ntrainer.fit()"
-    assert "The call uses `trainer.lock`, a lock" in refused(cell(method, make=threading.Lock)).message
+    assert (
+        "The call uses `trainer.lock`, a lock"
+        in refused(cell(method, make=threading.Lock)).message
+    )
     in_class = "class Trainer:\n    guard = lock\n    def fit(self):\n        return self.guard\nTrainer().fit()"
     assert "Trainer uses `guard`, a lock" in refused(cell(in_class, lock=lock)).message
     inherited = "class Base:\n    def fit(self):\n        return lock\nclass Trainer(Base):\n    pass\nTrainer().fit()"
     assert "Base.fit uses `lock`, a lock" in refused(cell(inherited, lock=lock)).message
     names: dict = {"__name__": "__main__"}
     exec("def train(*a):\n    pass", names)
-    assert "train uses `args[1]`, a lock" in refused(functools.partial(names["train"], 1, lock)).message
+    assert (
+        "train uses `args[1]`, a lock"
+        in refused(functools.partial(names["train"], 1, lock)).message
+    )
 
 
 def test_an_unknown_kind_says_what_pickle_said():
@@ -406,9 +523,16 @@ def test_an_unknown_kind_says_what_pickle_said():
 
 def test_what_is_too_large_is_named_with_its_size_and_the_cure():
     data = {"x": torch.zeros(500_000), "y": [1]}
-    thunk = cell("def train():\n    return len(data), small\ntrain()", data=data, small=torch.zeros(10))
+    thunk = cell(
+        "def train():\n    return len(data), small\ntrain()",
+        data=data,
+        small=torch.zeros(10),
+    )
     error = refused(thunk, 1_000_000)
-    assert "takes 2.0 MB to send to every host; at most 1.0 MB are allowed" in error.message
+    assert (
+        "takes 2.0 MB to send to every host; at most 1.0 MB are allowed"
+        in error.message
+    )
     assert "The largest: `data` (2.0 MB, used by train)." in error.message
     assert "--payload-limit 1G" in error.hint
     assert "inside the function" in error.hint
@@ -420,12 +544,19 @@ def test_large_text_and_bytes_are_named_too():
 
 
 def test_what_stands_in_the_call_itself_is_used_by_the_call():
-    thunk = cell("def train(text):\n    return len(text)\ntrain(text)", text="x" * 3_000_000)
+    thunk = cell(
+        "def train(text):\n    return len(text)\ntrain(text)", text="x" * 3_000_000
+    )
     assert "`text` (3.0 MB, used by the call)" in refused(thunk, 1_000_000).message
 
 
 def test_a_small_view_of_large_data_is_within_the_limit():
-    assert packed(cell("def train():\n    return part\ntrain()", part=torch.zeros(10_000_000)[:10]), 100_000)
+    assert packed(
+        cell(
+            "def train():\n    return part\ntrain()", part=torch.zeros(10_000_000)[:10]
+        ),
+        100_000,
+    )
 
 
 def test_a_whole_cell_has_the_limit_too():
@@ -510,10 +641,11 @@ def test_what_functools_and_typing_make_in_a_cell_travels(source, printed, tmp_p
 
 
 def test_a_cached_function_that_uses_a_lock_is_looked_into():
-    source = (
-        "import functools\n@functools.lru_cache\ndef load():\n    return lock\ndef train():\n    return load()\ntrain()"
+    source = "import functools\n@functools.lru_cache\ndef load():\n    return lock\ndef train():\n    return load()\ntrain()"
+    assert (
+        refused(cell(source, lock=threading.Lock())).message
+        == "load uses `lock`, a lock, which can't be pickled."
     )
-    assert refused(cell(source, lock=threading.Lock())).message == "load uses `lock`, a lock, which can't be pickled."
 
 
 def test_a_custom_operator_is_named():
@@ -522,8 +654,13 @@ def test_a_custom_operator_is_named():
         "def twice(x: torch.Tensor) -> torch.Tensor:\n    return 2 * x\ndef train():\n    return twice(x)\ntrain()"
     )
     error = refused(cell(source, x=torch.ones(1)))
-    assert error.message == "train uses `twice`, a torch.library.custom_op, which can't be pickled."
-    assert error.hint.startswith("Define it in a module beside the notebook, or inside the function; or write")
+    assert (
+        error.message
+        == "train uses `twice`, a torch.library.custom_op, which can't be pickled."
+    )
+    assert error.hint.startswith(
+        "Define it in a module beside the notebook, or inside the function; or write"
+    )
 
 
 def test_an_object_that_is_pickled_by_its_name_is_named():
@@ -569,7 +706,14 @@ ALONE = {
 def _of_library(name: str, monkeypatch) -> type:
     """Return a class with the name that the library's has; libraries that are not installed are there for one test."""
     module_name, _, class_name = name.rpartition(".")
-    made = type(class_name, (), {"__module__": module_name, "__init__": lambda self: setattr(self, "world_size", 1)})
+    made = type(
+        class_name,
+        (),
+        {
+            "__module__": module_name,
+            "__init__": lambda self: setattr(self, "world_size", 1),
+        },
+    )
     for parent in (module_name.partition(".")[0], module_name):
         if parent not in sys.modules:
             monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
@@ -578,27 +722,39 @@ def _of_library(name: str, monkeypatch) -> type:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_what_has_the_notebooks_world_size_is_named_before_anything_starts(name, monkeypatch):
+def test_what_has_the_notebooks_world_size_is_named_before_anything_starts(
+    name, monkeypatch
+):
     library = _of_library(name, monkeypatch)
     for kind in (library, type("Own", (library,), {"__module__": "__main__"})):
-        error = refused(cell("def train():\n    return config\ntrain()", config={"a": [kind()]}))
+        error = refused(
+            cell("def train():\n    return config\ntrain()", config={"a": [kind()]})
+        )
         assert error.message == (
             f"train uses `config['a'][0]`, {ALONE[name]}, which was made in the notebook and has its rank and world size "
             "from there: with it each rank would work alone, without the others."
         )
-        assert error.hint.startswith("Create it inside the function; or write %%distributed --whole")
+        assert error.hint.startswith(
+            "Create it inside the function; or write %%distributed --whole"
+        )
 
 
 def test_a_sampler_that_has_its_rank_from_the_notebook_is_named():
-    sampler = torch.utils.data.distributed.DistributedSampler([1, 2], num_replicas=2, rank=0)
+    sampler = torch.utils.data.distributed.DistributedSampler(
+        [1, 2], num_replicas=2, rank=0
+    )
     loader = torch.utils.data.DataLoader([1, 2], sampler=sampler)
-    error = refused(cell("def train():\n    return list(loader)\ntrain()", loader=loader))
+    error = refused(
+        cell("def train():\n    return list(loader)\ntrain()", loader=loader)
+    )
     assert "a DistributedSampler, which was made in the notebook" in error.message
 
 
 def test_classes_of_these_libraries_travel_by_their_names(monkeypatch):
     library = _of_library("accelerate.accelerator.Accelerator", monkeypatch)
-    assert packed(cell("def train():\n    return Accelerator()\ntrain()", Accelerator=library))
+    assert packed(
+        cell("def train():\n    return Accelerator()\ntrain()", Accelerator=library)
+    )
 
 
 def test_the_classes_of_this_torch_have_the_names_that_are_looked_for():
@@ -613,7 +769,11 @@ def test_the_classes_of_this_torch_have_the_names_that_are_looked_for():
         tensor.DTensor,
         mesh.DeviceMesh,
     ):
-        own = type("Own", (), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+        own = type(
+            "Own",
+            (),
+            {"__module__": kind.__module__, "__qualname__": kind.__qualname__},
+        )
         own.__name__ = kind.__name__
         with pytest.raises(MadeAlone):
             refuse(own())

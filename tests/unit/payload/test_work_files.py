@@ -43,7 +43,9 @@ def write(folder: Path, *names: str, text: str = "x") -> None:
 
 
 def payload(scratch: Path, **more) -> Payload:
-    return Payload(call=blobs.keep(b"call", scratch), code=blobs.keep(b"code", scratch), **more)
+    return Payload(
+        call=blobs.keep(b"call", scratch), code=blobs.keep(b"code", scratch), **more
+    )
 
 
 def listed(made: Payload) -> Manifest:
@@ -74,35 +76,60 @@ def test_a_named_folder_is_brought_to_its_place(project, scratch):
     assert paths(made) == ["data/x"]
     assert listed(made).owned == ("data",)
     above = with_tree(payload(scratch), str(project), project / "data", scratch)
-    assert (paths(above), above.tree.inside, listed(above).owned) == (["data/x", "train.py"], "data", ("",))
+    assert (paths(above), above.tree.inside, listed(above).owned) == (
+        ["data/x", "train.py"],
+        "data",
+        ("",),
+    )
 
 
 def test_a_call_without_files_brings_none(scratch, project):
     assert with_tree(payload(scratch), None, project, scratch).tree is None
 
 
-def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_ignores(project, scratch):
-    write(project, "pkg/__init__.py", "pkg/table.csv", "pkg/_version.py", "pkg/big.log", "mod.py", "other.txt")
+def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_ignores(
+    project, scratch
+):
+    write(
+        project,
+        "pkg/__init__.py",
+        "pkg/table.csv",
+        "pkg/_version.py",
+        "pkg/big.log",
+        "mod.py",
+        "other.txt",
+    )
     (project / "pkg" / ".gitignore").write_text("_version.py\n*.log\n")
     modules = (
         LocalModule(name="mod", file=project / "mod.py"),
         LocalModule(name="pkg", places=(project / "pkg",)),
     )
     made = with_tree(payload(scratch, modules=modules), None, project, scratch)
-    assert paths(made) == ["mod.py", "pkg/.gitignore", "pkg/__init__.py", "pkg/_version.py", "pkg/table.csv"]
+    assert paths(made) == [
+        "mod.py",
+        "pkg/.gitignore",
+        "pkg/__init__.py",
+        "pkg/_version.py",
+        "pkg/table.csv",
+    ]
     assert listed(made).owned == ("mod.py", "pkg")
 
 
 def test_a_folder_that_is_not_there_is_named(scratch, project):
     with pytest.raises(SpecError) as refused:
         with_tree(payload(scratch), "nowhere", project, scratch)
-    assert str(refused.value) == "--sync nowhere: there is no such folder here.\nName a folder of this machine."
+    assert (
+        str(refused.value)
+        == "--sync nowhere: there is no such folder here.\nName a folder of this machine."
+    )
 
 
 def test_more_than_the_limit_is_refused_before_anything_is_read(project, scratch):
     with (project / "hole").open("wb") as file:
         file.truncate(2 << 30)
-    with pytest.raises(PayloadTooLarge, match=r"2\.1 GB in 1 file, and at most 1\.0 kB are allowed"):
+    with pytest.raises(
+        PayloadTooLarge, match=r"2\.1 GB in 1 file, and at most 1\.0 kB are allowed"
+    ):
         with_tree(payload(scratch, limit_bytes=1000), str(project), project, scratch)
     assert len(list(scratch.iterdir())) == 2
 
@@ -125,7 +152,9 @@ def test_links_that_lead_out_are_told(project, scratch):
 def sent(before: tree.Tree, after: tree.Tree) -> int:
     """Return the bytes that a host lacks of a tree when it has another one."""
     there = {local.blob.sha256 for local in before.blobs}
-    return sum(local.blob.size_bytes for local in after.blobs if local.blob.sha256 not in there)
+    return sum(
+        local.blob.size_bytes for local in after.blobs if local.blob.sha256 not in there
+    )
 
 
 def test_a_change_of_one_file_sends_one_pack_and_the_list(project, scratch):
@@ -141,7 +170,9 @@ def test_a_change_of_one_file_sends_one_pack_and_the_list(project, scratch):
     largest = max(local.blob.size_bytes for local in before.packs)
     assert sent(before, changed) <= largest + changed.listed.blob.size_bytes
     assert sent(changed, grown) <= 2 * largest + grown.listed.blob.size_bytes
-    assert packed(contents_of(project), [""], scratch) == grown, "the same files give the same blobs"
+    assert packed(contents_of(project), [""], scratch) == grown, (
+        "the same files give the same blobs"
+    )
 
 
 def test_a_large_file_is_sent_as_it_lies_and_stays_untouched(project, scratch):
@@ -149,7 +180,9 @@ def test_a_large_file_is_sent_as_it_lies_and_stays_untouched(project, scratch):
     write(project, "small", text="y")
     before = (project / "large").stat().st_mtime_ns
     made = packed(contents_of(project), [""], scratch)
-    assert [local.path.name for local in made.packs if local.is_users] == ["large"], "equal files are sent once"
+    assert [local.path.name for local in made.packs if local.is_users] == ["large"], (
+        "equal files are sent once"
+    )
     assert len(made.packs) == 2
     found = manifest.decode(made.listed.path.read_bytes())
     large, small = (local.blob.sha256 for local in made.packs)
@@ -169,21 +202,39 @@ def test_equal_packs_are_listed_each_with_its_own_place(project, scratch, monkey
     assert [(file.path, file.offset) for file in found.files] == [("a", 0), ("b", 0)]
 
 
-def test_more_large_files_than_a_message_can_name_are_refused(project, scratch, monkeypatch):
+def test_more_large_files_than_a_message_can_name_are_refused(
+    project, scratch, monkeypatch
+):
     monkeypatch.setattr(tree, "_MOST_PACKS", 1)
     monkeypatch.setattr(tree, "LARGE_BYTES", 1)
     write(project, "a", text="1")
     write(project, "b", text="2")
-    with pytest.raises(PayloadError, match="2 large files would be sent to every host; at most 1 can be"):
+    with pytest.raises(
+        PayloadError,
+        match="2 large files would be sent to every host; at most 1 can be",
+    ):
         packed(contents_of(project), [""], scratch)
 
 
 # ---- scripts
 
 
-def script_of(project: Path, scratch: Path, target: str, *, sync: str | None = None, current: Path | None = None):
+def script_of(
+    project: Path,
+    scratch: Path,
+    target: str,
+    *,
+    sync: str | None = None,
+    current: Path | None = None,
+):
     program = Program(target=target, args=("50",))
-    made = pack_program(program, sync=sync, current=current or project, limit_bytes=1 << 20, scratch=scratch)
+    made = pack_program(
+        program,
+        sync=sync,
+        current=current or project,
+        limit_bytes=1 << 20,
+        scratch=scratch,
+    )
     found = call.load(made.call.path, __import__("types").ModuleType("__main__"))
     assert isinstance(found, call.Script)
     return made, found
@@ -192,9 +243,21 @@ def script_of(project: Path, scratch: Path, target: str, *, sync: str | None = N
 def test_a_script_brings_its_folder_and_lies_where_it_lies_here(project, scratch):
     write(project, "src/train.py", "src/helper.py", "data/x")
     made, script = script_of(project, scratch, "src/train.py")
-    assert (made.folder, made.name, made.script) == (project / "src", "train", project / "src/train.py")
-    assert script == call.Script("src/train.py", ("50",), shown="src/train.py", origin=str(project / "src/train.py"))
-    assert paths(with_tree(made, None, project, scratch)) == ["src/helper.py", "src/train.py"]
+    assert (made.folder, made.name, made.script) == (
+        project / "src",
+        "train",
+        project / "src/train.py",
+    )
+    assert script == call.Script(
+        "src/train.py",
+        ("50",),
+        shown="src/train.py",
+        origin=str(project / "src/train.py"),
+    )
+    assert paths(with_tree(made, None, project, scratch)) == [
+        "src/helper.py",
+        "src/train.py",
+    ]
 
 
 def test_a_script_elsewhere_is_called_by_its_whole_path(project, scratch, tmp_path):
@@ -206,13 +269,17 @@ def test_a_script_elsewhere_is_called_by_its_whole_path(project, scratch, tmp_pa
     assert below.shown == "", "it was named by its whole path"
 
 
-def test_a_script_must_be_there_and_in_the_folder_that_travels(project, scratch, tmp_path):
+def test_a_script_must_be_there_and_in_the_folder_that_travels(
+    project, scratch, tmp_path
+):
     write(project, "train.py", "data/x")
     with pytest.raises(SpecError, match=f"There is no script nothing.py in {project}"):
         script_of(project, scratch, "nothing.py")
     with pytest.raises(SpecError, match="data is not a script"):
         script_of(project, scratch, "data")
-    with pytest.raises(SpecError, match=r"The script train\.py does not lie in .*/data"):
+    with pytest.raises(
+        SpecError, match=r"The script train\.py does not lie in .*/data"
+    ):
         script_of(project, scratch, "train.py", sync=str(project / "data"))
     (project / ".gitignore").write_text("train.py\n")
     made, _ = script_of(project, scratch, "train.py")
@@ -226,8 +293,18 @@ def test_a_script_must_be_there_and_in_the_folder_that_travels(project, scratch,
 def test_a_module_brings_the_current_directory_if_it_is_there(project, scratch):
     write(project, "pkg/__init__.py", "x.txt")
     installed = Program(target="timeit", is_module=True)
-    assert pack_program(installed, sync=None, current=project, limit_bytes=1, scratch=scratch).folder is None
+    assert (
+        pack_program(
+            installed, sync=None, current=project, limit_bytes=1, scratch=scratch
+        ).folder
+        is None
+    )
     own = Program(target="pkg.train", args=("1",), is_module=True)
-    made = pack_program(own, sync=None, current=project, limit_bytes=1 << 20, scratch=scratch)
+    made = pack_program(
+        own, sync=None, current=project, limit_bytes=1 << 20, scratch=scratch
+    )
     assert (made.folder, made.name, made.script) == (project, "pkg.train", None)
-    assert paths(replace(with_tree(made, None, project, scratch))) == ["pkg/__init__.py", "x.txt"]
+    assert paths(replace(with_tree(made, None, project, scratch))) == [
+        "pkg/__init__.py",
+        "x.txt",
+    ]

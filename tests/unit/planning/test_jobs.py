@@ -8,13 +8,25 @@ import pytest
 
 from distmagic.errors import SpecError
 from distmagic.notebook.job_commands import table
-from distmagic.planning.jobs import Job, check_orphans, choose, found_jobs, known_whereabouts, whereabouts
+from distmagic.planning.jobs import (
+    Job,
+    check_orphans,
+    choose,
+    found_jobs,
+    known_whereabouts,
+    whereabouts,
+)
 from distmagic.remote.wire.protocol import PROTOCOL, JobListing, JobTerms
 from distmagic.request.hosts import parse_hosts
 
 
 def listed(
-    job: str, node_rank: int = 0, *, hosts: str = "a b", running: bool = False, reason: str = "done"
+    job: str,
+    node_rank: int = 0,
+    *,
+    hosts: str = "a b",
+    running: bool = False,
+    reason: str = "done",
 ) -> JobListing:
     return JobListing(
         job=job, node_rank=node_rank, hosts=tuple(hosts.split()), protocol=PROTOCOL, terms=JobTerms(lease_s=60.0),
@@ -37,7 +49,13 @@ def test_nodes_of_one_job_are_put_together_whatever_the_order_of_the_hosts():
 
 def test_a_node_beyond_the_job_s_hosts_does_not_run():
     (job,) = found_jobs(
-        [[listed("x1", 7, running=True), listed("x1", -1, running=True), listed("x1", 1, running=True)]]
+        [
+            [
+                listed("x1", 7, running=True),
+                listed("x1", -1, running=True),
+                listed("x1", 1, running=True),
+            ]
+        ]
     )
     assert job.running == (1,)
 
@@ -57,7 +75,9 @@ def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan():
         terms = JobTerms(lease_s=60.0, owner=owner)
         return found_jobs([[replace(listed("x1", running=True), terms=terms)]])
 
-    with pytest.raises(SpecError, match="Job x1, which this notebook began, still runs on a, b"):
+    with pytest.raises(
+        SpecError, match="Job x1, which this notebook began, still runs on a, b"
+    ):
         check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb")
     check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb", {"x1"})
     check_orphans(jobs("me@a:/y.ipynb"), "me@a:/x.ipynb")
@@ -80,19 +100,31 @@ def test_a_name_that_fits_none_or_several(name, message):
 
 
 def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
-    assert [host.name for host in whereabouts(JOBS[0], parse_hosts("one,two"))] == ["two", "one"]
+    assert [host.name for host in whereabouts(JOBS[0], parse_hosts("one,two"))] == [
+        "two",
+        "one",
+    ]
 
 
 def test_a_job_of_which_a_host_is_missing():
     with pytest.raises(SpecError) as caught:
         whereabouts(JOBS[2], parse_hosts("one,two"))
-    assert caught.value.message == "Job yyyy also ran on a, b, which is not among the hosts of this notebook."
-    assert [host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))] == ["two"]
+    assert (
+        caught.value.message
+        == "Job yyyy also ran on a, b, which is not among the hosts of this notebook."
+    )
+    assert [
+        host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))
+    ] == ["two"]
     assert (JOBS[2].known, JOBS[2].missing) == ((2,), ("a", "b"))
 
 
 def test_a_host_that_did_not_answer_is_found_by_its_name():
-    assert [host.name for host in whereabouts(JOBS[2], parse_hosts("b,two,a"))] == ["a", "b", "two"]
+    assert [host.name for host in whereabouts(JOBS[2], parse_hosts("b,two,a"))] == [
+        "a",
+        "b",
+        "two",
+    ]
     with pytest.raises(SpecError, match="also ran on b, which is not"):
         whereabouts(JOBS[2], parse_hosts("a,two"))
 

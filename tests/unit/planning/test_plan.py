@@ -8,7 +8,13 @@ import pytest
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import plan as planning
-from distmagic.planning.plan import Plan, Reached, choose_backend, count_ranks, make_plan
+from distmagic.planning.plan import (
+    Plan,
+    Reached,
+    choose_backend,
+    count_ranks,
+    make_plan,
+)
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire.protocol import TemplateRequest
 from distmagic.request.hosts import LOCALHOST, Host
@@ -17,34 +23,74 @@ from tests.builders.plans import FACTS, WORK, A, B, reached
 
 
 def plan_of(*hosts: Reached, **spec) -> Plan:
-    return make_plan(JobSpec(**spec), hosts or (A, B), job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK)
+    return make_plan(
+        JobSpec(**spec),
+        hosts or (A, B),
+        job="j-1",
+        lease_s=60.0,
+        owner="nb",
+        local_cwd="/nb",
+        work=WORK,
+    )
 
 
 def test_two_nodes_meet_statically():
     plan = plan_of(nproc_per_node=2)
-    assert (plan.job, plan.endpoint, plan.terms.max_restarts) == ("j-1", "10.0.0.1 40001", 0)
-    common = ("--nnodes=2", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-backend=static", "--rdzv-id=j-1")
+    assert (plan.job, plan.endpoint, plan.terms.max_restarts) == (
+        "j-1",
+        "10.0.0.1 40001",
+        0,
+    )
+    common = (
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+        "--rdzv-backend=static",
+        "--rdzv-id=j-1",
+    )
     lead = ("--master-addr=10.0.0.1", "--master-port=40001")
     assert [node.torchrun for node in plan.nodes] == [
         (*common, "--local-addr=10.0.0.1", "--node-rank=0", *lead),
         (*common, "--local-addr=10.0.0.2", "--node-rank=1", *lead),
     ]
-    assert [(node.node_rank, node.host.name, node.nproc_per_node) for node in plan.nodes] == [
+    assert [
+        (node.node_rank, node.host.name, node.nproc_per_node) for node in plan.nodes
+    ] == [
         (0, "gpu-a", 2),
         (1, "gpu-b", 2),
     ]
 
 
 def test_two_nodes_meet_by_c10d():
-    plan = plan_of(nproc_per_node=2, rdzv_backend="c10d", rdzv_id="mine", max_restarts=3)
-    common = ("--nnodes=2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=mine")
+    plan = plan_of(
+        nproc_per_node=2, rdzv_backend="c10d", rdzv_id="mine", max_restarts=3
+    )
+    common = (
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=mine",
+    )
     assert [node.torchrun for node in plan.nodes] == [
-        (*common, "--local-addr=10.0.0.1", "--rdzv-endpoint=10.0.0.1:40001", "--rdzv-conf=is_host=1"),
-        (*common, "--local-addr=10.0.0.2", "--rdzv-endpoint=10.0.0.1:40001", "--rdzv-conf=is_host=0"),
+        (
+            *common,
+            "--local-addr=10.0.0.1",
+            "--rdzv-endpoint=10.0.0.1:40001",
+            "--rdzv-conf=is_host=1",
+        ),
+        (
+            *common,
+            "--local-addr=10.0.0.2",
+            "--rdzv-endpoint=10.0.0.1:40001",
+            "--rdzv-conf=is_host=0",
+        ),
     ]
     assert plan.terms.max_restarts == 3
     assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") in plan.nodes[1].defaults
-    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") not in plan_of().nodes[1].defaults
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1") not in plan_of().nodes[
+        1
+    ].defaults
 
 
 @pytest.mark.parametrize("backend", [None, "c10d"])
@@ -72,7 +118,10 @@ def test_a_single_node_dials_nobody():
 
 def test_addresses_of_ipv6():
     hosts = (reached(address="fd00::1"), reached("gpu-b", "fd00::2"))
-    assert "--rdzv-endpoint=[fd00::1]:40001" in plan_of(*hosts, rdzv_backend="c10d").nodes[1].torchrun
+    assert (
+        "--rdzv-endpoint=[fd00::1]:40001"
+        in plan_of(*hosts, rdzv_backend="c10d").nodes[1].torchrun
+    )
     static = plan_of(*hosts)
     assert "--master-addr=fd00::1" in static.nodes[1].torchrun
     assert static.endpoint == "fd00::1 40001"
@@ -137,12 +186,22 @@ def test_as_many_hosts_as_nodes(nnodes, hosts, message):
     with pytest.raises(SpecError) as caught:
         plan_of(*hosts, nnodes=nnodes)
     assert caught.value.message == message
-    assert caught.value.hint == "List as many hosts with --hosts, or leave --nnodes out."
+    assert (
+        caught.value.hint == "List as many hosts with --hosts, or leave --nnodes out."
+    )
 
 
 @pytest.mark.parametrize(
     ("slots", "gpus", "count"),
-    [(None, 0, 1), (None, 4, 4), (3, 4, 3), ("gpu", 2, 2), ("cpu", 2, 16), ("auto", 2, 2), ("auto", 0, 16)],
+    [
+        (None, 0, 1),
+        (None, 4, 4),
+        (3, 4, 3),
+        ("gpu", 2, 2),
+        ("cpu", 2, 16),
+        ("auto", 2, 2),
+        ("auto", 0, 16),
+    ],
 )
 def test_ranks_of_a_host(slots, gpus, count):
     assert count_ranks(slots, replace(FACTS, gpus=gpus), "gpu-a") == count
@@ -151,16 +210,24 @@ def test_ranks_of_a_host(slots, gpus, count):
 def test_gpu_without_a_gpu():
     with pytest.raises(PreflightError) as caught:
         plan_of(A, reached("gpu-b", slots="gpu"))
-    assert str(caught.value) == "gpu-b: --nproc-per-node gpu, but no GPU was found.\nUse a number, or auto."
+    assert (
+        str(caught.value)
+        == "gpu-b: --nproc-per-node gpu, but no GPU was found.\nUse a number, or auto."
+    )
     assert caught.value.host == "gpu-b"
 
 
 def test_a_hosts_own_number_goes_before_the_jobs():
-    plan = plan_of(reached(slots=4), reached("gpu-b", slots="gpu", gpus=2), reached("gpu-c"), nproc_per_node=3)
+    plan = plan_of(
+        reached(slots=4),
+        reached("gpu-b", slots="gpu", gpus=2),
+        reached("gpu-c"),
+        nproc_per_node=3,
+    )
     assert [node.nproc_per_node for node in plan.nodes] == [4, 2, 3]
-    assert [flag for node in plan.nodes for flag in node.torchrun if "nproc" in flag] == [
-        f"--nproc-per-node={n}" for n in (4, 2, 3)
-    ]
+    assert [
+        flag for node in plan.nodes for flag in node.torchrun if "nproc" in flag
+    ] == [f"--nproc-per-node={n}" for n in (4, 2, 3)]
 
 
 def test_collectives_are_bound_to_the_interface_that_is_dialled():
@@ -181,12 +248,16 @@ def test_variables_go_to_all():
 def test_the_working_directory():
     here = Reached(host=LOCALHOST, facts=FACTS, route=A.route)
     assert [node.cwd for node in plan_of(here, B).nodes] == ["/nb", ""]
-    assert [node.cwd for node in plan_of(here, B, cwd="/data").nodes] == ["/data", "/data"]
+    assert [node.cwd for node in plan_of(here, B, cwd="/data").nodes] == [
+        "/data",
+        "/data",
+    ]
 
 
 def test_commands_for_people():
     text = planning.commands(
-        plan_of(nproc_per_node=2, env=(("TOKEN", "secret"),), cwd="~/my runs"), ["python3", "/opt/my python"]
+        plan_of(nproc_per_node=2, env=(("TOKEN", "secret"),), cwd="~/my runs"),
+        ["python3", "/opt/my python"],
     )
     common = "--nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static --rdzv-id=j-1"
     lead = "--master-addr=10.0.0.1 --master-port=40001 <the cell>"
@@ -201,11 +272,22 @@ def test_commands_for_people():
 
 
 @pytest.mark.parametrize(
-    ("cwd", "shown"), [("~", "~"), ("/a b", "'/a b'"), ("~/x", "~/x"), ("$(rm)", "'$(rm)'"), ("~me/x", "'~me/x'")]
+    ("cwd", "shown"),
+    [
+        ("~", "~"),
+        ("/a b", "'/a b'"),
+        ("~/x", "~/x"),
+        ("$(rm)", "'$(rm)'"),
+        ("~me/x", "'~me/x'"),
+    ],
 )
 def test_a_command_without_variables(cwd, shown):
-    text = planning.commands(plan_of(reached(interface=""), cwd=cwd, nproc_per_node=1), ["python3"])
-    assert text.startswith(f"# gpu-a (node_rank 0, 1 rank)\ncd {shown} && python3 -m torch.distributed.run --nnodes=1 ")
+    text = planning.commands(
+        plan_of(reached(interface=""), cwd=cwd, nproc_per_node=1), ["python3"]
+    )
+    assert text.startswith(
+        f"# gpu-a (node_rank 0, 1 rank)\ncd {shown} && python3 -m torch.distributed.run --nnodes=1 "
+    )
 
 
 def test_the_flags_are_torchruns_own():
@@ -213,8 +295,13 @@ def test_the_flags_are_torchruns_own():
     from torch.distributed.run import get_args_parser
 
     for asked in ({}, {"rdzv_backend": "c10d"}, {"nnodes": (1, 3)}):
-        parsed = get_args_parser().parse_args([*plan_of(**asked).nodes[1].torchrun, "script.py"])
-        assert (parsed.training_script, parsed.training_script_args) == ("script.py", [])
+        parsed = get_args_parser().parse_args(
+            [*plan_of(**asked).nodes[1].torchrun, "script.py"]
+        )
+        assert (parsed.training_script, parsed.training_script_args) == (
+            "script.py",
+            [],
+        )
         assert parsed.local_addr == "10.0.0.2"
         assert parsed.rdzv_id == "j-1"
 
@@ -223,7 +310,11 @@ def test_what_a_host_keeps_loaded_is_told_before_the_plan():
     spec, access = JobSpec(env=(("A", "1"),)), Access(lease_s=5.0, warm_idle_s=7.0)
     warm = planning.warming(spec, access, Host(name="gpu-a", slots=2), FACTS, "ab12")
     assert warm == TemplateRequest(
-        owner="ab12", idle_s=7.0, lease_s=5.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"}
+        owner="ab12",
+        idle_s=7.0,
+        lease_s=5.0,
+        env={"A": "1"},
+        defaults={"OMP_NUM_THREADS": "1"},
     )
     one = planning.warming(spec, access, Host(name="gpu-a"), FACTS, "ab12")
     assert one is not None
@@ -232,11 +323,18 @@ def test_what_a_host_keeps_loaded_is_told_before_the_plan():
 
 @pytest.mark.parametrize("access", [Access(cold=True), Access(warm_idle_s=0.0)])
 def test_nothing_is_kept_loaded_where_that_is_not_wanted(access):
-    assert planning.warming(JobSpec(), access, Host(name="gpu-a"), FACTS, "ab12") is None
+    assert (
+        planning.warming(JobSpec(), access, Host(name="gpu-a"), FACTS, "ab12") is None
+    )
 
 
 def test_a_job_that_will_not_start_warms_nothing():
-    assert planning.warming(JobSpec(nproc_per_node="gpu"), Access(), Host(name="gpu-a"), FACTS, "ab12") is None
+    assert (
+        planning.warming(
+            JobSpec(nproc_per_node="gpu"), Access(), Host(name="gpu-a"), FACTS, "ab12"
+        )
+        is None
+    )
 
 
 def test_variables_of_the_plan_are_in_the_template_or_read_only_while_a_job_runs():
@@ -245,5 +343,9 @@ def test_variables_of_the_plan_are_in_the_template_or_read_only_while_a_job_runs
         warm = planning.warming(JobSpec(), Access(), host.host, host.facts, "ab12")
         (node,) = plan_of(host).nodes
         assert warm is not None
-        more = {name for name, _ in (*node.env, *node.defaults)} - set(warm.env) - set(warm.defaults)
+        more = (
+            {name for name, _ in (*node.env, *node.defaults)}
+            - set(warm.env)
+            - set(warm.defaults)
+        )
         assert more <= template_client.AT_RUN_TIME

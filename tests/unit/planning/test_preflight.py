@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from distmagic.errors import PreflightError
-from distmagic.planning.preflight import check, check_among, check_python, check_system, shared_machines
+from distmagic.planning.preflight import (
+    check,
+    check_among,
+    check_python,
+    check_system,
+    shared_machines,
+)
 from tests.builders.plans import FACTS
 
 
@@ -16,7 +22,8 @@ def test_the_same_minor_python_will_do():
 
 
 @pytest.mark.parametrize(
-    ("found", "shown"), [((3, 9, 2), "3.9.2"), ((3, 12, 0), "3.12.0"), ((2, 7, 18), "2.7.18"), ((), "")]
+    ("found", "shown"),
+    [((3, 9, 2), "3.9.2"), ((3, 12, 0), "3.12.0"), ((2, 7, 18), "2.7.18"), ((), "")],
 )
 def test_another_python(found, shown):
     with pytest.raises(PreflightError) as caught:
@@ -32,7 +39,10 @@ def test_hosts_are_linux():
     check_system("gpu-a", "linux")
     with pytest.raises(PreflightError) as caught:
         check_system("mac", "darwin")
-    assert str(caught.value) == "mac: runs darwin; hosts of distmagic are Linux machines.\nUse a Linux host."
+    assert (
+        str(caught.value)
+        == "mac: runs darwin; hosts of distmagic are Linux machines.\nUse a Linux host."
+    )
 
 
 def test_one_machine_under_several_names_is_told_of():
@@ -45,8 +55,12 @@ def test_one_machine_under_several_names_is_told_of():
         "a, b and c are one machine: the ranks of all of them share its devices and memory.",
     )
     assert shared_machines(("a", "b"), (one, other)) == ()
-    assert shared_machines(("a", "b"), (FACTS, FACTS)) == (), "of hosts that don't tell nothing is known"
-    assert shared_machines(("a", "b"), (one, replace(one, state_dir="/else"))) == (), "as in a playground"
+    assert shared_machines(("a", "b"), (FACTS, FACTS)) == (), (
+        "of hosts that don't tell nothing is known"
+    )
+    assert shared_machines(("a", "b"), (one, replace(one, state_dir="/else"))) == (), (
+        "as in a playground"
+    )
 
 
 def test_no_torch():
@@ -113,6 +127,6 @@ def test_all_hosts_have_the_same_torch():
 
 
 def test_a_host_that_ends_runs_with_their_connection_is_a_warning():
-    assert check("gpu-a", replace(FACTS, logout="systemd ends a run here."), "2.13.0") == (
-        "gpu-a: systemd ends a run here.",
-    )
+    assert check(
+        "gpu-a", replace(FACTS, logout="systemd ends a run here."), "2.13.0"
+    ) == ("gpu-a: systemd ends a run here.",)

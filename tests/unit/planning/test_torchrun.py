@@ -9,7 +9,12 @@ from distmagic.planning import torchrun
 
 def rdzv(backend: str, low: int, high: int) -> torchrun.Rendezvous:
     return torchrun.Rendezvous(
-        backend=backend, address="10.0.0.1", port=29500, rdzv_id="j", min_nodes=low, max_nodes=high
+        backend=backend,
+        address="10.0.0.1",
+        port=29500,
+        rdzv_id="j",
+        min_nodes=low,
+        max_nodes=high,
     )
 
 

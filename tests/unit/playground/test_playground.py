@@ -39,7 +39,11 @@ def connect(hosts, name="node1", **other):
     client.load_host_keys(told["userknownhostsfile"].strip('"'))
     login = {"username": told["user"], "key_filename": told["identityfile"]}
     client.connect(
-        told["hostname"], port=int(told["port"]), allow_agent=False, look_for_keys=False, **{**login, **other}
+        told["hostname"],
+        port=int(told["port"]),
+        allow_agent=False,
+        look_for_keys=False,
+        **{**login, **other},
     )
     return client
 
@@ -75,7 +79,9 @@ def test_many_commands_on_one_connection(client):
 def test_20_mb_go_through_and_come_back(client):
     data = os.urandom(1 << 20) * 20
     stdin, out, _ = client.exec_command("cat")
-    writer = threading.Thread(target=lambda: (stdin.write(data), stdin.channel.shutdown_write()))
+    writer = threading.Thread(
+        target=lambda: (stdin.write(data), stdin.channel.shutdown_write())
+    )
     writer.start()
     assert hashlib.sha256(out.read()).digest() == hashlib.sha256(data).digest()
     writer.join()
@@ -91,7 +97,16 @@ def test_the_systems_ssh(hosts):
 
 @needs_ssh
 def test_a_host_can_be_the_way_to_another(hosts):
-    assert ssh(hosts, "-o", f"ProxyCommand=ssh -F {hosts.ssh_config} -W %h:%p node1", "node2", "pwd").returncode == 0
+    assert (
+        ssh(
+            hosts,
+            "-o",
+            f"ProxyCommand=ssh -F {hosts.ssh_config} -W %h:%p node1",
+            "node2",
+            "pwd",
+        ).returncode
+        == 0
+    )
 
 
 def test_hosts_have_homes_of_their_own_and_the_kernels_python(hosts):
@@ -107,7 +122,9 @@ def test_hosts_have_homes_of_their_own_and_the_kernels_python(hosts):
     assert first == home1 != home2
     assert python == sys.executable
     assert [connection.split()[i] for i in (0, 2)] == ["127.0.0.1", "127.0.0.1"]
-    assert paramiko.SSHConfig.from_path(hosts.ssh_config).lookup("node1")["user"] == user
+    assert (
+        paramiko.SSHConfig.from_path(hosts.ssh_config).lookup("node1")["user"] == user
+    )
 
 
 def test_the_kernels_environment_does_not_leak(tmp_path, monkeypatch):
@@ -136,10 +153,15 @@ def test_a_client_may_try_again_and_again(hosts, tmp_path):
             transport.auth_none(told["user"])
         assert refused.value.allowed_types == ["publickey"]
         for number in range(3):
-            wrong = paramiko.Ed25519Key.from_private_key_file(_fresh_key(tmp_path / f"key{number}"))
+            wrong = paramiko.Ed25519Key.from_private_key_file(
+                _fresh_key(tmp_path / f"key{number}")
+            )
             with pytest.raises(paramiko.AuthenticationException):
                 transport.auth_publickey(told["user"], wrong)
-        transport.auth_publickey(told["user"], paramiko.Ed25519Key.from_private_key_file(told["identityfile"][0]))
+        transport.auth_publickey(
+            told["user"],
+            paramiko.Ed25519Key.from_private_key_file(told["identityfile"][0]),
+        )
         assert transport.is_authenticated()
 
 
@@ -164,10 +186,15 @@ def test_a_signal_is_passed_on_and_told(client):
 
 def test_a_closed_channel_gives_end_of_file_and_no_signal(client, tmp_path):
     note = tmp_path / "note"
-    stdin, out, _ = client.exec_command(f"echo up; cat; echo 'read to the end' > {note}")
+    stdin, out, _ = client.exec_command(
+        f"echo up; cat; echo 'read to the end' > {note}"
+    )
     assert out.readline() == "up\n"
     stdin.channel.close()
-    assert wait_until(lambda: note.exists() and note.read_text(), "the command's note") == "read to the end\n"
+    assert (
+        wait_until(lambda: note.exists() and note.read_text(), "the command's note")
+        == "read to the end\n"
+    )
 
 
 def test_a_channel_that_is_closed_leaves_the_others_of_its_connection(client, tmp_path):
@@ -186,19 +213,30 @@ def test_a_channel_that_is_closed_leaves_the_others_of_its_connection(client, tm
 
 @needs_ssh
 def test_a_command_that_takes_no_input_ends_all_the_same(hosts):
-    done = ssh(hosts, "node1", "exec 0<&-; echo closed; sleep 0.2; echo end >&2", input=b"x" * (8 << 20))
+    done = ssh(
+        hosts,
+        "node1",
+        "exec 0<&-; echo closed; sleep 0.2; echo end >&2",
+        input=b"x" * (8 << 20),
+    )
     assert (done.stdout, done.stderr, done.returncode) == (b"closed\n", b"end\n", 0)
 
 
 def test_output_of_a_child_is_waited_for(client):
-    assert run(client, "(sleep 0.3; echo late; echo later >&2) & exit 4") == ("late\n", "later\n", 4)
+    assert run(client, "(sleep 0.3; echo late; echo later >&2) & exit 4") == (
+        "late\n",
+        "later\n",
+        4,
+    )
 
 
 def test_signals_of_a_client_go_to_the_whole_group(client, tmp_path):
     channel = client.get_transport().open_session()
     channel.exec_command("sh -c 'echo $$; exec sleep 1000'; true")
     child = int(channel.makefile().readline())
-    message = paramiko.Message()  # RFC 4254, 6.9: SSH_MSG_CHANNEL_REQUEST "signal"; paramiko has no method for it
+    message = (
+        paramiko.Message()
+    )  # RFC 4254, 6.9: SSH_MSG_CHANNEL_REQUEST "signal"; paramiko has no method for it
     message.add_byte(bytes([98]))
     message.add_int(channel.remote_chanid)
     message.add_string("signal")
@@ -233,13 +271,18 @@ DAEMON = "(setsid sh -c 'echo $$; exec sleep 1000' &) ; sleep 1000"
 def _alive(pid, directory):
     """Whether a process of this number works in the playground's directory."""
     try:
-        return os.readlink(f"/proc/{pid}/cwd").startswith(str(directory)) and processes.read(pid).state not in "ZX"
+        return (
+            os.readlink(f"/proc/{pid}/cwd").startswith(str(directory))
+            and processes.read(pid).state not in "ZX"
+        )
     except (OSError, AttributeError):
         return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-@pytest.mark.parametrize("command", [STUBBORN, DAEMON], ids=["ignores signals", "a daemon"])
+@pytest.mark.parametrize(
+    "command", [STUBBORN, DAEMON], ids=["ignores signals", "a daemon"]
+)
 def test_stop_leaves_no_process_and_no_directory(tmp_path, monkeypatch, command):
     hosts = playground.start(1, directory=tmp_path)
     client = connect(hosts)
@@ -271,7 +314,10 @@ threading.Event().wait()
 def test_a_killed_kernel_takes_its_playground_along(tmp_path, child):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     kernel = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", KERNEL, str(tmp_path), child], stdout=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-W", "ignore", "-c", KERNEL, str(tmp_path), child],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
     )
     with kernel:
         server, other, config = kernel.stdout.readline().split()
@@ -280,7 +326,9 @@ def test_a_killed_kernel_takes_its_playground_along(tmp_path, child):
             started = int(out.readline())
             assert _alive(started, tmp_path)
             kernel.send_signal(signal.SIGKILL)
-            wait_until(lambda: not list(tmp_path.iterdir()), "the playground's directory to go")
+            wait_until(
+                lambda: not list(tmp_path.iterdir()), "the playground's directory to go"
+            )
             wait_until(lambda: processes.read(int(server)) is None, "the server to go")
             assert processes.read(started) is None
         os.kill(int(other), signal.SIGKILL)
@@ -311,10 +359,14 @@ def test_asyncssh_is_asked_for_when_missing(monkeypatch, tmp_path):
 
 def test_a_server_that_does_not_start_says_why(monkeypatch, tmp_path):
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "asyncssh.py").write_text("raise ImportError('this asyncssh is broken')")
+    (tmp_path / "broken" / "asyncssh.py").write_text(
+        "raise ImportError('this asyncssh is broken')"
+    )
     (tmp_path / "place").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
-    with pytest.raises(DistmagicError, match=r"did not start:\n(.|\n)*this asyncssh is broken"):
+    with pytest.raises(
+        DistmagicError, match=r"did not start:\n(.|\n)*this asyncssh is broken"
+    ):
         playground.start(1, directory=tmp_path / "place")
     assert list((tmp_path / "place").iterdir()) == []
 
@@ -326,4 +378,8 @@ def test_a_directory_that_is_not_there(tmp_path):
 
 def test_asyncssh_is_not_imported_here():
     code = "import sys, distmagic.playground; assert 'asyncssh' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )

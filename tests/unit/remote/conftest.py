@@ -28,9 +28,13 @@ def _kill_all(mark: bytes) -> bool:
     found = False
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
-            handle = os.pidfd_open(int(folder.name))  # from now on the number is this process's alone
+            handle = os.pidfd_open(
+                int(folder.name)
+            )  # from now on the number is this process's alone
             try:
-                if mark in (folder / "environ").read_bytes() + b"\0":  # a zombie shows none
+                if (
+                    mark in (folder / "environ").read_bytes() + b"\0"
+                ):  # a zombie shows none
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     found = True
             finally:

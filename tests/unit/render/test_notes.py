@@ -22,12 +22,21 @@ UNUSED = (
 
 
 def over(*events: Event, code: int = 0) -> RunState:
-    ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=code), p.Final(reason="done"), Gone())]
+    ends = [
+        at(what, node)
+        for node in (0, 1)
+        for what in (p.EngineEnded(code=code), p.Final(reason="done"), Gone())
+    ]
     return begun(*events, *ends)
 
 
 def end(rank: int, use: str) -> Event:
-    return at(p.Ended(rank=rank, restart=0, outcome="returned", result_bytes=0, group_use=use), rank // 2)
+    return at(
+        p.Ended(
+            rank=rank, restart=0, outcome="returned", result_bytes=0, group_use=use
+        ),
+        rank // 2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,6 +68,11 @@ def test_one_rank_has_nobody_to_work_with():
     worker = p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)
     state = over(end(0, "none"))
     assert len(state.workers) == 4
-    alone = RunState(job="j", nodes=state.nodes, workers={0: state.workers[0]}, world_size=worker.world_size)
+    alone = RunState(
+        job="j",
+        nodes=state.nodes,
+        workers={0: state.workers[0]},
+        world_size=worker.world_size,
+    )
     assert alone.phase == "done"
     assert notes(alone) == ()

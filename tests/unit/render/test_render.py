@@ -39,7 +39,16 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "render.txt"
 VOID = {"path", "br"}
 TAGS = {"div", "style", "span", "progress", "details", "summary", "pre", "table", "tbody", "tr", "th", "td", "b", "figure",
         "figcaption", "svg", "path"}  # fmt: skip
-ATTRIBUTES = {"class", "value", "max", "colspan", "viewbox", "preserveaspectratio", "role", "d"}
+ATTRIBUTES = {
+    "class",
+    "value",
+    "max",
+    "colspan",
+    "viewbox",
+    "preserveaspectratio",
+    "role",
+    "d",
+}
 
 
 class Page(HTMLParser):
@@ -82,17 +91,23 @@ class Page(HTMLParser):
 
 
 def test_text_of_every_scene_is_as_it_was():
-    found = "".join(f"==== {name}\n{render.text(scene(), lines=4)}\n" for name, scene in SCENES.items())
+    found = "".join(
+        f"==== {name}\n{render.text(scene(), lines=4)}\n"
+        for name, scene in SCENES.items()
+    )
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.write_text(found, encoding="utf-8")
-    assert found == GOLDEN.read_text(encoding="utf-8"), "look at the difference; GOLDEN=write pytest accepts it"
+    assert found == GOLDEN.read_text(encoding="utf-8"), (
+        "look at the difference; GOLDEN=write pytest accepts it"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
 @pytest.mark.parametrize("name", SCENES)
 def test_no_line_but_output_is_wider_than_asked(name, width):
     assert all(
-        text_width.columns_of(line) <= width for line in render.text(SCENES[name](), width=width, lines=0).splitlines()
+        text_width.columns_of(line) <= width
+        for line in render.text(SCENES[name](), width=width, lines=0).splitlines()
     )
 
 
@@ -117,14 +132,18 @@ def test_milestones_tell_a_change_once():
     assert "torch 2.12.1" in first[1]
     assert render.milestones(starting(), starting()) == ()
     assert render.milestones(running(), replace(running(), at_s=99.0)) == ()
-    assert any("raised ValueError" in line for line in render.milestones(running(), failed()))
+    assert any(
+        "raised ValueError" in line for line in render.milestones(running(), failed())
+    )
 
 
 # ---- what is said
 
 
 def test_a_slow_rank_is_named_and_a_level_race_names_nobody():
-    assert overview(SCENES["one_slow"]()).concern == "slow: rank 2 (gpu-b, local_rank 0)"
+    assert (
+        overview(SCENES["one_slow"]()).concern == "slow: rank 2 (gpu-b, local_rank 0)"
+    )
     assert overview(running()).concern == ""
 
 
@@ -152,17 +171,30 @@ def test_ranks_that_stand_still_have_no_rate_and_no_time_left():
 
 def test_one_rank_that_stands_still_is_named():
     state = replace(running(), at_s=71.0, advanced_at_s=70.0)
-    moving = {rank: replace(w, advanced_at_s=70.0) for rank, w in state.workers.items() if rank != 2}
+    moving = {
+        rank: replace(w, advanced_at_s=70.0)
+        for rank, w in state.workers.items()
+        if rank != 2
+    }
     state = replace(state, workers={**state.workers, **moving})
-    assert render.headline(state).endswith("rank 2 (gpu-b, local_rank 0) has not advanced for 44 s")
+    assert render.headline(state).endswith(
+        "rank 2 (gpu-b, local_rank 0) has not advanced for 44 s"
+    )
     assert render.text(state, width=160).count("no step for 44 s") == 1
     assert " left ·" not in render.headline(state)
 
 
 def test_a_run_that_stands_still_shows_where_its_ranks_are():
-    frame = Frame(file="Cell In[3]", line=14, function="train", text="load()", mine=True)
+    frame = Frame(
+        file="Cell In[3]", line=14, function="train", text="load()", mine=True
+    )
     stacks = {
-        rank: Stacks(request_id="1", rank=rank, local_rank=rank % 2, threads=(Thread(frames=(frame,)),))
+        rank: Stacks(
+            request_id="1",
+            rank=rank,
+            local_rank=rank % 2,
+            threads=(Thread(frames=(frame,)),),
+        )
         for rank in range(4)
     }
     dump = StackDump(request_id="1", at_s=90.0, stacks=stacks, nodes=(0, 1))
@@ -170,7 +202,11 @@ def test_a_run_that_stands_still_shows_where_its_ranks_are():
     assert "! all 4 ranks are in train at Cell In[3], line 14." in render.text(state)
     assert "load()" in render.html(state)
     moving = replace(
-        state, advanced_at_s=90.5, workers={rank: replace(w, advanced_at_s=90.5) for rank, w in state.workers.items()}
+        state,
+        advanced_at_s=90.5,
+        workers={
+            rank: replace(w, advanced_at_s=90.5) for rank, w in state.workers.items()
+        },
     )
     assert "Cell In[3], line 14" not in render.html(moving)
 
@@ -181,7 +217,10 @@ def test_the_head_tells_the_time_of_the_slowest():
 
 def test_a_failure_is_told_and_its_traceback_can_be_unfolded():
     page = Page(render.html(failed()))
-    assert "rank 3 (gpu-b, local_rank 1) raised ValueError: Expected input batch_size (64)" in page.text
+    assert (
+        "rank 3 (gpu-b, local_rank 1) raised ValueError: Expected input batch_size (64)"
+        in page.text
+    )
     assert "loss = criterion(model(x), y)" in page.text
     assert "details" in page.tags
     assert page.classes.count("dm-failed") >= 2, "the head and the row"
@@ -196,11 +235,15 @@ def test_a_lost_host_is_named_at_once_and_in_the_end():
 def test_survivors_are_named():
     state = done()
     node = replace(state.nodes[0], survivors=("4711 python in state D",))
-    assert "could not be ended: 4711 python in state D" in render.text(replace(state, nodes=(node, state.nodes[1])))
+    assert "could not be ended: 4711 python in state D" in render.text(
+        replace(state, nodes=(node, state.nodes[1]))
+    )
 
 
 def test_notices_that_several_hosts_give_are_one():
-    assert [a.text for a in overview(SCENES["one_slow"]()).alerts] == ["gpu-a, gpu-b: no tqdm there"]
+    assert [a.text for a in overview(SCENES["one_slow"]()).alerts] == [
+        "gpu-a, gpu-b: no tqdm there"
+    ]
 
 
 def test_hosts_without_ranks_have_a_row():
@@ -217,7 +260,22 @@ def test_inner_bars_are_told_and_the_outer_one_fills():
 
 def test_a_rank_that_ended_well_without_progress_is_whole():
     ended = Ended(rank=0, restart=0, outcome="returned")
-    state = over(run([worker(0, phase="done", step=None, total=None, rate=None, metrics={}, ended=ended)], series={}))
+    state = over(
+        run(
+            [
+                worker(
+                    0,
+                    phase="done",
+                    step=None,
+                    total=None,
+                    rate=None,
+                    metrics={},
+                    ended=ended,
+                )
+            ],
+            series={},
+        )
+    )
     assert render.headline(state).startswith("done 100%")
 
 
@@ -225,7 +283,10 @@ def test_a_rank_that_ended_well_without_progress_is_whole():
 
 
 def test_few_ranks_have_a_line_each_and_many_a_band():
-    few, many = Page(render.curves(running())), Page(render.curves(SCENES["ranks_64"]()))
+    few, many = (
+        Page(render.curves(running())),
+        Page(render.curves(SCENES["ranks_64"]())),
+    )
     assert few.tags.count("path") == 16
     assert few.classes.count("dm-band") == 8  # of more values than a line has bins
     assert "rank 3" in few.text
@@ -250,23 +311,37 @@ def test_nan_is_told_and_leaves_a_gap():
     assert "nan" not in html.replace("dm-nan", "")
 
 
-@pytest.mark.parametrize("values", [[1.0, 1.0], [math.inf, -math.inf], [1e308, -1e308], [math.nan] * 3, [0.0, 5e-324]])
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, 1.0], [math.inf, -math.inf], [1e308, -1e308], [math.nan] * 3, [0.0, 5e-324]],
+)
 def test_any_values_can_be_drawn(values):
-    state = run([worker(0)], series={0: {"x": curve([(float(i), value) for i, value in enumerate(values)])}})
+    state = run(
+        [worker(0)],
+        series={0: {"x": curve([(float(i), value) for i, value in enumerate(values)])}},
+    )
     Page(render.html(state))
 
 
 def test_the_traceback_of_the_first_failure_stands_in_its_alert_alone():
     text = "Traceback (most recent call last):\n  Cell In[1], line 2, in f\n    g()\nValueError: no"
     ended = Ended(
-        rank=1, restart=0, outcome="raised", code=1, failure=Failure(type="ValueError", message="no", traceback=text)
+        rank=1,
+        restart=0,
+        outcome="raised",
+        code=1,
+        failure=Failure(type="ValueError", message="no", traceback=text),
     )
     told = [OutputLine(rank=rank, label=f"rank {rank}", stream="stderr", text=line)
             for rank in (0, 1) for line in ("    g()", *text.splitlines(), "bye")]  # fmt: skip
     workers = [worker(0), worker(1, phase="failed", ended=ended)]
-    state = over(run(workers, first_failure=1, lines=tuple(told), lines_seen=len(told)), code=1)
+    state = over(
+        run(workers, first_failure=1, lines=tuple(told), lines_seen=len(told)), code=1
+    )
     html = output_lines(state)
-    assert html.count("Traceback (most recent") == 1  # of rank 0, whose own alert there is not
+    assert (
+        html.count("Traceback (most recent") == 1
+    )  # of rank 0, whose own alert there is not
     assert html.count("g()") == 3  # one of rank 1 was printed before its traceback
     assert html.count("bye") == 2
     assert render.html(state).count("ValueError: no</pre>") == 1
@@ -275,7 +350,8 @@ def test_the_traceback_of_the_first_failure_stands_in_its_alert_alone():
 def test_a_bar_of_tqdm_is_no_warning():
     bar = "epoch 2: 100%|##########| 938/938 [00:12<00:00, 78.1it/s, loss=0.1]"
     told = [
-        OutputLine(rank=0, label="rank 0 gpu-a", stream="stderr", text=text) for text in (bar, "Warning: 100% of x")
+        OutputLine(rank=0, label="rank 0 gpu-a", stream="stderr", text=text)
+        for text in (bar, "Warning: 100% of x")
     ]
     html = output_lines(run([worker(0)], lines=tuple(told), lines_seen=2))
     assert re.findall(r"dm-line (dm-\w+)", html) == ["dm-stdout", "dm-stderr"]
@@ -307,23 +383,45 @@ def test_a_thousand_hosts_are_counted():
 def test_everything_at_its_worst_is_still_bounded():
     text = "\x1b[31m&\x1b[0m" * 200
     metrics = {f"metric-{'&' * 200}{i}": 1e-300 for i in range(40)}
-    points = {name: curve([(float(i), math.sin(i)) for i in range(1000)]) for name in metrics}
-    failure = Failure(type="E" * 1000, message="&" * 10_000, traceback=("&" * 5000 + "\n") * 1000)
+    points = {
+        name: curve([(float(i), math.sin(i)) for i in range(1000)]) for name in metrics
+    }
+    failure = Failure(
+        type="E" * 1000, message="&" * 10_000, traceback=("&" * 5000 + "\n") * 1000
+    )
     ended = Ended(rank=0, restart=0, outcome="raised", failure=failure)
     workers = [
-        worker(r, phase="failed", host="&" * 255, metrics=metrics, device="&" * 99, ended=ended) for r in range(64)
+        worker(
+            r,
+            phase="failed",
+            host="&" * 255,
+            metrics=metrics,
+            device="&" * 99,
+            ended=ended,
+        )
+        for r in range(64)
     ]
-    many = tuple(OutputLine(rank=1, label="&" * 300, stream="stderr", text=text) for _ in range(400))
+    many = tuple(
+        OutputLine(rank=1, label="&" * 300, stream="stderr", text=text)
+        for _ in range(400)
+    )
     notices = tuple(f"{i} {'&' * 3000}" for i in range(100))
     state = run(
-        workers, series=dict.fromkeys(range(8), points), lines=many, lines_seen=400, notices=notices, first_failure=0
+        workers,
+        series=dict.fromkeys(range(8), points),
+        lines=many,
+        lines_seen=400,
+        notices=notices,
+        first_failure=0,
     )
     assert len(render.html(state).encode()) < 500_000
     Page(render.html(state))
 
 
 def test_only_the_last_lines_are_kept_and_the_rest_is_pointed_to():
-    page = Page(render.html(replace(running(), lines=lines(400), lines_seen=400), lines=20))
+    page = Page(
+        render.html(replace(running(), lines=lines(400), lines_seen=400), lines=20)
+    )
     assert "last 20 of 400 lines" in page.text
     assert "run.logs(rank)" in page.text
     assert page.classes.count("dm-line") == 20
@@ -338,8 +436,15 @@ def test_stderr_and_unfinished_lines_are_told_apart():
 
 # ---- hostile text
 
-TORCHRUN = OutputLine(rank=-1, label="torchrun gpu-a", stream="stderr", text="[W socket.cpp] what torchrun says")
-RANK = OutputLine(rank=0, label="rank 0 gpu-a", stream="stdout", text="what the rank says")
+TORCHRUN = OutputLine(
+    rank=-1,
+    label="torchrun gpu-a",
+    stream="stderr",
+    text="[W socket.cpp] what torchrun says",
+)
+RANK = OutputLine(
+    rank=0, label="rank 0 gpu-a", stream="stdout", text="what the rank says"
+)
 
 
 @pytest.mark.parametrize(("more", "code", "is_shown"), [
@@ -351,8 +456,14 @@ RANK = OutputLine(rank=0, label="rank 0 gpu-a", stream="stdout", text="what the 
     ({"workers": {}}, None, True),
 ])  # fmt: skip
 def test_torchrun_is_heard_where_nobody_else_explains(more, code, is_shown):
-    ended = Ended(rank=0, restart=0, outcome="exited", code=1) if "first_failure" in more else None
-    state = run([worker(0, ended=ended)], lines=(TORCHRUN, RANK), lines_seen=2, at_s=11.0)
+    ended = (
+        Ended(rank=0, restart=0, outcome="exited", code=1)
+        if "first_failure" in more
+        else None
+    )
+    state = run(
+        [worker(0, ended=ended)], lines=(TORCHRUN, RANK), lines_seen=2, at_s=11.0
+    )
     state = replace(state if code is None else over(state, code=code), **more)
     for shown in (render.text(state), render.html(state)):
         assert ("what torchrun says" in shown) == is_shown
@@ -371,7 +482,10 @@ HOSTILE = st.one_of(
 def test_text_of_hosts_stays_text(one, two, three):
     failure = Failure(type=one, message=two, traceback=three)
     ended = Ended(rank=1, restart=0, outcome="raised", failure=failure, meaning=three)
-    bars = (Bar(id=1, desc=one, n=1, unit=two), Bar(id=2, desc=two, n=math.nan, total=math.inf, unit=three))
+    bars = (
+        Bar(id=1, desc=one, n=1, unit=two),
+        Bar(id=2, desc=two, n=math.nan, total=math.inf, unit=three),
+    )
     workers = [worker(0, host=one, device=two, step=None, bars=bars, metrics={three: math.nan}),
                worker(1, host=two, phase="failed", ended=ended, metrics={one: math.inf, two: 1.0})]  # fmt: skip
     state = run(
@@ -480,22 +594,43 @@ def test_a_run_of_nothing_can_be_shown():
 
 def test_the_time_before_this_kernel_followed_it_counts():
     assert overview(replace(done(), before_s=0.0, at_s=5.0)).facts[1] == "took 5 s"
-    assert overview(replace(done(), before_s=60.0, at_s=5.0)).facts[1] == "took 1 min 05 s"
+    assert (
+        overview(replace(done(), before_s=60.0, at_s=5.0)).facts[1] == "took 1 min 05 s"
+    )
 
 
 def test_hosts_that_do_not_hear_each_other_are_told_of_as_long_as_that_is_so():
     state = running()
-    silent = replace(state, nodes=(state.nodes[0], replace(state.nodes[1], gang="silent"), *state.nodes[2:]))
+    silent = replace(
+        state,
+        nodes=(
+            state.nodes[0],
+            replace(state.nodes[1], gang="silent"),
+            *state.nodes[2:],
+        ),
+    )
     text = "gpu-b and gpu-a don't hear each other by UDP: each ends by itself if this notebook is gone"
     assert [alert.text for alert in overview(silent).alerts] == [text]
-    slow = replace(silent, nodes=tuple(replace(node, phase="starting") for node in silent.nodes))
+    slow = replace(
+        silent, nodes=tuple(replace(node, phase="starting") for node in silent.nodes)
+    )
     assert overview(slow).alerts == overview(state).alerts == ()
 
 
 @pytest.mark.parametrize(
     ("reason", "note"),
     [
-        *((reason, "stopped") for reason in ("failed", "interrupted", "timeout", "rendezvous", "lost", "stopped")),
+        *(
+            (reason, "stopped")
+            for reason in (
+                "failed",
+                "interrupted",
+                "timeout",
+                "rendezvous",
+                "lost",
+                "stopped",
+            )
+        ),
         *((reason, "stopped") for reason in ("hung", "gang", "abandoned")),
         ("lease", "stopped: it had not heard of this notebook for its lease"),
         ("too late", "came too late"),

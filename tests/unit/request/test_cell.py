@@ -65,14 +65,24 @@ def test_the_last_expression_is_the_call(body, call, local, targets):
     assert not plan.is_async
 
 
-@pytest.mark.parametrize("body", ["await f()", "x = await f()", "f(await g())", "async def f(): pass"])
+@pytest.mark.parametrize(
+    "body", ["await f()", "x = await f()", "f(await g())", "async def f(): pass"]
+)
 def test_a_call_that_awaits_is_async(body):
     plan = parse(body)
     assert plan.is_async
     assert inspect.iscoroutinefunction(make_thunk(plan, {}, "<cell>"))
 
 
-@pytest.mark.parametrize("body", ["for i in range(3): print(i)", "x = 3", "with open('x') as f: f.read()", "assert 1"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i in range(3): print(i)",
+        "x = 3",
+        "with open('x') as f: f.read()",
+        "assert 1",
+    ],
+)
 def test_a_cell_without_a_function_and_without_a_call_runs_as_a_whole(body):
     plan = parse(body)
     assert plan.call is None
@@ -164,10 +174,14 @@ def test_every_block_at_the_end_is_named(word):
     indent = "    " * (heads[word].count("\n") + 1)
     tail = "\nfinally:\n    pass" if word == "try" else ""
     message = refusal(f"def f(): pass\n{heads[word]}\n{indent}f(){tail}")
-    assert message.startswith(f"line 3: the cell ends with {'an' if word == 'if' else 'a'} {word} ")
+    assert message.startswith(
+        f"line 3: the cell ends with {'an' if word == 'if' else 'a'} {word} "
+    )
 
 
-@pytest.mark.parametrize("line", ["!ls", "%time f()", "x = !ls", "x = %time f()", "f?", "  !ls"])
+@pytest.mark.parametrize(
+    "line", ["!ls", "%time f()", "x = !ls", "x = %time f()", "f?", "  !ls"]
+)
 def test_whole_refuses_ipython_syntax_and_names_the_line(line):
     assert (
         refusal(f"a = 1\n{line}", whole=True)
@@ -176,7 +190,10 @@ def test_whole_refuses_ipython_syntax_and_names_the_line(line):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("body", ["x = = 1", "def f(:\n  pass", "return 3", "x = 1\nyield f()", "for x in y\n  f()"])
+@pytest.mark.parametrize(
+    "body",
+    ["x = = 1", "def f(:\n  pass", "return 3", "x = 1\nyield f()", "for x in y\n  f()"],
+)
 def test_a_syntax_error_has_the_cells_line(body, whole):
     with pytest.raises(SyntaxError) as caught:
         parse_cell(cell(body), whole=whole, filename="here")
@@ -222,7 +239,9 @@ def test_arguments_are_evaluated_at_every_call():
 
 def test_a_walrus_and_a_comprehension_leave_the_namespace_alone():
     space = {"__builtins__": __builtins__}
-    assert make_thunk(parse("(y := int('3'), [y for _ in range(2)])"), space, "Cell")() == (3, [3, 3])
+    assert make_thunk(
+        parse("(y := int('3'), [y for _ in range(2)])"), space, "Cell"
+    )() == (3, [3, 3])
     assert "y" not in space
 
 

@@ -68,7 +68,12 @@ def test_our_own_flags():
     assert request == Request(
         spec=JobSpec(cwd="/my data", timeout_s=5400, hang_timeout_s=600),
         access=Access(
-            ssh_config="cfg", ssh_command="ssh", connect_timeout_s=5, lease_s=120, warm_idle_s=300, cold=True
+            ssh_config="cfg",
+            ssh_command="ssh",
+            connect_timeout_s=5,
+            lease_s=120,
+            warm_idle_s=300,
+            cold=True,
         ),
         hosts=parse_hosts("gpu-a:4,me@gpu-b"),
         names_ssh_config=True,
@@ -85,14 +90,24 @@ def test_one_number_of_nodes_is_a_range_of_one():
 
 def test_pythons_of_all_hosts_and_of_one():
     base = Access(pythons=(("", "/old"), ("gpu-b", "/b")))
-    request = parse("--python /venv/bin/python --python gpu-a=/opt/py=3/python", access=base)
-    assert dict(request.access.pythons) == {"": "/venv/bin/python", "gpu-b": "/b", "gpu-a": "/opt/py=3/python"}
+    request = parse(
+        "--python /venv/bin/python --python gpu-a=/opt/py=3/python", access=base
+    )
+    assert dict(request.access.pythons) == {
+        "": "/venv/bin/python",
+        "gpu-b": "/b",
+        "gpu-a": "/opt/py=3/python",
+    }
     assert request.python_hosts == ("gpu-a",)
-    assert dict(parse("--python /opt/py=3/python").access.pythons) == {"": "/opt/py=3/python"}
+    assert dict(parse("--python /opt/py=3/python").access.pythons) == {
+        "": "/opt/py=3/python"
+    }
 
 
 def test_variables_with_values_and_from_the_notebook():
-    request = parse("--env A=1 --env 'B=x = y' --env TOKEN", environ={"TOKEN": "secret"})
+    request = parse(
+        "--env A=1 --env 'B=x = y' --env TOKEN", environ={"TOKEN": "secret"}
+    )
     assert request.spec.env == (("A", "1"), ("B", "x = y"), ("TOKEN", "secret"))
     assert "secret" not in repr(request)
 
@@ -152,12 +167,18 @@ def test_a_wrong_line_says_what_is_wrong(line, message):
     assert refusal(line) == message
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("0.5", 0.5)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("0.5", 0.5)],
+)
 def test_durations(text, seconds):
     assert flags.parse_duration(text, "x") == seconds
 
 
-@pytest.mark.parametrize(("text", "size"), [("7", 7), ("2k", 2048), ("1.5M", 1572864), ("1GiB", 2**30), ("3 TB", 0)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("7", 7), ("2k", 2048), ("1.5M", 1572864), ("1GiB", 2**30), ("3 TB", 0)],
+)
 def test_sizes(text, size):
     if size:
         assert flags.parse_size(text, "x") == size
@@ -199,10 +220,14 @@ def test_what_is_asked_of_slurm():
 
 
 def test_a_job_that_is_there():
-    assert parse("--on slurm:login1:17").allocation == AllocationRequest(login="login1", job="17")
+    assert parse("--on slurm:login1:17").allocation == AllocationRequest(
+        login="login1", job="17"
+    )
     around = {"SLURM_JOB_ID": "7"}
     assert parse("--on slurm", environ=around).allocation == AllocationRequest(job="7")
-    assert parse("--on slurm --nodes 2", environ=around).allocation == AllocationRequest(nodes=2)
+    assert parse(
+        "--on slurm --nodes 2", environ=around
+    ).allocation == AllocationRequest(nodes=2)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +254,11 @@ def test_precedence_of_hosts(tmp_path):
     environ = {"DISTMAGIC_HOSTS": "from-env"}
     notebook = Chosen(hosts=parse_hosts("from-notebook"), source="%distributed hosts")
 
-    def name(request: Request, notebook: Chosen | None = None, environ: dict[str, str] | None = None) -> str:
+    def name(
+        request: Request,
+        notebook: Chosen | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> str:
         return choose_hosts(request, notebook, config, environ or {}).hosts[0].name
 
     assert choose_hosts(Request(), None, config, {}) == Chosen(
@@ -242,22 +271,32 @@ def test_precedence_of_hosts(tmp_path):
     assert name(Request(), environ=environ) == "from-config"
     assert name(Request(), notebook, environ) == "from-notebook"
     assert name(Request(hostfile=str(file)), notebook, environ) == "from-file"
-    assert name(Request(hosts=parse_hosts("from-line")), notebook, environ) == "from-line"
+    assert (
+        name(Request(hosts=parse_hosts("from-line")), notebook, environ) == "from-line"
+    )
 
 
 @pytest.mark.parametrize("where", ["DISTMAGIC_HOSTS", "Distmagic.hosts"])
 def test_a_malformed_setting_is_named(where):
     config = Distmagic(hosts="a:0" if where == "Distmagic.hosts" else "")
-    with pytest.raises(SpecError, match=f"^{where}: host 'a:0': 0 ranks were asked for; a host runs at least 1."):
+    with pytest.raises(
+        SpecError,
+        match=f"^{where}: host 'a:0': 0 ranks were asked for; a host runs at least 1.",
+    ):
         choose_hosts(Request(), None, config, {"DISTMAGIC_HOSTS": "a:0"})
 
 
 def test_hostfile_troubles_name_the_file(tmp_path):
-    with pytest.raises(SpecError, match=r"nowhere: the hostfile can't be read: no such file or directory\."):
+    with pytest.raises(
+        SpecError,
+        match=r"nowhere: the hostfile can't be read: no such file or directory\.",
+    ):
         read_hostfile(str(tmp_path / "nowhere"))
     bad = tmp_path / "bad"
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(SpecError, match=r"bad: the hostfile can't be read: not a text file\."):
+    with pytest.raises(
+        SpecError, match=r"bad: the hostfile can't be read: not a text file\."
+    ):
         read_hostfile(str(bad))
     bad.write_text("a slots=2\nb slots=0\n")
     with pytest.raises(SpecError, match="bad, line 2: slots of b: 0 ranks"):
@@ -266,7 +305,12 @@ def test_hostfile_troubles_name_the_file(tmp_path):
 
 def test_settings_become_defaults():
     config = Distmagic(
-        ssh_config="cfg", python="/py", pythons={"b": "/b"}, nproc_per_node="gpu", payload_limit="1M", lease_s=5
+        ssh_config="cfg",
+        python="/py",
+        pythons={"b": "/b"},
+        nproc_per_node="gpu",
+        payload_limit="1M",
+        lease_s=5,
     )
     assert config.defaults({"A": "1"}) == Defaults(
         access=Access(ssh_config="cfg", pythons=(("", "/py"), ("b", "/b")), lease_s=5),
@@ -281,7 +325,10 @@ def test_settings_become_defaults():
     [
         ({"lease_s": 0}, "Distmagic.lease_s: 0 is not a lease."),
         ({"connect_timeout_s": -1}, "Distmagic.connect_timeout_s: -1 is not a time."),
-        ({"nproc_per_node": "0"}, "Distmagic.nproc_per_node: 0 ranks were asked for; a host runs at least 1."),
+        (
+            {"nproc_per_node": "0"},
+            "Distmagic.nproc_per_node: 0 ranks were asked for; a host runs at least 1.",
+        ),
         ({"payload_limit": "big"}, "Distmagic.payload_limit: 'big' is not a size."),
     ],
 )
@@ -314,7 +361,15 @@ def test_values_of_flags_are_completed(text, candidates):
     assert COMPLETER.cell(event(text)) == candidates
 
 
-@pytest.mark.parametrize("text", ["%%distributed ", "%%distributed --ho", "%%distributed --hosts a ", "%%distributed"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "%%distributed ",
+        "%%distributed --ho",
+        "%%distributed --hosts a ",
+        "%%distributed",
+    ],
+)
 def test_flags_are_completed(text):
     assert set(flags.flag_names()) < set(COMPLETER.cell(event(text)))
 

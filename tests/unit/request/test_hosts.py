@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.errors import SpecError
-from distmagic.request.hosts import LOCALHOST, Host, is_port, parse_host, parse_hostfile, parse_hosts, parse_slots
+from distmagic.request.hosts import (
+    LOCALHOST,
+    Host,
+    is_port,
+    parse_host,
+    parse_hostfile,
+    parse_hosts,
+    parse_slots,
+)
 
 HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
 
@@ -54,15 +62,43 @@ def test_a_host(text, host):
         ("-oProxyCommand", "'-oProxyCommand' is not a host.", HINT),
         ("-l@gpu-a", "'-l@gpu-a' is not a host.", HINT),
         ("gpu-a:1:2:3", "'gpu-a:1:2:3' is not a host.", HINT),
-        ("gpu-a:0", "host 'gpu-a:0': 0 ranks were asked for; a host runs at least 1.", "Use 1 or more."),
-        ("gpu-a:-2", "host 'gpu-a:-2': -2 ranks were asked for; a host runs at least 1.", "Use 1 or more."),
-        ("gpu-a:2.5", "host 'gpu-a:2.5': '2.5' is not a number of ranks.", "Use a number, or gpu, cpu or auto."),
-        ("gpu-a:", "host 'gpu-a:': '' is not a number of ranks.", "Use a number, or gpu, cpu or auto."),
-        ("gpu-a:²", "host 'gpu-a:²': '²' is not a number of ranks.", "Use a number, or gpu, cpu or auto."),
-        ("gpu-a:70000", "host 'gpu-a:70000': '70000' is not a port (1 to 65535).", HINT),
+        (
+            "gpu-a:0",
+            "host 'gpu-a:0': 0 ranks were asked for; a host runs at least 1.",
+            "Use 1 or more.",
+        ),
+        (
+            "gpu-a:-2",
+            "host 'gpu-a:-2': -2 ranks were asked for; a host runs at least 1.",
+            "Use 1 or more.",
+        ),
+        (
+            "gpu-a:2.5",
+            "host 'gpu-a:2.5': '2.5' is not a number of ranks.",
+            "Use a number, or gpu, cpu or auto.",
+        ),
+        (
+            "gpu-a:",
+            "host 'gpu-a:': '' is not a number of ranks.",
+            "Use a number, or gpu, cpu or auto.",
+        ),
+        (
+            "gpu-a:²",
+            "host 'gpu-a:²': '²' is not a number of ranks.",
+            "Use a number, or gpu, cpu or auto.",
+        ),
+        (
+            "gpu-a:70000",
+            "host 'gpu-a:70000': '70000' is not a port (1 to 65535).",
+            HINT,
+        ),
         ("gpu-a:0:4", "host 'gpu-a:0:4': '0' is not a port (1 to 65535).", HINT),
         ("gpu-a:ssh:4", "host 'gpu-a:ssh:4': 'ssh' is not a port (1 to 65535).", HINT),
-        ("[fd00::1", "'[fd00::1': the part in brackets is not an IPv6 address.", "Write [fe80::1]:22."),
+        (
+            "[fd00::1",
+            "'[fd00::1': the part in brackets is not an IPv6 address.",
+            "Write [fe80::1]:22.",
+        ),
         ("$(id)@gpu-a", "'$(id)@gpu-a' is not a host.", HINT),
         ("me;id@gpu-a", "'me;id@gpu-a' is not a host.", HINT),
         ("`id`@gpu-a", "'`id`@gpu-a' is not a host.", HINT),
@@ -75,8 +111,16 @@ def test_a_host(text, host):
             "'[fe80::1%$(id)]:22': the part in brackets is not an IPv6 address.",
             "Write [fe80::1]:22.",
         ),
-        ("[gpu-a]:22", "'[gpu-a]:22': the part in brackets is not an IPv6 address.", "Write [fe80::1]:22."),
-        ("[fd00::1]22", "'[fd00::1]22': the part in brackets is not an IPv6 address.", "Write [fe80::1]:22."),
+        (
+            "[gpu-a]:22",
+            "'[gpu-a]:22': the part in brackets is not an IPv6 address.",
+            "Write [fe80::1]:22.",
+        ),
+        (
+            "[fd00::1]22",
+            "'[fd00::1]22': the part in brackets is not an IPv6 address.",
+            "Write [fe80::1]:22.",
+        ),
     ],
 )
 def test_what_is_no_host(text, message, hint):
@@ -94,7 +138,10 @@ def test_a_list_is_separated_by_commas_or_blanks():
 def test_an_empty_list(text):
     with pytest.raises(SpecError) as caught:
         parse_hosts(text)
-    assert (caught.value.message, caught.value.hint) == ("The list of hosts is empty.", HINT)
+    assert (caught.value.message, caught.value.hint) == (
+        "The list of hosts is empty.",
+        HINT,
+    )
 
 
 @pytest.mark.parametrize("text", ["a,b,a", "a:2,a:4", "me@a:2222,me@a:2222:4"])
@@ -121,8 +168,14 @@ def test_a_hostfile_of_openmpi_horovod_and_deepspeed():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a slots=2\nb slots=x", "hosts.txt, line 2: slots of b: 'x' is not a number of ranks."),
-        ("a slots=0", "hosts.txt, line 1: slots of a: 0 ranks were asked for; a host runs at least 1."),
+        (
+            "a slots=2\nb slots=x",
+            "hosts.txt, line 2: slots of b: 'x' is not a number of ranks.",
+        ),
+        (
+            "a slots=0",
+            "hosts.txt, line 1: slots of a: 0 ranks were asked for; a host runs at least 1.",
+        ),
         ("a slots=", "hosts.txt, line 1: slots of a: '' is not a number of ranks."),
         ("# one\n\na 4", "hosts.txt, line 3: '4' is not understood."),
         ("a slot=4", "hosts.txt, line 1: 'slot=4' is not understood."),
@@ -139,10 +192,13 @@ def test_a_hostfile_names_the_line(text, message):
 
 
 def test_slots_and_ports():
-    assert [parse_slots(word, "here") for word in ("1", "+2", "gpu", "cpu", "auto")] == [1, 2, "gpu", "cpu", "auto"]
-    assert [is_port(word) for word in ("1", "65535", "0", "65536", "-1", "x", "", "²", "9" * 5000)] == [True] * 2 + [
-        False
-    ] * 7
+    assert [
+        parse_slots(word, "here") for word in ("1", "+2", "gpu", "cpu", "auto")
+    ] == [1, 2, "gpu", "cpu", "auto"]
+    assert [
+        is_port(word)
+        for word in ("1", "65535", "0", "65536", "-1", "x", "", "²", "9" * 5000)
+    ] == [True] * 2 + [False] * 7
 
 
 def test_only_plain_localhost_is_this_machine():
@@ -163,4 +219,8 @@ def test_any_text_is_hosts_or_a_spec_error(text):
             assert host.name
             assert not host.name.startswith("-")
             assert host.port is None or 1 <= host.port <= 65535
-            assert host.slots is None or host.slots in ("gpu", "cpu", "auto") or host.slots >= 1
+            assert (
+                host.slots is None
+                or host.slots in ("gpu", "cpu", "auto")
+                or host.slots >= 1
+            )

@@ -16,7 +16,9 @@ ENV = " Ranks get variables by --env NAME=VALUE."
 
 
 def noted(body: str, given: tuple[str, ...] = (), *, whole: bool = False) -> str:
-    plan = parse_cell("#%%distributed\n" + textwrap.dedent(body).strip("\n") + "\n", whole=whole)
+    plan = parse_cell(
+        "#%%distributed\n" + textwrap.dedent(body).strip("\n") + "\n", whole=whole
+    )
     return note(local_effects(plan.local, given))
 
 
@@ -31,13 +33,25 @@ EFFECTS = {
     "from os import environ": ('rank = environ["LOCAL_RANK"]', RANK),
     "in": ('is_distributed = "LOCAL_RANK" in os.environ', RANK),
     "in a block": ('if os.environ["LOCAL_RANK"] == "0":\n    pass', RANK),
-    "in a try": ('try:\n    rank = os.environ["LOCAL_RANK"]\nexcept KeyError:\n    rank = 0', RANK.replace("2", "3")),
+    "in a try": (
+        'try:\n    rank = os.environ["LOCAL_RANK"]\nexcept KeyError:\n    rank = 0',
+        RANK.replace("2", "3"),
+    ),
     "in an f-string": ("device = f\"cuda:{os.environ['LOCAL_RANK']}\"", RANK),
-    "in a class": ('class Config:\n    rank = os.environ["LOCAL_RANK"]', RANK.replace("2", "3")),
+    "in a class": (
+        'class Config:\n    rank = os.environ["LOCAL_RANK"]',
+        RANK.replace("2", "3"),
+    ),
     "as a default": ('def other(rank=os.environ["LOCAL_RANK"]):\n    pass', RANK),
-    "world size": ('world = int(os.environ["WORLD_SIZE"])', RANK.replace("LOCAL_RANK", "WORLD_SIZE")),
+    "world size": (
+        'world = int(os.environ["WORLD_SIZE"])',
+        RANK.replace("LOCAL_RANK", "WORLD_SIZE"),
+    ),
     "parse_args": ("args = parser.parse_args()", ARGV),
-    "parse_known_args": ("args, rest = argparse.ArgumentParser().parse_known_args()", ARGV),
+    "parse_known_args": (
+        "args, rest = argparse.ArgumentParser().parse_known_args()",
+        ARGV,
+    ),
     "HfArgumentParser": ("a, b = parser.parse_args_into_dataclasses()", ARGV),
     "sys.argv": ("epochs = int(sys.argv[1])", ARGV),
     "sys.argv is set": (
@@ -59,7 +73,10 @@ EFFECTS = {
     "deleted": ('del os.environ["OMP_NUM_THREADS"]', SETS),
     "putenv": ('os.putenv("OMP_NUM_THREADS", "4")', SETS),
     "%env": ("get_ipython().run_line_magic('env', 'OMP_NUM_THREADS=4')", SETS),
-    "update": ('os.environ.update(A="1")', SETS.replace("OMP_NUM_THREADS", "variables")),
+    "update": (
+        'os.environ.update(A="1")',
+        SETS.replace("OMP_NUM_THREADS", "variables"),
+    ),
 }
 
 
@@ -136,6 +153,9 @@ def test_a_pasted_program_is_told_of_once():
 
 
 def test_an_effect_knows_the_lines_of_its_statement():
-    plan = parse_cell("#%%distributed\nrank = int(\n    os.environ[\n        'RANK'])\nlen([])\n", whole=False)
+    plan = parse_cell(
+        "#%%distributed\nrank = int(\n    os.environ[\n        'RANK'])\nlen([])\n",
+        whole=False,
+    )
     (effect,) = local_effects(plan.local)
     assert (effect.lineno, effect.lines) == (3, range(2, 5))

@@ -19,10 +19,17 @@ from distmagic.runner.delivery import Chain, Delivery, Routes, routes
 from tests.builders.links import FakeProcess, lines
 
 LARGE, SMALL = 100, 10
-A, B, C = (p.Blob(sha256=letter * 64, size_bytes=size) for letter, size in (("a", LARGE), ("b", LARGE), ("c", SMALL)))
+A, B, C = (
+    p.Blob(sha256=letter * 64, size_bytes=size)
+    for letter, size in (("a", LARGE), ("b", LARGE), ("c", SMALL))
+)
 
 
-def plan(blobs: tuple[p.Blob, ...], lacking: list[tuple[p.Blob, ...]], joins: list[bool] | None = None) -> Routes:
+def plan(
+    blobs: tuple[p.Blob, ...],
+    lacking: list[tuple[p.Blob, ...]],
+    joins: list[bool] | None = None,
+) -> Routes:
     names = [frozenset(blob.sha256 for blob in each) for each in lacking]
     return routes(blobs, names, joins or [True] * len(lacking), 50)
 
@@ -32,7 +39,9 @@ def plan(blobs: tuple[p.Blob, ...], lacking: list[tuple[p.Blob, ...]], joins: li
 
 def test_all_lack_all():
     found = plan((A, C), [(A, C)] * 3)
-    assert found == Routes(straight={}, chains=(Chain(blobs=(A, C), source=None, takers=(0, 1, 2)),))
+    assert found == Routes(
+        straight={}, chains=(Chain(blobs=(A, C), source=None, takers=(0, 1, 2)),)
+    )
     assert found.chains[0].links == ((0, 1), (1, 2))
     assert found.chains[0].size_bytes == LARGE + SMALL
 
@@ -46,13 +55,17 @@ def test_what_is_small_goes_straight():
 
 
 def test_who_has_it_begins_the_chain():
-    assert plan((A,), [(A,), (), (A,)]).chains == (Chain(blobs=(A,), source=1, takers=(0, 2)),)
+    assert plan((A,), [(A,), (), (A,)]).chains == (
+        Chain(blobs=(A,), source=1, takers=(0, 2)),
+    )
     assert plan((A,), [(), (A,)]).chains[0].links == ((0, 1),)
 
 
 def test_one_host_alone_has_nobody_to_get_it_from():
     assert plan((A,), [(A,)]) == Routes(straight={0: (A,)}, chains=())
-    assert plan((A,), [(A,), ()], [True, False]) == Routes(straight={0: (A,)}, chains=())
+    assert plan((A,), [(A,), ()], [True, False]) == Routes(
+        straight={0: (A,)}, chains=()
+    )
 
 
 def test_blobs_that_different_hosts_lack_have_chains_of_their_own():
@@ -64,19 +77,32 @@ def test_blobs_that_different_hosts_lack_have_chains_of_their_own():
 
 def test_who_does_not_join_gets_it_straight():
     found = plan((A,), [(A,)] * 3, [True, False, True])
-    assert found == Routes(straight={1: (A,)}, chains=(Chain(blobs=(A,), source=None, takers=(0, 2)),))
+    assert found == Routes(
+        straight={1: (A,)}, chains=(Chain(blobs=(A,), source=None, takers=(0, 2)),)
+    )
 
 
 @given(st.data())
 def test_everybody_gets_what_it_lacks_exactly_once(data):
-    blobs = [p.Blob(sha256=f"{n:064d}", size_bytes=data.draw(st.integers(0, 100))) for n in range(5)]
+    blobs = [
+        p.Blob(sha256=f"{n:064d}", size_bytes=data.draw(st.integers(0, 100)))
+        for n in range(5)
+    ]
     nodes = data.draw(st.integers(1, 6))
-    lacking = [frozenset(data.draw(st.sets(st.sampled_from([b.sha256 for b in blobs])))) for _ in range(nodes)]
+    lacking = [
+        frozenset(data.draw(st.sets(st.sampled_from([b.sha256 for b in blobs]))))
+        for _ in range(nodes)
+    ]
     joins = data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))
     found = routes(blobs, lacking, joins, 50)
     for node, names in enumerate(lacking):
         got = [blob.sha256 for blob in found.straight.get(node, ())]
-        got += [blob.sha256 for chain in found.chains if node in chain.takers for blob in chain.blobs]
+        got += [
+            blob.sha256
+            for chain in found.chains
+            if node in chain.takers
+            for blob in chain.blobs
+        ]
         assert sorted(got) == sorted(names)
     for chain in found.chains:
         assert all(joins[node] for pair in chain.links for node in pair)
@@ -90,7 +116,9 @@ def test_everybody_gets_what_it_lacks_exactly_once(data):
 def file(folder: Path, data: bytes) -> LocalBlob:
     sha256 = hashlib.sha256(data).hexdigest()
     (folder / sha256).write_bytes(data)
-    return LocalBlob(blob=p.Blob(sha256=sha256, size_bytes=len(data)), path=folder / sha256)
+    return LocalBlob(
+        blob=p.Blob(sha256=sha256, size_bytes=len(data)), path=folder / sha256
+    )
 
 
 def link(name: str, *answers: bytes, hang: bool = False) -> tuple[Link, FakeProcess]:
@@ -103,11 +131,19 @@ class Told:
         self.notes: list[tuple[int, str]] = []
         self.received: list[tuple[int, int, int]] = []
 
-    def deliver(self, links: list[tuple[Link, FakeProcess]], files: list[LocalBlob]) -> None:
+    def deliver(
+        self, links: list[tuple[Link, FakeProcess]], files: list[LocalBlob]
+    ) -> None:
         addresses = [f"10.0.0.{n}" for n in range(len(links))]
         one_each = [each for each, _ in links]
         tell = lambda node, size, total: self.received.append((node, size, total))  # noqa: E731
-        Delivery(one_each, addresses, files, tell, lambda node, text: self.notes.append((node, text))).run()
+        Delivery(
+            one_each,
+            addresses,
+            files,
+            tell,
+            lambda node, text: self.notes.append((node, text)),
+        ).run()
 
 
 @pytest.fixture
@@ -128,17 +164,27 @@ def need(local: LocalBlob, offset: int = 0, why: str = "") -> bytes:
 
 def asked(process: FakeProcess) -> list[p.Message]:
     """Return the requests among what was written, whose last line may be followed by a file's bytes."""
-    return [p.decode(line)[1] for line in process.written.splitlines() if line.startswith(b"{")]
+    return [
+        p.decode(line)[1]
+        for line in process.written.splitlines()
+        if line.startswith(b"{")
+    ]
 
 
 def test_a_chain_of_two(large):
-    first = link("gpu-a", wants(large), lines(p.Serving(port=4000)), need(large), wants())
-    second = link("gpu-b", wants(large), lines(p.ReceivedBytes(size_bytes=2000)), wants())
+    first = link(
+        "gpu-a", wants(large), lines(p.Serving(port=4000)), need(large), wants()
+    )
+    second = link(
+        "gpu-b", wants(large), lines(p.ReceivedBytes(size_bytes=2000)), wants()
+    )
     told = Told()
     told.deliver([first, second], [large])
     check, serve, take = asked(first[1])
     assert check == p.CheckBlobs(blobs=(large.blob,))
-    assert serve == p.ServeBlobs(blobs=(large.blob,), address="10.0.0.0", secret=serve.secret)
+    assert serve == p.ServeBlobs(
+        blobs=(large.blob,), address="10.0.0.0", secret=serve.secret
+    )
     assert take == p.ReceiveBlobs(blobs=(large.blob,), secret=serve.secret)
     assert first[1].written.endswith(b"x" * 5000)
     assert asked(second[1])[1] == p.ReceiveBlobs(
@@ -146,32 +192,51 @@ def test_a_chain_of_two(large):
     )
     assert b"xxx" not in second[1].written
     assert told.notes == []
-    assert {(0, 0, 5000), (0, 5000, 5000), (1, 2000, 5000), (1, 5000, 5000)} <= set(told.received)
+    assert {(0, 0, 5000), (0, 5000, 5000), (1, 2000, 5000), (1, 5000, 5000)} <= set(
+        told.received
+    )
 
 
 def test_the_rest_goes_straight_and_it_is_said_why(large):
-    first = link("gpu-a", wants(large), lines(p.Serving(port=4000)), need(large), wants())
+    first = link(
+        "gpu-a", wants(large), lines(p.Serving(port=4000)), need(large), wants()
+    )
     second = link("gpu-b", wants(large), need(large, 4990, "it hung up"), wants())
     told = Told()
     told.deliver([first, second], [large])
     assert second[1].written.endswith(b"}\n" + b"x" * 10)
-    assert told.notes == [(1, "its data came from the notebook and not from gpu-a: it hung up")]
+    assert told.notes == [
+        (1, "its data came from the notebook and not from gpu-a: it hung up")
+    ]
 
 
 def test_a_host_that_can_not_serve(large):
-    first = link("gpu-a", wants(large), lines(p.Serving(port=0, why="no ssl")), need(large), wants())
+    first = link(
+        "gpu-a",
+        wants(large),
+        lines(p.Serving(port=0, why="no ssl")),
+        need(large),
+        wants(),
+    )
     second = link("gpu-b", wants(large), need(large), wants())
     told = Told()
     told.deliver([first, second], [large])
     assert asked(second[1])[1].port == 0
-    assert told.notes == [(1, "its data came from the notebook and not from gpu-a, which can't serve: no ssl")]
+    assert told.notes == [
+        (
+            1,
+            "its data came from the notebook and not from gpu-a, which can't serve: no ssl",
+        )
+    ]
 
 
 def test_little_data_and_hosts_alone_are_not_asked_first(large, tmp_path):
     small = file(tmp_path, b"small")
     pair = [link("gpu-a", wants()), link("gpu-b", wants())]
     Told().deliver(pair, [small])
-    assert [asked(process) for _, process in pair] == [[p.OfferBlobs(blobs=(small.blob,))]] * 2
+    assert [asked(process) for _, process in pair] == [
+        [p.OfferBlobs(blobs=(small.blob,))]
+    ] * 2
     alone = link("gpu-a", wants(large), wants())
     told = Told()
     told.deliver([alone], [large])
@@ -189,7 +254,9 @@ def test_little_data_and_hosts_alone_are_not_asked_first(large, tmp_path):
     ],
 )
 def test_a_host_that_asks_for_what_nobody_offered(large, answers):
-    answers = {"beyond": need(large, 5001), "again": need(large) * 3}.get(answers, answers)
+    answers = {"beyond": need(large, 5001), "again": need(large) * 3}.get(
+        answers, answers
+    )
     first = link("gpu-a", wants(large), lines(p.Serving(port=4000)), answers, wants())
     second = link("gpu-b", wants(large), wants())
     with pytest.raises(ProtocolError) as caught:
@@ -228,4 +295,7 @@ def test_any_answer_is_an_error_that_names_a_host(data):
         patch.setattr(delivery, "_OTHERS_S", 0.0)
         one = file(Path(folder), b"x")
         with pytest.raises(DistmagicError, match="gpu-"):
-            Told().deliver([link("gpu-a", wants(one), data), link("gpu-b", wants(one), data)], [one])
+            Told().deliver(
+                [link("gpu-a", wants(one), data), link("gpu-b", wants(one), data)],
+                [one],
+            )

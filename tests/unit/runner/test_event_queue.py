@@ -56,12 +56,18 @@ def test_of_long_events_fewer_wait(monkeypatch):
     box.put(0, Mended(), 15_000)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(box.put, 0, Gone(), 6000)
-        box.put(1, Gone(), 1 << 20)  # of another node; alone it has room, however long it is
+        box.put(
+            1, Gone(), 1 << 20
+        )  # of another node; alone it has room, however long it is
         first = box.batch(10.0)
         late.result(30)
     assert [event.size_bytes for event in first if event.node_rank == 0][:1] == [15_000]
     found = [*first, *box.batch(0.0)]
-    assert sorted((event.node_rank, event.size_bytes) for event in found) == [(0, 6000), (0, 15_000), (1, 1 << 20)]
+    assert sorted((event.node_rank, event.size_bytes) for event in found) == [
+        (0, 6000),
+        (0, 15_000),
+        (1, 1 << 20),
+    ]
 
 
 def test_a_long_event_waits_until_the_others_are_read(monkeypatch):

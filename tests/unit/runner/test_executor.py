@@ -45,7 +45,9 @@ ERRORS = (
     ProtocolError("gpu-a sent nonsense."),
     RuntimeError("a bug"),
 )
-any_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+any_error = pytest.mark.parametrize(
+    "error", ERRORS, ids=lambda error: type(error).__name__
+)
 
 
 class FakeJoiner:
@@ -110,7 +112,9 @@ def listen(stage: Stage) -> Listen:
 
 
 def reconnect(broken_link: Link | None = None) -> Reconnect:
-    return Reconnect(node_rank=0, host_index=0, after=2, broken=broken_link, can_ask=True)
+    return Reconnect(
+        node_rank=0, host_index=0, after=2, broken=broken_link, can_ask=True
+    )
 
 
 MEET = Meet(node_rank=0, host_index=0)
@@ -160,57 +164,83 @@ def test_a_new_link_follows_the_node_after_the_last_event(stage):
 
 
 def test_a_new_link_keeps_loaded_what_the_broken_one_kept(stage):
-    stage.link.kept = p.TemplateRequest(owner="me", idle_s=9.0, lease_s=9.0, env={}, defaults={})
+    stage.link.kept = p.TemplateRequest(
+        owner="me", idle_s=9.0, lease_s=9.0, env={}, defaults={}
+    )
     (linked,) = stage.outcomes(reconnect(stage.link))
     assert linked.link.kept == stage.link.kept
-    assert stage.host.requests[-2:] == [stage.link.kept, p.FollowJob(job="j-1", node_rank=0, after=2)]
+    assert stage.host.requests[-2:] == [
+        stage.link.kept,
+        p.FollowJob(job="j-1", node_rank=0, after=2),
+    ]
 
 
 @any_error
 @pytest.mark.parametrize("action", [reconnect(), MEET], ids=["Reconnect", "Meet"])
-def test_an_attempt_that_does_not_connect_fails_with_the_error(stage, monkeypatch, action, error):
+def test_an_attempt_that_does_not_connect_fails_with_the_error(
+    stage, monkeypatch, action, error
+):
     monkeypatch.setattr(stage.reaching, "link", broken(error))
     assert stage.outcomes(action) == [AttemptFailed(error=error)]
 
 
 @any_error
 @pytest.mark.parametrize("action", [reconnect(), MEET], ids=["Reconnect", "Meet"])
-def test_an_attempt_that_can_not_follow_fails_and_hangs_up(stage, monkeypatch, action, error):
+def test_an_attempt_that_can_not_follow_fails_and_hangs_up(
+    stage, monkeypatch, action, error
+):
     stage.host.listings = (listing("j-1", 0, [stage.host]),)
     monkeypatch.setattr(Link, "attach", broken(error))
     assert stage.outcomes(action) == [AttemptFailed(error=error)]
-    assert [process.is_closed.is_set() for process in stage.host.processes] == [False, True]
+    assert [process.is_closed.is_set() for process in stage.host.processes] == [
+        False,
+        True,
+    ]
 
 
 def test_a_node_that_is_there_is_met_and_followed_from_its_beginning(stage):
     stage.host.listings = (listing("j-1", 0, [stage.host]),)
     (linked,) = stage.outcomes(MEET)
     assert isinstance(linked, Linked)
-    assert stage.host.requests[-2:] == [p.ListJobs(job="j-1"), p.FollowJob(job="j-1", node_rank=0)]
+    assert stage.host.requests[-2:] == [
+        p.ListJobs(job="j-1"),
+        p.FollowJob(job="j-1", node_rank=0),
+    ]
 
 
 @pytest.mark.parametrize("found", [[], [("j-1", 1)], [("j-2", 0)]])
 def test_a_node_that_is_not_there_is_not_met(stage, found):
-    stage.host.listings = tuple(listing(job, node_rank, [stage.host]) for job, node_rank in found)
+    stage.host.listings = tuple(
+        listing(job, node_rank, [stage.host]) for job, node_rank in found
+    )
     assert stage.outcomes(MEET) == [AttemptFailed(error=None)]
-    assert [process.is_closed.is_set() for process in stage.host.processes] == [False, True]
+    assert [process.is_closed.is_set() for process in stage.host.processes] == [
+        False,
+        True,
+    ]
 
 
 # ---- Collect
 
 
 def collect(stage: Stage) -> Collect:
-    return Collect(node_rank=1, host_index=0, link=stage.link, sizes={1: len(b"result")})
+    return Collect(
+        node_rank=1, host_index=0, link=stage.link, sizes={1: len(b"result")}
+    )
 
 
 def test_results_are_collected_and_the_link_rests(stage):
     stage.host.results["rank1.result"] = b"result"
-    assert stage.outcomes(collect(stage)) == [Collected(results={1: b"result"}, has_rested=True)]
+    assert stage.outcomes(collect(stage)) == [
+        Collected(results={1: b"result"}, has_rested=True)
+    ]
     assert stage.host.is_left, "the host keeps nothing loaded: its link has been ended"
 
 
 @any_error
-def test_results_that_can_not_be_collected_wait_on_their_host(stage, monkeypatch, error):
+def test_results_that_can_not_be_collected_wait_on_their_host(
+    stage, monkeypatch, error
+):
     monkeypatch.setattr(job_requests, "small_results", broken(error))
     assert stage.outcomes(collect(stage)) == [Collected(results={}, has_rested=False)]
 
@@ -220,14 +250,21 @@ def test_results_that_can_not_be_collected_wait_on_their_host(stage, monkeypatch
 
 def test_a_host_joins_with_what_the_lead_says(stage):
     (admitted,) = stage.outcomes(JOIN, FakeJoiner())
-    assert admitted == Admitted(host_index=0, request_id="a1", link=admitted.link, start=START)
+    assert admitted == Admitted(
+        host_index=0, request_id="a1", link=admitted.link, start=START
+    )
     assert not stage.host.processes[-1].is_closed.is_set()
 
 
 @any_error
 def test_a_host_that_is_not_admitted_is_hung_up_on(stage, error):
-    assert stage.outcomes(JOIN, FakeJoiner(error)) == [JoinFailed(host_index=0, error=error)]
-    assert [process.is_closed.is_set() for process in stage.host.processes] == [False, True]
+    assert stage.outcomes(JOIN, FakeJoiner(error)) == [
+        JoinFailed(host_index=0, error=error)
+    ]
+    assert [process.is_closed.is_set() for process in stage.host.processes] == [
+        False,
+        True,
+    ]
 
 
 @any_error
@@ -238,7 +275,9 @@ def test_a_host_that_can_not_be_reached_does_not_join(stage, monkeypatch, error)
 
 def test_a_node_that_was_admitted_starts(stage):
     action = StartJoined(host_index=0, link=stage.link, start=START)
-    assert stage.outcomes(action) == [Joined(host_index=0, link=stage.link, node_rank=START.node_rank)]
+    assert stage.outcomes(action) == [
+        Joined(host_index=0, link=stage.link, node_rank=START.node_rank)
+    ]
     assert stage.host.requests[-1] == START
 
 
@@ -246,7 +285,9 @@ def test_a_node_that_was_admitted_starts(stage):
 def test_a_node_that_does_not_start_is_hung_up_on(stage, monkeypatch, error):
     monkeypatch.setattr(stage.link, "start", broken(error))
     action = StartJoined(host_index=0, link=stage.link, start=START)
-    assert stage.outcomes(action) == [JoinFailed(host_index=0, error=error, node_rank=START.node_rank)]
+    assert stage.outcomes(action) == [
+        JoinFailed(host_index=0, error=error, node_rank=START.node_rank)
+    ]
     assert stage.host.is_left
 
 
@@ -273,7 +314,9 @@ def test_a_link_of_which_nothing_more_is_wanted_is_closed(stage):
 
 
 def lease_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "distmagic-lease"]
+    return [
+        thread for thread in threading.enumerate() if thread.name == "distmagic-lease"
+    ]
 
 
 def renewals(host: FakeHost) -> int:
@@ -287,9 +330,13 @@ def test_the_lease_is_renewed_over_the_links_of_now_until_the_end(stage):
     assert renewals(other.host) == 0
     stage.executor.keep_lease_over((other.link,))
     assert len(lease_threads()) == 1
-    wait_until(lambda: renewals(other.host) >= 2, "the lease to be renewed over the new link")
+    wait_until(
+        lambda: renewals(other.host) >= 2, "the lease to be renewed over the new link"
+    )
     before = renewals(stage.host)
-    wait_until(lambda: renewals(other.host) >= 5, "the lease to be renewed over the new link")
+    wait_until(
+        lambda: renewals(other.host) >= 5, "the lease to be renewed over the new link"
+    )
     assert renewals(stage.host) == before
     stage.executor.close((other.link,))
     wait_until(lambda: not lease_threads(), "the thread to end")

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from distmagic.connection.reach import Reaching
-from distmagic.errors import ConnectionLost, HostErrors, PreflightError, SpecError, Unreachable
+from distmagic.errors import (
+    ConnectionLost,
+    HostErrors,
+    PreflightError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.payload.bundle import build
 from distmagic.planning.plan import make_plan
 from distmagic.remote.wire import protocol as p
@@ -23,8 +29,25 @@ from distmagic.runner.run_loop import RunLoop
 from distmagic.state.events import Lost
 from distmagic.state.model import RunState
 from tests.builders.events import at, begun
-from tests.builders.hosts import HANG_UP, RESULT, FakeConnection, FakeHost, down, fails, reach, runs_on, runs_to_its_end
-from tests.builders.jobs import assert_left, has_ranks, launched, listing, payload_in, two
+from tests.builders.hosts import (
+    HANG_UP,
+    RESULT,
+    FakeConnection,
+    FakeHost,
+    down,
+    fails,
+    reach,
+    runs_on,
+    runs_to_its_end,
+)
+from tests.builders.jobs import (
+    assert_left,
+    has_ranks,
+    launched,
+    listing,
+    payload_in,
+    two,
+)
 from tests.builders.plans import WORK, A, B, reached
 from tests.builders.runs import FakeScreen
 from tests.lab import wait_until
@@ -45,7 +68,9 @@ GONE = ConnectionLost("gpu-b: the connection ended.", "")
         ({}, [None, GONE, KeyboardInterrupt()], {}),
     ],
 )
-def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_start(spec, errors, lost):
+def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_start(
+    spec, errors, lost
+):
     plan = make_plan(
         JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec}),
         (A, B, C),
@@ -67,8 +92,18 @@ def test_a_bug_in_the_sweep_of_a_lost_host_takes_no_run_away():
         return 1.0
 
     state = begun(at(Lost(why="cut off"), 0), at(Lost(why="cut off"), 1))
-    loop = RunLoop(state, EventQueue(clock), FakeScreen(), lambda longest_s: None, Interrupts(), clock, lambda: "id")
-    table: Any = SimpleNamespace(rows=[SimpleNamespace(host_index=index, link=None) for index in range(2)])
+    loop = RunLoop(
+        state,
+        EventQueue(clock),
+        FakeScreen(),
+        lambda longest_s: None,
+        Interrupts(),
+        clock,
+        lambda: "id",
+    )
+    table: Any = SimpleNamespace(
+        rows=[SimpleNamespace(host_index=index, link=None) for index in range(2)]
+    )
     reaching: Any = Broken()
     launch._sweep(loop, reaching, table)
     assert loop.state.lost == state.lost
@@ -82,7 +117,10 @@ def test_a_run_is_followed_to_its_end_and_small_results_come_along(tmp_path):
     screen = FakeScreen()
     followed = launched(tmp_path, a, b, screen=screen)
     assert followed.state.phase == "done"
-    assert [worker.phase for worker in followed.state.workers.values()] == ["done", "done"]
+    assert [worker.phase for worker in followed.state.workers.values()] == [
+        "done",
+        "done",
+    ]
     assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
     assert followed.host_indices == (0, 1)
     assert not followed.was_interrupted
@@ -94,9 +132,19 @@ def test_every_node_is_told_its_part_of_one_plan(tmp_path):
     a, b = two()
     launched(tmp_path, a, b, spec=JobSpec(timeout_s=90.0))
     (first,), (second,) = a.requests_of(p.StartNode), b.requests_of(p.StartNode)
-    assert (first.job, first.node_rank, first.lead, second.node_rank, second.lead) == ("j", 0, True, 1, False)
+    assert (first.job, first.node_rank, first.lead, second.node_rank, second.lead) == (
+        "j",
+        0,
+        True,
+        1,
+        False,
+    )
     assert first.hosts == second.hosts == ("gpu-a", "gpu-b")
-    assert first.terms == second.terms == p.JobTerms(lease_s=60.0, owner="nb", timeout_s=90.0, min_nodes=2)
+    assert (
+        first.terms
+        == second.terms
+        == p.JobTerms(lease_s=60.0, owner="nb", timeout_s=90.0, min_nodes=2)
+    )
     assert first.membership.secret == second.membership.secret
 
 
@@ -119,7 +167,9 @@ def test_a_host_that_can_not_be_reached_ends_it_before_anything_is_started(tmp_p
     assert_left(a)
 
 
-def test_a_bug_of_a_screen_while_hosts_are_reached_closes_the_links(tmp_path, monkeypatch):
+def test_a_bug_of_a_screen_while_hosts_are_reached_closes_the_links(
+    tmp_path, monkeypatch
+):
     a, b = two()
     may_answer = threading.Event()
     connect = b.connect
@@ -145,9 +195,13 @@ def test_a_host_that_can_not_be_planned_for_ends_it_and_the_links_are_closed(tmp
     a, b = two()
     b.facts = replace(b.facts, torch=None)
     screen = FakeScreen()
-    with pytest.raises(PreflightError, match=r"^gpu-b: Python /usr/bin/python3 has no torch\."):
+    with pytest.raises(
+        PreflightError, match=r"^gpu-b: Python /usr/bin/python3 has no torch\."
+    ):
         launched(tmp_path, a, b, screen=screen)
-    assert [state.abandoned for state in screen.finished] == ["gpu-b: Python /usr/bin/python3 has no torch."]
+    assert [state.abandoned for state in screen.finished] == [
+        "gpu-b: Python /usr/bin/python3 has no torch."
+    ]
     assert a.is_left
     assert b.is_left
     assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
@@ -169,7 +223,9 @@ def test_a_job_of_this_notebook_that_still_runs_there_is_in_the_way(tmp_path):
     a, b = two()
     terms = p.JobTerms(lease_s=60.0, owner="nb")
     b.facts = replace(b.facts, running=(listing("j-0", 0, [b], terms=terms),))
-    with pytest.raises(SpecError, match=r"^Job j-0, which this notebook began, still runs on gpu-b\."):
+    with pytest.raises(
+        SpecError, match=r"^Job j-0, which this notebook began, still runs on gpu-b\."
+    ):
         launched(tmp_path, a, b)
     assert a.is_left
     assert b.is_left
@@ -180,24 +236,41 @@ def test_a_job_that_this_very_kernel_follows_is_in_nobody_s_way(tmp_path):
     a, b = two()
     terms = p.JobTerms(lease_s=60.0, owner="nb")
     b.facts = replace(b.facts, running=(listing("j-0", 0, [b], terms=terms),))
-    followed = launch.launch(reach(a, b), JobSpec(), payload_in(tmp_path), FakeScreen(), "j", "nb", WORK, {"j-0"})
+    followed = launch.launch(
+        reach(a, b),
+        JobSpec(),
+        payload_in(tmp_path),
+        FakeScreen(),
+        "j",
+        "nb",
+        WORK,
+        {"j-0"},
+    )
     assert followed.state.phase == "done"
 
 
 @pytest.mark.parametrize("refuses", ["the plan", "the start"])
-def test_links_of_warm_hosts_are_kept_for_the_next_cell_when_a_host_can_not_run_this_one(tmp_path, refuses):
+def test_links_of_warm_hosts_are_kept_for_the_next_cell_when_a_host_can_not_run_this_one(
+    tmp_path, refuses
+):
     a, b = two()
     if refuses == "the plan":
         b.facts = replace(b.facts, torch=None)
     else:
         for host in (a, b):
-            host.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="there is no directory /data")]
+            host.answers[p.StartNode] = lambda _: [
+                p.Refused(what="start_node", error="there is no directory /data")
+            ]
     reaching = reach(a, b)
     for link in reaching.wait():
-        link.kept = p.TemplateRequest(owner="nb", idle_s=900.0, lease_s=60.0, env={}, defaults={})
+        link.kept = p.TemplateRequest(
+            owner="nb", idle_s=900.0, lease_s=60.0, env={}, defaults={}
+        )
     with pytest.raises((PreflightError, HostErrors)):
         launched(tmp_path, reaching=reaching)
-    assert [process.is_closed.is_set() for host in (a, b) for process in host.processes] == [False, False]
+    assert [
+        process.is_closed.is_set() for host in (a, b) for process in host.processes
+    ] == [False, False]
     a.answers, b.answers, b.facts = {}, {}, a.facts
     again = Reaching(
         reaching.hosts, reaching.access, reaching.asker, reaching._connections, reaching.pythons,
@@ -217,9 +290,16 @@ def test_the_nodes_meet_at_a_port_that_is_free_when_they_start(tmp_path):
     for host in (a, b):
         (start,) = host.requests_of(p.StartNode)
         assert f"--master-port={taken + 1}" in start.torchrun
-        assert (start.endpoint, start.membership.port) == (f"10.0.0.1 {taken + 1}", taken + 1)
+        assert (start.endpoint, start.membership.port) == (
+            f"10.0.0.1 {taken + 1}",
+            taken + 1,
+        )
     kinds = [type(request) for request in a.requests]
-    assert kinds.index(p.OfferBlobs) < kinds.index(p.GetFreePort) < kinds.index(p.StartNode)
+    assert (
+        kinds.index(p.OfferBlobs)
+        < kinds.index(p.GetFreePort)
+        < kinds.index(p.StartNode)
+    )
     assert a.requests_of(p.GetFreePort) == [p.GetFreePort(address="10.0.0.1")]
 
 
@@ -232,17 +312,27 @@ def test_a_port_that_the_user_names_is_the_port(tmp_path):
 
 def test_a_host_on_which_no_port_can_be_tried_has_the_port_of_before(tmp_path):
     a, b = two()
-    a.answers[p.GetFreePort] = lambda _: [p.Refused(what="get_free_port", error="Cannot assign requested address")]
+    a.answers[p.GetFreePort] = lambda _: [
+        p.Refused(what="get_free_port", error="Cannot assign requested address")
+    ]
     launched(tmp_path, a, b)
-    assert f"--master-port={a.facts.free_port}" in a.requests_of(p.StartNode)[0].torchrun
+    assert (
+        f"--master-port={a.facts.free_port}" in a.requests_of(p.StartNode)[0].torchrun
+    )
 
 
-def test_a_host_that_has_started_keeps_its_lease_while_another_one_starts_slowly(tmp_path):
+def test_a_host_that_has_started_keeps_its_lease_while_another_one_starts_slowly(
+    tmp_path,
+):
     a, b = two()
     renewed: list[bool] = []
 
     def starts_slowly(_: p.Message) -> list[p.Message]:
-        wait_until(lambda: len(a.requests_of(p.RenewLease)) > 2, "the lease of gpu-a to be renewed", 20.0)
+        wait_until(
+            lambda: len(a.requests_of(p.RenewLease)) > 2,
+            "the lease of gpu-a to be renewed",
+            20.0,
+        )
         renewed.append(True)
         del b.answers[p.StartNode]
         b.receive(b.processes[0], b.requests_of(p.StartNode)[0])
@@ -267,19 +357,25 @@ def test_a_host_that_refuses_its_files_ends_it_and_nothing_is_started(tmp_path):
 
 def test_a_host_that_refuses_to_start_has_the_others_stopped(tmp_path):
     a, b = two(runs_on)
-    b.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="there is no directory /data")]
+    b.answers[p.StartNode] = lambda _: [
+        p.Refused(what="start_node", error="there is no directory /data")
+    ]
     with pytest.raises(PreflightError) as caught:
         launched(tmp_path, a, b)
     assert str(caught.value) == (
         "gpu-b: there is no directory /data.\n"
         "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME."
     )
-    assert a.requests_of(p.StopNode) == [p.StopNode(grace_s=0.0, reason="another host could not start")]
+    assert a.requests_of(p.StopNode) == [
+        p.StopNode(grace_s=0.0, reason="another host could not start")
+    ]
     assert a.is_left
     assert b.is_left
 
 
-def test_a_host_that_is_lost_in_its_start_has_the_others_stopped_and_the_hint_says_so(tmp_path):
+def test_a_host_that_is_lost_in_its_start_has_the_others_stopped_and_the_hint_says_so(
+    tmp_path,
+):
     a, b = two(runs_on)
     b.answers[p.StartNode] = lambda _: HANG_UP
     with pytest.raises(ConnectionLost) as caught:
@@ -305,7 +401,9 @@ def test_an_elastic_job_begins_without_a_host_that_is_down(tmp_path):
     followed = launched(tmp_path, a, b, spec=ELASTIC)
     assert [node.host for node in followed.state.nodes] == ["gpu-a"]
     assert followed.state.phase == "done"
-    assert followed.state.notices == ("gpu-b: no answer. The run begins without this host.",)
+    assert followed.state.notices == (
+        "gpu-b: no answer. The run begins without this host.",
+    )
     (start,) = a.requests_of(p.StartNode)
     assert start.terms.awaited == ("gpu-b",)
     assert followed.host_indices == (0,)
@@ -322,7 +420,9 @@ def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path
 
 def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
     a, b = two(runs_on)
-    b.answers[p.SweepJob] = lambda _: [p.Final(reason="swept", survivors=("python (pid 7, D)",))]
+    b.answers[p.SweepJob] = lambda _: [
+        p.Final(reason="swept", survivors=("python (pid 7, D)",))
+    ]
 
     def agent_is_killed(state: RunState) -> None:
         if has_ranks(state):
@@ -373,7 +473,9 @@ def test_a_broken_connection_is_mended_and_no_event_is_lost(tmp_path):
         elif len(b.requests_of(p.FollowJob)) == 1:
             for host in (a, b):
                 if len(host.events) == 2:
-                    host.agent_sends(*runs_to_its_end(host.requests_of(p.StartNode)[0])[1:])
+                    host.agent_sends(
+                        *runs_to_its_end(host.requests_of(p.StartNode)[0])[1:]
+                    )
 
     followed = launched(tmp_path, a, b, screen=FakeScreen(act))
     assert b.requests_of(p.FollowJob) == [p.FollowJob(job="j", node_rank=1, after=2)]
@@ -405,5 +507,7 @@ def test_a_bug_of_a_screen_stops_the_ranks_and_closes_the_links(tmp_path):
     with pytest.raises(RuntimeError, match="a bug"):
         launched(tmp_path, a, b, screen=FakeScreen(break_down))
     for host in (a, b):
-        assert [(one.grace_s, one.reason) for one in host.requests_of(p.StopNode)] == [(0.0, "abandoned")]
+        assert [(one.grace_s, one.reason) for one in host.requests_of(p.StopNode)] == [
+            (0.0, "abandoned")
+        ]
     assert_left(a, b)

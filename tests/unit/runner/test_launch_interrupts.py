@@ -14,11 +14,21 @@ from distmagic.remote.wire import protocol as p
 from distmagic.runner import rollback, run_loop
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, reach, runs_on
-from tests.builders.jobs import LatePressingScreen, PressingScreen, assert_left, has_ranks, launched, press, two
+from tests.builders.jobs import (
+    LatePressingScreen,
+    PressingScreen,
+    assert_left,
+    has_ranks,
+    launched,
+    press,
+    two,
+)
 from tests.builders.runs import FakeScreen
 
 
-def pressing(*answer: p.Message | bytes) -> Callable[[p.Message], tuple[p.Message | bytes, ...]]:
+def pressing(
+    *answer: p.Message | bytes,
+) -> Callable[[p.Message], tuple[p.Message | bytes, ...]]:
     """Return an answer of a host, before which the user interrupts."""
 
     def answer_then(_: p.Message) -> tuple[p.Message | bytes, ...]:
@@ -33,7 +43,9 @@ def cancelled(tmp_path: Path, *hosts: FakeHost) -> str:
     screen = FakeScreen()
     with pytest.raises(Cancelled) as caught:
         launched(tmp_path, *hosts, screen=screen)
-    assert [(state.phase, state.abandoned) for state in screen.finished] == [("stopped", caught.value.message)]
+    assert [(state.phase, state.abandoned) for state in screen.finished] == [
+        ("stopped", caught.value.message)
+    ]
     assert_left(*hosts)
     return str(caught.value)
 
@@ -52,7 +64,9 @@ def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch):
     reaching.futures[0].result(30)
     try:
         with pytest.raises(Cancelled) as caught:
-            launched(tmp_path, reaching=reaching, screen=PressingScreen(lambda state: True))
+            launched(
+                tmp_path, reaching=reaching, screen=PressingScreen(lambda state: True)
+            )
     finally:
         may_answer.set()
     assert str(caught.value) == (
@@ -72,21 +86,31 @@ def test_an_interrupt_while_hosts_are_sent_what_they_need(tmp_path):
     a, b = two()
     b.answers[p.OfferBlobs] = pressing()
     text = cancelled(tmp_path, a, b)
-    assert text == "Interrupted while the hosts were being sent what they need; nothing was started."
+    assert (
+        text
+        == "Interrupted while the hosts were being sent what they need; nothing was started."
+    )
     assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
 
 
 def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path):
     a, b = two(runs_on)
     hello = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=1, hostname="b", pid=9)
-    b.answers[p.StartNode] = pressing(p.WorkDirReady(path="/home/me/.distmagic/work/train"), p.encode(hello, 1))
+    b.answers[p.StartNode] = pressing(
+        p.WorkDirReady(path="/home/me/.distmagic/work/train"), p.encode(hello, 1)
+    )
     b.answers[p.StopNode] = lambda _: [p.encode(p.Final(reason="stopped"), 2)]
     text = cancelled(tmp_path, a, b)
-    assert text == "Interrupted while the hosts were starting; what had started was stopped."
+    assert (
+        text
+        == "Interrupted while the hosts were starting; what had started was stopped."
+    )
     assert len(a.requests_of(p.StopNode)) == len(b.requests_of(p.StopNode)) == 1
 
 
-def test_an_interrupt_while_hosts_start_names_those_that_do_not_confirm_their_end(tmp_path, monkeypatch):
+def test_an_interrupt_while_hosts_start_names_those_that_do_not_confirm_their_end(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(rollback, "_PATIENCE_S", 0.2)
     a, b = two(runs_on)
     b.answers[p.StartNode] = pressing()
@@ -101,8 +125,12 @@ def test_an_interrupt_of_a_run_stops_every_rank_and_the_run_is_left(tmp_path):
     followed = launched(tmp_path, a, b, screen=PressingScreen(has_ranks))
     assert (followed.state.phase, followed.state.stopping) == ("stopped", "interrupted")
     for host in (a, b):
-        assert host.requests_of(p.StopNode) == [p.StopNode(grace_s=run_loop.GRACE_S, reason="interrupted")]
-    assert not followed.was_interrupted, "it was an interrupt of the run, not one behind it"
+        assert host.requests_of(p.StopNode) == [
+            p.StopNode(grace_s=run_loop.GRACE_S, reason="interrupted")
+        ]
+    assert not followed.was_interrupted, (
+        "it was an interrupt of the run, not one behind it"
+    )
     assert_left(a, b)
 
 

@@ -34,14 +34,25 @@ def payload(tmp_path) -> Payload:
         (tmp_path / name).write_bytes(data)
         blob = p.Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
         found[name] = LocalBlob(blob=blob, path=tmp_path / name)
-    return Payload(call=found["call"], code=found["code"], side_files=(found["volume"],))
+    return Payload(
+        call=found["call"], code=found["code"], side_files=(found["volume"],)
+    )
 
 
-def begun(payload: Payload, *hosts: Reached, awaited: tuple[str, ...] = (), **spec) -> list[p.StartNode]:
+def begun(
+    payload: Payload, *hosts: Reached, awaited: tuple[str, ...] = (), **spec
+) -> list[p.StartNode]:
     """Return what all nodes of an elastic job are told that begins on these hosts."""
     spec = {"nnodes": (1, 4), "max_restarts": 3, **spec}
     plan = make_plan(
-        JobSpec(**spec), hosts, job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK, awaited=awaited
+        JobSpec(**spec),
+        hosts,
+        job="j-1",
+        lease_s=60.0,
+        owner="nb",
+        local_cwd="/nb",
+        work=WORK,
+        awaited=awaited,
     )
     return [start_message(plan, node, payload, SECRET, None) for node in plan.nodes]
 
@@ -50,13 +61,25 @@ def begun(payload: Payload, *hosts: Reached, awaited: tuple[str, ...] = (), **sp
 
 
 @pytest.mark.parametrize(
-    "spec", [{}, {"nproc_per_node": 2}, {"nproc_per_node": "cpu"}, {"cwd": "~/x", "env": (("A", "1"),)}]
+    "spec",
+    [
+        {},
+        {"nproc_per_node": 2},
+        {"nproc_per_node": "cpu"},
+        {"cwd": "~/x", "env": (("A", "1"),)},
+    ],
 )
-@pytest.mark.parametrize("late", [C, reached("gpu-c", "fd00::3"), replace(B, host=LOCALHOST)])
-def test_a_host_that_comes_later_is_told_what_it_would_have_been_told_at_the_beginning(payload, spec, late):
+@pytest.mark.parametrize(
+    "late", [C, reached("gpu-c", "fd00::3"), replace(B, host=LOCALHOST)]
+)
+def test_a_host_that_comes_later_is_told_what_it_would_have_been_told_at_the_beginning(
+    payload, spec, late
+):
     lead, _ = begun(payload, A, B, **spec)
     at_once = begun(payload, A, B, late, **spec)[2]
-    joined = start_messages.join_message(lead, (*lead.hosts, late.host.name), late, local_cwd="/nb")
+    joined = start_messages.join_message(
+        lead, (*lead.hosts, late.host.name), late, local_cwd="/nb"
+    )
     assert joined.membership.nodes == 2, "with so many it began"
     assert replace(joined, membership=replace(joined.membership, nodes=3)) == at_once
 
@@ -64,7 +87,9 @@ def test_a_host_that_comes_later_is_told_what_it_would_have_been_told_at_the_beg
 def test_only_the_lead_of_a_job_that_may_grow_has_a_template_for_them(payload):
     lead, other = begun(payload, A, B, cwd="~/x", nproc_per_node=2, awaited=("gpu-c",))
     sizes = tuple(len(data) for data in DATA.values())
-    assert lead.join_template == p.JoinTemplate(sizes=sizes, nproc_per_node="2", cwd="~/x", work=WORK)
+    assert lead.join_template == p.JoinTemplate(
+        sizes=sizes, nproc_per_node="2", cwd="~/x", work=WORK
+    )
     assert (lead.terms, lead.terms.awaited) == (other.terms, ("gpu-c",))
     assert other.join_template is None
     assert (lead.terms.min_nodes, lead.terms.max_nodes) == (1, 4)
@@ -80,10 +105,18 @@ class FakeLink:
     """A conversation with a host that has some blobs and hears what it is sent."""
 
     def __init__(
-        self, one: Reached, has: dict[str, bytes] | None = None, running: tuple[p.JobListing, ...] = ()
+        self,
+        one: Reached,
+        has: dict[str, bytes] | None = None,
+        running: tuple[p.JobListing, ...] = (),
     ) -> None:
-        self.host, self.facts = one.host, replace(one.facts, torch=facts.torch_version(), running=running)
-        self.has = {hashlib.sha256(data).hexdigest(): data for data in (has or {}).values()}
+        self.host, self.facts = (
+            one.host,
+            replace(one.facts, torch=facts.torch_version(), running=running),
+        )
+        self.has = {
+            hashlib.sha256(data).hexdigest(): data for data in (has or {}).values()
+        }
         self.said: list[object] = []
         self.route, self.is_open = one.route, True
         self.answers: list[p.Message] = []
@@ -102,8 +135,14 @@ class FakeLink:
         self.said.append(message)
 
     def answer(self, kind):
-        (request,) = [message for message in self.said if isinstance(message, p.CheckBlobs)]
-        return kind(sha256=tuple(blob.sha256 for blob in request.blobs if blob.sha256 not in self.has))
+        (request,) = [
+            message for message in self.said if isinstance(message, p.CheckBlobs)
+        ]
+        return kind(
+            sha256=tuple(
+                blob.sha256 for blob in request.blobs if blob.sha256 not in self.has
+            )
+        )
 
     def deliver(self, files):
         self.said.append([local.path.read_bytes() for local in files])
@@ -126,14 +165,23 @@ class Lead:
     """The first host of a job: what it answers, and the conversations with it."""
 
     def __init__(
-        self, start: p.StartNode, has: dict[str, bytes] | None = None, enlisted: p.Message | None = None
+        self,
+        start: p.StartNode,
+        has: dict[str, bytes] | None = None,
+        enlisted: p.Message | None = None,
     ) -> None:
         self.start, self.has, self.links = start, has, []
-        self.enlisted = enlisted or p.NodeAdded(request_id="a1", hosts=(*start.hosts, "gpu-c"))
+        self.enlisted = enlisted or p.NodeAdded(
+            request_id="a1", hosts=(*start.hosts, "gpu-c")
+        )
 
     def open(self) -> FakeLink:
         link = FakeLink(A, self.has)
-        link.answers = [p.LeadStart(start=self.start), p.NodeAdded(request_id="b2", hosts=("gpu-x",)), self.enlisted]
+        link.answers = [
+            p.LeadStart(start=self.start),
+            p.NodeAdded(request_id="b2", hosts=("gpu-x",)),
+            self.enlisted,
+        ]
         self.links.append(link)
         return link
 
@@ -143,10 +191,19 @@ def test_the_notebook_that_began_the_job_has_all_that_is_needed_itself(payload):
     link = FakeLink(C, {"call": DATA["call"]})
     start = NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
     assert start == start_messages.join_message(
-        lead.start, ("gpu-a", "gpu-b", "gpu-c"), replace(C, facts=link.facts), local_cwd=""
+        lead.start,
+        ("gpu-a", "gpu-b", "gpu-c"),
+        replace(C, facts=link.facts),
+        local_cwd="",
     )
-    assert link.said[1:] == [[DATA["code"], DATA["volume"]], "ask 10.0.0.1", "sweep j-1"]
-    assert [said for one in lead.links for said in one.said] == [p.AddNode(host="gpu-c", request_id="a1")]
+    assert link.said[1:] == [
+        [DATA["code"], DATA["volume"]],
+        "ask 10.0.0.1",
+        "sweep j-1",
+    ]
+    assert [said for one in lead.links for said in one.said] == [
+        p.AddNode(host="gpu-c", request_id="a1")
+    ]
     assert not any(one.is_open for one in lead.links)
 
 
@@ -156,7 +213,11 @@ def test_another_notebook_asks_the_lead_for_all_of_it(payload, tmp_path, monkeyp
     newcomers = NodeJoiner("j-1", lead.open)
     link = FakeLink(C, {"call": DATA["call"]})
     start = newcomers.admit(link, "a1")
-    assert (start.node_rank, start.membership.secret, start.call) == (2, "00ff", payload.call.blob.sha256)
+    assert (start.node_rank, start.membership.secret, start.call) == (
+        2,
+        "00ff",
+        payload.call.blob.sha256,
+    )
     assert link.said[1] == [DATA["code"], DATA["volume"]]
     asked = [said for one in lead.links for said in one.said]
     assert asked == [
@@ -176,9 +237,12 @@ def test_another_notebook_asks_the_lead_for_all_of_it(payload, tmp_path, monkeyp
 def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
     lead = Lead(begun(payload, A, B)[0], has=DATA)
-    monkeypatch.setattr(FakeLink, "fetch_blob", lambda self, blob, write: write(b"x" * blob.size_bytes))
+    monkeypatch.setattr(
+        FakeLink, "fetch_blob", lambda self, blob, write: write(b"x" * blob.size_bytes)
+    )
     with pytest.raises(
-        ProtocolError, match=r"^gpu-a: what the job needs could not be taken from there: a file arrived damaged\.$"
+        ProtocolError,
+        match=r"^gpu-a: what the job needs could not be taken from there: a file arrived damaged\.$",
     ):
         NodeJoiner("j-1", lead.open).admit(FakeLink(C), "a1")
     assert list((tmp_path / "blobs").iterdir()) == []
@@ -187,7 +251,10 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (p.Refused(what="add_node", error="it is about to end"), "gpu-c can't come to job j-1: it is about to end."),
+        (
+            p.Refused(what="add_node", error="it is about to end"),
+            "gpu-c can't come to job j-1: it is about to end.",
+        ),
         (p.AgentGone(), "Job j-1 has ended."),
     ],
 )
@@ -203,7 +270,10 @@ def test_a_job_that_is_not_elastic_takes_in_nobody(payload):
     lead = Lead(begun(payload, A, B, nnodes=None)[0])
     with pytest.raises(SpecError) as caught:
         NodeJoiner("j-1", lead.open).admit(FakeLink(C), "a1")
-    assert str(caught.value) == "Job j-1 is not elastic.\nBegin it with --nnodes MIN:MAX --max-restarts N."
+    assert (
+        str(caught.value)
+        == "Job j-1 is not elastic.\nBegin it with --nnodes MIN:MAX --max-restarts N."
+    )
 
 
 def listed(node_rank: int) -> tuple[p.JobListing, ...]:
@@ -224,7 +294,10 @@ def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(payl
     lead, link = Lead(begun(payload, A, B)[0]), FakeLink(C, running=listed(1))
     with pytest.raises(SpecError) as caught:
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
-    assert caught.value.message == "gpu-c can't come to job j-1: it has a node of this job, which runs."
+    assert (
+        caught.value.message
+        == "gpu-c can't come to job j-1: it has a node of this job, which runs."
+    )
     assert (link.said, lead.links) == ([], [])
 
 
@@ -241,12 +314,18 @@ def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(payl
         ),
     ],
 )  # fmt: skip
-def test_a_lead_that_tells_of_what_can_not_be_is_not_believed(payload, change, error, message):
+def test_a_lead_that_tells_of_what_can_not_be_is_not_believed(
+    payload, change, error, message
+):
     link = FakeLink(C)
     with pytest.raises(error) as caught:
-        NodeJoiner("j-1", Lead(replace(begun(payload, A, B)[0], **change)).open).admit(link, "a1")
+        NodeJoiner("j-1", Lead(replace(begun(payload, A, B)[0], **change)).open).admit(
+            link, "a1"
+        )
     assert caught.value.message == message
-    assert not any(isinstance(said, list) for said in link.said), "nothing was brought there"
+    assert not any(isinstance(said, list) for said in link.said), (
+        "nothing was brought there"
+    )
 
 
 def test_a_host_that_does_not_fit_is_brought_nothing(payload):

@@ -60,7 +60,9 @@ def a_link(agent_error: str = "") -> Any:
 class Table:
     """A node table of hosts gpu-a and gpu-b, both followed since second 0, and what it asked for since the last look."""
 
-    def __init__(self, growth: Growth | None = None, missing: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, growth: Growth | None = None, missing: tuple[int, ...] = ()
+    ) -> None:
         numbers = itertools.count(1)
         self.table = NodeTable((0, 1), 60.0, lambda: f"id{next(numbers)}", growth)
         self.links = {node: a_link() for node in (0, 1) if node not in missing}
@@ -72,11 +74,21 @@ class Table:
             actions += self.table.receive(Event(node_rank=node, at_s=at_s, what=one))
         return actions
 
-    def ended(self, node: int = 1, error: Exception | None = None, last: int = 9, at_s: float = 0.0) -> list[Action]:
+    def ended(
+        self,
+        node: int = 1,
+        error: Exception | None = None,
+        last: int = 9,
+        at_s: float = 0.0,
+    ) -> list[Action]:
         link = self.table.rows[node].link or a_link()
-        return self.after(LinkEnded(link=link, last=last, error=error), node=node, at_s=at_s)
+        return self.after(
+            LinkEnded(link=link, last=last, error=error), node=node, at_s=at_s
+        )
 
-    def attempts(self, error: Exception | None, until_s: float, kind: type = AttemptFailed) -> list[float]:
+    def attempts(
+        self, error: Exception | None, until_s: float, kind: type = AttemptFailed
+    ) -> list[float]:
         """Let every attempt fail; return when they began."""
         began = []
         for tenth in range(int(until_s * 20)):
@@ -87,7 +99,10 @@ class Table:
                     self.after(AttemptFailed(error=error), at_s=now_s)
                 elif isinstance(action, Join):
                     began.append(now_s)
-                    self.after(JoinFailed(host_index=action.host_index, error=error), at_s=now_s)
+                    self.after(
+                        JoinFailed(host_index=action.host_index, error=error),
+                        at_s=now_s,
+                    )
         return began
 
 
@@ -104,7 +119,9 @@ def lost(why: str, node: int = 1) -> Note:
 
 def test_all_nodes_are_followed_from_the_beginning():
     table = Table()
-    assert table.begun == [Listen(node_rank=node, link=table.links[node], after=0) for node in (0, 1)]
+    assert table.begun == [
+        Listen(node_rank=node, link=table.links[node], after=0) for node in (0, 1)
+    ]
     assert table.table.links == (table.links[0], table.links[1])
     assert table.table.due(1e9) == []
 
@@ -112,10 +129,17 @@ def test_all_nodes_are_followed_from_the_beginning():
 def test_an_agent_that_ends_well_leaves_its_small_results_and_its_link_rests():
     table = Table()
     link = table.links[1]
-    ends = [p.Ended(rank=2, restart=0, outcome="returned", result_bytes=40), p.Final(reason="done")]
+    ends = [
+        p.Ended(rank=2, restart=0, outcome="returned", result_bytes=40),
+        p.Final(reason="done"),
+    ]
     assert table.after(*ends) == []
-    assert table.ended() == [Collect(node_rank=1, host_index=1, link=link, sizes={2: 40})]
-    assert table.after(Collected(results={2: b"x"}, has_rested=True)) == [Note(node_rank=1, what=Gone())]
+    assert table.ended() == [
+        Collect(node_rank=1, host_index=1, link=link, sizes={2: 40})
+    ]
+    assert table.after(Collected(results={2: b"x"}, has_rested=True)) == [
+        Note(node_rank=1, what=Gone())
+    ]
     assert table.table.small_results == {(1, 2): b"x"}
     assert table.table.links == (table.links[0],)
 
@@ -123,7 +147,10 @@ def test_an_agent_that_ends_well_leaves_its_small_results_and_its_link_rests():
 @pytest.mark.parametrize("size", [None, 0, (1 << 20) + 1])
 def test_no_result_and_a_large_one_are_not_collected(size):
     table = Table()
-    table.after(p.Ended(rank=2, restart=0, outcome="returned", result_bytes=size), p.Final(reason="done"))
+    table.after(
+        p.Ended(rank=2, restart=0, outcome="returned", result_bytes=size),
+        p.Final(reason="done"),
+    )
     (collect,) = table.ended()
     assert collect.sizes == {}
 
@@ -136,7 +163,10 @@ def test_a_connection_that_breaks_after_the_last_event_is_no_loss():
 
 @pytest.mark.parametrize(
     ("agent_error", "why"),
-    [("", "its agent ended without a word (was it killed?)"), ("MemoryError", "its agent broke down: MemoryError")],
+    [
+        ("", "its agent ended without a word (was it killed?)"),
+        ("MemoryError", "its agent broke down: MemoryError"),
+    ],
 )
 def test_an_agent_that_ends_without_a_last_event_is_lost(agent_error, why):
     table = Table()
@@ -147,7 +177,10 @@ def test_an_agent_that_ends_without_a_last_event_is_lost(agent_error, why):
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (ProtocolError("gpu-b: event 4 came after event 2."), "gpu-b: event 4 came after event 2."),
+        (
+            ProtocolError("gpu-b: event 4 came after event 2."),
+            "gpu-b: event 4 came after event 2.",
+        ),
         (RuntimeError("oh"), "a fault of distmagic: RuntimeError('oh')"),
     ],
 )
@@ -172,7 +205,9 @@ def test_a_new_connection_goes_on_after_the_last_event():
     broken = table.links[1]
     table.ended(error=CUT, last=9)
     (attempt,) = table.table.due(1.0)
-    assert attempt == Reconnect(node_rank=1, host_index=1, after=9, broken=broken, can_ask=True)
+    assert attempt == Reconnect(
+        node_rank=1, host_index=1, after=9, broken=broken, can_ask=True
+    )
     assert table.after(Linked(link=link)) == [
         Note(node_rank=1, what=Mended()), Listen(node_rank=1, link=link, after=9),
     ]  # fmt: skip
@@ -189,16 +224,23 @@ def test_a_connection_that_breaks_twice_goes_on_from_the_newest_event():
     assert attempt.after == 12
 
 
-@pytest.mark.parametrize("error", [LOCKED, PreflightError("gpu-b", "nologin."), ProtocolError("gpu-b sent x.")])
+@pytest.mark.parametrize(
+    "error",
+    [LOCKED, PreflightError("gpu-b", "nologin."), ProtocolError("gpu-b sent x.")],
+)
 def test_a_refusal_while_reconnecting_is_no_end_of_a_healthy_run(error):
     table, link = Table(), a_link()
     table.ended(error=CUT)
     (attempt,) = table.table.due(1.0)
-    assert table.after(AttemptFailed(error=error), at_s=1.0) == [Note(node_rank=1, what=Broken(why=error.message))]
+    assert table.after(AttemptFailed(error=error), at_s=1.0) == [
+        Note(node_rank=1, what=Broken(why=error.message))
+    ]
     assert table.table.due(5.9) == []
     (attempt,) = table.table.due(6.0)
     assert not attempt.can_ask, "a user is asked once"
-    assert Listen(node_rank=1, link=link, after=9) in table.after(Linked(link=link), at_s=6.0)
+    assert Listen(node_rank=1, link=link, after=9) in table.after(
+        Linked(link=link), at_s=6.0
+    )
 
 
 def test_another_host_key_is_never_tried_again():
@@ -220,15 +262,21 @@ def test_a_node_that_others_hear_is_not_given_up_when_only_this_notebook_can_not
 
 def test_a_host_that_is_down_when_a_job_is_followed_is_tried_as_after_a_break():
     table = Table(missing=(1,))
-    assert table.begun[1:] == [Note(node_rank=1, what=Broken(why="it could not be reached"))]
+    assert table.begun[1:] == [
+        Note(node_rank=1, what=Broken(why="it could not be reached"))
+    ]
     (attempt,) = table.table.due(1.0)
-    assert attempt == Reconnect(node_rank=1, host_index=1, after=0, broken=None, can_ask=True)
+    assert attempt == Reconnect(
+        node_rank=1, host_index=1, after=0, broken=None, can_ask=True
+    )
 
 
 def test_a_stop_reaches_a_broken_node_with_its_next_connection():
     table, link = Table(), a_link()
     table.ended(error=CUT)
-    assert table.table.stop((0, 1), STOP) == [Send(links=(table.links[0], table.links[1]), message=STOP)]
+    assert table.table.stop((0, 1), STOP) == [
+        Send(links=(table.links[0], table.links[1]), message=STOP)
+    ]
     table.table.due(1.0)
     assert table.after(Linked(link=link))[0] == Send(links=(link,), message=STOP)
 
@@ -250,8 +298,12 @@ def test_an_awaited_host_is_tried_until_it_is_counted_and_then_started_and_follo
     assert (join.host_index, join.broken) == (2, None)
     added = p.NodeAdded(request_id=join.request_id, hosts=HOSTS)
     assert table.after(added, node=0) == []
-    assert table.after(admitted(link, join.request_id)) == [StartJoined(host_index=2, link=link, start=START)]
-    assert table.after(Joined(host_index=2, link=link, node_rank=2)) == [Listen(node_rank=2, link=link, after=0)]
+    assert table.after(admitted(link, join.request_id)) == [
+        StartJoined(host_index=2, link=link, start=START)
+    ]
+    assert table.after(Joined(host_index=2, link=link, node_rank=2)) == [
+        Listen(node_rank=2, link=link, after=0)
+    ]
     assert table.table.due(1e9) == []
 
 
@@ -259,7 +311,9 @@ def test_a_host_may_be_counted_before_or_after_the_answer_of_the_lead():
     table, link = Table(elastic(2)), a_link()
     table.table.due(1.0)
     assert table.after(admitted(link)) == []
-    assert table.after(ADDED, node=0) == [StartJoined(host_index=2, link=link, start=START)]
+    assert table.after(ADDED, node=0) == [
+        StartJoined(host_index=2, link=link, start=START)
+    ]
 
 
 def test_a_lost_node_s_host_is_tried_as_a_new_node():
@@ -289,12 +343,16 @@ def test_a_node_that_was_counted_and_could_not_be_started_is_lost_and_tried_agai
     table.table.due(1.0)
     table.after(admitted(link))
     table.after(ADDED, node=0)
-    assert table.after(JoinFailed(host_index=2, error=CUT), at_s=1.0) == [lost(str(CUT), node=2)]
+    assert table.after(JoinFailed(host_index=2, error=CUT), at_s=1.0) == [
+        lost(str(CUT), node=2)
+    ]
     assert table.table.due(1.4) == []
     assert [type(action) for action in table.table.due(1.5)] == [Join]
 
 
-@pytest.mark.parametrize("error", [AWAY, CUT, SpecError("gpu-c has a node of this job, which runs.")])
+@pytest.mark.parametrize(
+    "error", [AWAY, CUT, SpecError("gpu-c has a node of this job, which runs.")]
+)
 def test_what_passes_by_itself_is_not_told(error):
     table = Table(elastic(2))
     table.table.due(1.0)
@@ -305,7 +363,10 @@ def test_a_host_that_refuses_is_told_of_and_tried_again_later():
     table = Table(elastic(2))
     table.table.due(1.0)
     error = PreflightError("gpu-c", "has no torch.")
-    told = Note(node_rank=0, what=Warned(text="gpu-c: has no torch. The run goes on without this host."))
+    told = Note(
+        node_rank=0,
+        what=Warned(text="gpu-c: has no torch. The run goes on without this host."),
+    )
     assert table.after(JoinFailed(host_index=2, error=error), at_s=1.0) == [told]
     assert table.table.due(REFUSED_PAUSE_S) == []
     assert [type(action) for action in table.table.due(1.0 + REFUSED_PAUSE_S)] == [Join]
@@ -315,7 +376,10 @@ def test_a_fault_of_our_own_is_told_and_that_host_is_tried_no_more():
     table = Table(elastic(2))
     table.table.due(1.0)
     (told,) = table.after(JoinFailed(host_index=2, error=RuntimeError("oh")))
-    assert told.what.text == "a fault of distmagic: RuntimeError('oh'). The run goes on without this host."
+    assert (
+        told.what.text
+        == "a fault of distmagic: RuntimeError('oh'). The run goes on without this host."
+    )
     assert table.table.due(1e9) == []
 
 
@@ -323,7 +387,9 @@ def test_a_host_that_another_notebook_starts_is_met_and_not_tried_here():
     table, link = Table(elastic(2)), a_link()
     assert table.after(p.NodeAdded(request_id="another's", hosts=HOSTS), node=0) == []
     assert table.table.due(1.0) == [Meet(node_rank=2, host_index=2)]
-    assert table.after(Linked(link=link), node=2) == [Listen(node_rank=2, link=link, after=0)]
+    assert table.after(Linked(link=link), node=2) == [
+        Listen(node_rank=2, link=link, after=0)
+    ]
 
 
 def test_a_node_that_nobody_starts_is_lost_and_started_here():
@@ -337,15 +403,25 @@ def test_a_node_that_nobody_starts_is_lost_and_started_here():
 
 
 @pytest.mark.parametrize(
-    ("growth", "notes"), [(None, ["it never began"]), (elastic(), ["it is not among the hosts of this notebook"])]
+    ("growth", "notes"),
+    [
+        (None, ["it never began"]),
+        (elastic(), ["it is not among the hosts of this notebook"]),
+    ],
 )
 def test_a_node_on_a_host_that_is_not_known_here_is_passed_over(growth, notes):
     table = Table(growth)
-    actions = table.after(p.NodeAdded(request_id="x", hosts=("gpu-a", "gpu-b", "elsewhere")), node=0)
+    actions = table.after(
+        p.NodeAdded(request_id="x", hosts=("gpu-a", "gpu-b", "elsewhere")), node=0
+    )
     assert table.table.rows[2].host_index == UNKNOWN_HOST
-    assert [action.what.why for action in actions if isinstance(action.what, Lost)] == notes
+    assert [
+        action.what.why for action in actions if isinstance(action.what, Lost)
+    ] == notes
     warned = [action.what.text for action in actions if isinstance(action.what, Warned)]
-    assert [text.partition(",")[0] for text in warned] == (["elsewhere has come to the job"] if growth else [])
+    assert [text.partition(",")[0] for text in warned] == (
+        ["elsewhere has come to the job"] if growth else []
+    )
 
 
 def test_only_the_lead_counts_nodes():
@@ -393,7 +469,10 @@ def test_a_host_that_has_started_in_the_moment_of_a_stop_is_stopped():
     table.after(ADDED, node=0)
     table.table.stop((0, 1), STOP)
     actions = table.after(Joined(host_index=2, link=link, node_rank=2))
-    assert Send(links=(link,), message=p.StopNode(grace_s=0.0, reason="too late")) in actions
+    assert (
+        Send(links=(link,), message=p.StopNode(grace_s=0.0, reason="too late"))
+        in actions
+    )
 
 
 # ---- whatever happens

@@ -20,14 +20,24 @@ from distmagic.state.model import RunState
 from tests.builders.runs import FakeScreen
 
 
-def opening(screen: FakeScreen, noted: Interrupts | None = None, serve=lambda longest_s: None) -> RunLoop:
+def opening(
+    screen: FakeScreen, noted: Interrupts | None = None, serve=lambda longest_s: None
+) -> RunLoop:
     seconds = itertools.count()  # a second each time that the clock is looked at
 
     def clock() -> float:
         return float(next(seconds))
 
     state = begin("j", ("gpu-a", "gpu-b"))
-    return RunLoop(state, EventQueue(clock), screen, serve, noted or Interrupts(), clock, lambda: "id")
+    return RunLoop(
+        state,
+        EventQueue(clock),
+        screen,
+        serve,
+        noted or Interrupts(),
+        clock,
+        lambda: "id",
+    )
 
 
 class FakeReaching:
@@ -58,7 +68,11 @@ def test_hosts_are_shown_as_they_answer():
     shown = opening(screen)
     assert launch._connect(shown, FakeReaching(links), None) == ("a", "b")
     seen = [phases(state) for state in screen.shown]
-    assert seen == [["connecting", "connecting"], ["connecting", "connected"], ["connected", "connected"]]
+    assert seen == [
+        ["connecting", "connecting"],
+        ["connecting", "connected"],
+        ["connected", "connected"],
+    ]
     assert phases(shown.state) == ["connected", "connected"]
     assert screen.finished == []
 
@@ -66,10 +80,14 @@ def test_hosts_are_shown_as_they_answer():
 def test_a_host_that_can_not_be_used_is_shown_while_others_are_waited_for():
     links: list[Future[str]] = [Future(), Future()]
     links[0].set_exception(Unreachable("gpu-a", "port 22 refused the connection."))
-    screen = FakeScreen(lambda state: links[1].set_result("b") if len(screen.shown) == 2 else None)
+    screen = FakeScreen(
+        lambda state: links[1].set_result("b") if len(screen.shown) == 2 else None
+    )
     with pytest.raises(Unreachable):
         launch._connect(opening(screen), FakeReaching(links), None)
-    assert [state.nodes[0].unusable for state in screen.shown] == 3 * ["gpu-a: port 22 refused the connection."]
+    assert [state.nodes[0].unusable for state in screen.shown] == 3 * [
+        "gpu-a: port 22 refused the connection."
+    ]
 
 
 def test_events_are_folded_while_a_result_is_waited_for():
@@ -98,7 +116,9 @@ def test_what_a_future_raises_is_raised_when_the_user_has_seen_how_it_ended():
     what = opening(screen)
     with pytest.raises(Unreachable, match=r"gpu-a: gone\."), what.opening():
         what.result(future)
-    assert [(s.phase, s.is_over, s.abandoned) for s in screen.finished] == [("failed", True, "gpu-a: gone.")]
+    assert [(s.phase, s.is_over, s.abandoned) for s in screen.finished] == [
+        ("failed", True, "gpu-a: gone.")
+    ]
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -114,10 +134,15 @@ def test_a_signal_is_heeded_between_two_looks_and_becomes_cancelled(times):
     screen = FakeScreen(press)
     with interrupts.noted() as noted:
         what = opening(screen, noted)
-        with pytest.raises(Cancelled, match=r"^Interrupted; nothing was started\.$"), what.opening():
+        with (
+            pytest.raises(Cancelled, match=r"^Interrupted; nothing was started\.$"),
+            what.opening(),
+        ):
             what.result(Future())
     assert whole == [True]
-    assert [(s.phase, s.abandoned) for s in screen.finished] == [("stopped", "Interrupted; nothing was started.")]
+    assert [(s.phase, s.abandoned) for s in screen.finished] == [
+        ("stopped", "Interrupted; nothing was started.")
+    ]
 
 
 def test_what_made_an_interrupt_its_own_error_keeps_its_words():
@@ -141,4 +166,6 @@ def test_a_host_that_is_absent_is_no_node():
     screen = FakeScreen()
     shown = opening(screen)
     shown.note(Planned(addresses=("10.0.0.2",), min_nodes=1, present=(1,)))
-    assert [(node.node_rank, node.host, node.address) for node in shown.state.nodes] == [(0, "gpu-b", "10.0.0.2")]
+    assert [
+        (node.node_rank, node.host, node.address) for node in shown.state.nodes
+    ] == [(0, "gpu-b", "10.0.0.2")]

@@ -42,7 +42,9 @@ def test_a_result_for_which_there_is_no_room_here(monkeypatch):
     )
 
 
-def test_a_result_whose_temporary_file_can_not_be_removed(value, monkeypatch, tmp_path, capsys):
+def test_a_result_whose_temporary_file_can_not_be_removed(
+    value, monkeypatch, tmp_path, capsys
+):
     """On NFS a mapped file leaves a `.nfs...` behind."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -59,18 +61,28 @@ def test_small_results_keep_no_file(tmp_path):
     parcel.dump(torch.arange(5), tmp_path / "value")
     data = (tmp_path / "value").read_bytes()
     count = 200
-    run = run_of(FakeHost(b""), *count * [{"result_bytes": len(data)}], small=dict.fromkeys(range(count), data))
+    run = run_of(
+        FakeHost(b""),
+        *count * [{"result_bytes": len(data)}],
+        small=dict.fromkeys(range(count), data),
+    )
     before = len(os.listdir("/proc/self/fd"))
     values = list(run.results.values())
     assert len(os.listdir("/proc/self/fd")) == before
     values[0][0] = 7
-    assert [value.tolist() for value in values[:2]] == [[7, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert [value.tolist() for value in values[:2]] == [
+        [7, 1, 2, 3, 4],
+        [0, 1, 2, 3, 4],
+    ]
     assert len(values) == count
 
 
 def test_a_small_result_that_is_damaged(value):
     run = run_of(FakeHost(b""), {"result_bytes": 9}, small={0: value[:-1]})
-    with pytest.raises(parcel.ParcelError, match=r"^the result of rank 0 is not whole: it was cut off, "):
+    with pytest.raises(
+        parcel.ParcelError,
+        match=r"^the result of rank 0 is not whole: it was cut off, ",
+    ):
         run.results[0]
 
 
@@ -85,7 +97,9 @@ class FakeHost:
         """Return a new connection."""
         return cast(Link, self)
 
-    def fetch(self, request: p.GetFile, write: Callable[[bytes], object], *, limit_bytes: int) -> int:
+    def fetch(
+        self, request: p.GetFile, write: Callable[[bytes], object], *, limit_bytes: int
+    ) -> int:
         """Send what is asked for, as far as it goes."""
         self.asked.append(request.offset)
         assert limit_bytes > 0
@@ -104,13 +118,19 @@ class FakeHost:
         self.ends.append("finished")
 
 
-def run_of(host: FakeHost, *ends: dict[str, Any], small: dict[int, bytes] | None = None) -> Run:
+def run_of(
+    host: FakeHost, *ends: dict[str, Any], small: dict[int, bytes] | None = None
+) -> Run:
     """Return a run of one host whose ranks ended so."""
     state = begin("j", ("gpu-a",))
     for rank, end in enumerate(ends):
-        hello = p.Worker(rank=rank, local_rank=rank, world_size=len(ends), restart=0, pid=rank + 1)
+        hello = p.Worker(
+            rank=rank, local_rank=rank, world_size=len(ends), restart=0, pid=rank + 1
+        )
         ended = p.Ended(**{"rank": rank, "restart": 0, "outcome": "returned", **end})
-        state = fold(state, [Event(node_rank=0, at_s=1.0, what=what) for what in (hello, ended)])
+        state = fold(
+            state, [Event(node_rank=0, at_s=1.0, what=what) for what in (hello, ended)]
+        )
     return Run(state, small or {}, host.open, shown=False)
 
 
@@ -139,12 +159,27 @@ def test_a_transfer_that_gets_nowhere_is_given_up(value):
 def test_results_are_a_mapping_of_ranks_that_left_one(value):
     host = FakeHost(value)
     run = run_of(
-        host, {"result_bytes": 0}, {"outcome": "raised", "code": 1}, {"result_bytes": len(value)}, {"meaning": LOST}
+        host,
+        {"result_bytes": 0},
+        {"outcome": "raised", "code": 1},
+        {"result_bytes": len(value)},
+        {"meaning": LOST},
     )
     assert list(run.results) == [0, 2]
-    assert [rank in run.results for rank in (0, 1, 2, 3, 9, "x")] == [True, False, True, False, False, False]
+    assert [rank in run.results for rank in (0, 1, 2, 3, 9, "x")] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert host.asked == []  # to ask whether it is there fetches nothing
-    assert (run.results[0], run.results.get(1), run.results.get(9, "none")) == (None, None, "none")
+    assert (run.results[0], run.results.get(1), run.results.get(9, "none")) == (
+        None,
+        None,
+        "none",
+    )
 
 
 @pytest.mark.parametrize(("rank", "message"), [
@@ -153,13 +188,21 @@ def test_results_are_a_mapping_of_ranks_that_left_one(value):
     (2, f"rank 2 (gpu-a, local_rank 2) left no result: {LOST}."),
 ])  # fmt: skip
 def test_a_result_that_is_not_there(rank, message):
-    run = run_of(FakeHost(b""), {"result_bytes": 0}, {"outcome": "raised", "code": 1}, {"meaning": LOST})
+    run = run_of(
+        FakeHost(b""),
+        {"result_bytes": 0},
+        {"outcome": "raised", "code": 1},
+        {"meaning": LOST},
+    )
     with pytest.raises(NoResult) as caught:
         run.results[rank]
     assert isinstance(caught.value, KeyError)
     assert isinstance(caught.value, SpecError)
     assert str(caught.value) == f"{message}\nRanks with a result: [0]."
-    assert caught.value._render_traceback_() == [f"NoResult: {message}", "Ranks with a result: [0]."]
+    assert caught.value._render_traceback_() == [
+        f"NoResult: {message}",
+        "Ranks with a result: [0].",
+    ]
 
 
 def test_a_lost_result_is_told_while_the_run_is_shown():
@@ -170,7 +213,11 @@ def test_a_lost_result_is_told_while_the_run_is_shown():
 
 def test_the_same_loss_of_several_ranks_is_told_once():
     run = run_of(
-        FakeHost(b""), {"meaning": LOST}, {"result_bytes": 0}, {"meaning": LOST}, {"meaning": "its disk burns"}
+        FakeHost(b""),
+        {"meaning": LOST},
+        {"result_bytes": 0},
+        {"meaning": LOST},
+        {"meaning": "its disk burns"},
     )
     assert told(run) == [
         f"ranks 0, 2 have returned, but {LOST}",
@@ -183,12 +230,17 @@ def told(run: Run) -> list[str]:
 
 
 def test_a_metric_with_the_name_of_a_column_keeps_its_own():
-    row = p.MetricRow(at_s=1.0, step=2.0, metrics={"rank": 7.0, "at_s": -1.0, "loss": 0.5})
+    row = p.MetricRow(
+        at_s=1.0, step=2.0, metrics={"rank": 7.0, "at_s": -1.0, "loss": 0.5}
+    )
     events = [
         p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1),
         p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,)),
     ]
-    state = fold(begin("j", ["gpu-a"]), [Event(node_rank=0, at_s=0.0, what=what) for what in events])
+    state = fold(
+        begin("j", ["gpu-a"]),
+        [Event(node_rank=0, at_s=0.0, what=what) for what in events],
+    )
     assert Run(state, {}, FakeHost(b"").open, shown=False).metrics == [
         {"rank": 0, "at_s": 1.0, "step": 2.0, "rank_": 7.0, "at_s_": -1.0, "loss": 0.5}
     ]
@@ -203,13 +255,18 @@ def test_a_log_is_fetched_once_a_stream():
 
 
 def test_a_log_that_is_printed_moves_nothing_in_a_terminal():
-    run = run_of(FakeHost(b"\x1b[32mok\x1b[0m\r50%\t\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b\n"), {"result_bytes": 0})
+    run = run_of(
+        FakeHost(b"\x1b[32mok\x1b[0m\r50%\t\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b\n"),
+        {"result_bytes": 0},
+    )
     assert run.logs(0, "stdout") == "\x1b[32mok\x1b[0m\r50%\t\ufffd\n"
 
 
 def test_results_that_were_looked_at_can_be_let_go_of(tmp_path):
     parcel.dump([1, 2], tmp_path / "small")
-    run = run_of(FakeHost(b""), {"result_bytes": 3}, small={0: (tmp_path / "small").read_bytes()})
+    run = run_of(
+        FakeHost(b""), {"result_bytes": 3}, small={0: (tmp_path / "small").read_bytes()}
+    )
     first = run.results[0]
     assert run.results[0] is first
     run.results.clear()
@@ -224,7 +281,10 @@ def test_a_run_is_shown_again_in_any_cell_but_its_own(monkeypatch, capsys):
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     run = Run(run_of(FakeHost(b""), {}).state, {}, FakeHost(b"").open, shown=True)
     run._ipython_display_()
-    assert (shown, capsys.readouterr().out) == ([], f"<run {run.job}: {run.state.phase}>\n")
+    assert (shown, capsys.readouterr().out) == (
+        [],
+        f"<run {run.job}: {run.state.phase}>\n",
+    )
 
     run = Run(run.state, {}, FakeHost(b"").open, shown=True)
     shell.execution_count = 4  # it had a name, so it was not the value of its own cell
@@ -233,7 +293,9 @@ def test_a_run_is_shown_again_in_any_cell_but_its_own(monkeypatch, capsys):
 
 
 def test_a_detached_job_of_hosts_that_tell_escape_sequences():
-    left = Detached("x\x1b[2J", ("gpu-a\x1b]52;c;AAAA\x07",), attach=lambda: None, stop=lambda: None)
+    left = Detached(
+        "x\x1b[2J", ("gpu-a\x1b]52;c;AAAA\x07",), attach=lambda: None, stop=lambda: None
+    )
     assert repr(left).startswith("job x runs on gpu-a without this notebook: ")
 
 

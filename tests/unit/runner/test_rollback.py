@@ -55,13 +55,21 @@ def failed(error: Exception) -> Future[None]:
 
 
 def test_what_had_started_is_stopped_at_once(stage):
-    unsure = stage.roll_back(stage.start(stage.links[0]), failed(PreflightError("gpu-b", "has no room.")))
+    unsure = stage.roll_back(
+        stage.start(stage.links[0]), failed(PreflightError("gpu-b", "has no room."))
+    )
     assert unsure == []
     assert stage.a.requests_of(p.StopNode) == [STOPPED]
     assert stage.b.requests == []
 
 
-@pytest.mark.parametrize("error", [ConnectionLost("gpu-b: the connection ended."), Unreachable("gpu-b", "no answer.")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionLost("gpu-b: the connection ended."),
+        Unreachable("gpu-b", "no answer."),
+    ],
+)
 def test_a_host_whose_start_got_no_answer_may_run_all_the_same(stage, error):
     assert stage.roll_back(stage.start(stage.links[0]), failed(error)) == ["gpu-b"]
     assert stage.a.requests_of(p.StopNode) == [STOPPED]
@@ -85,13 +93,22 @@ def test_a_start_under_way_is_waited_for_and_stopped(stage):
     def answer_late(_: p.Message) -> list[p.Message | bytes]:
         is_asked.set()
         assert may_answer.wait(30)
-        return [p.encode(p.Hello(protocol=p.PROTOCOL, job="j-1", node_rank=1, hostname="b", pid=9), 1)]
+        return [
+            p.encode(
+                p.Hello(
+                    protocol=p.PROTOCOL, job="j-1", node_rank=1, hostname="b", pid=9
+                ),
+                1,
+            )
+        ]
 
     stage.b.answers[p.StartNode] = answer_late
     stage.b.answers[p.StopNode] = lambda _: [p.encode(p.Final(reason="stopped"), 2)]
     late = stage.pool.submit(stage.links[1].start, START)
     assert is_asked.wait(30)
-    rolled = stage.pool.submit(stage.roll_back, failed(PreflightError("gpu-a", "has no room.")), late)
+    rolled = stage.pool.submit(
+        stage.roll_back, failed(PreflightError("gpu-a", "has no room.")), late
+    )
     may_answer.set()
     assert rolled.result(30) == []
     assert stage.b.requests_of(p.StopNode) == [STOPPED]
@@ -101,7 +118,9 @@ def test_a_start_under_way_is_waited_for_and_stopped(stage):
     "answer",
     [
         lambda _: HANG_UP,
-        lambda _: [p.encode(p.Final(reason="stopped", survivors=("python (pid 7, D)",)), 3)],
+        lambda _: [
+            p.encode(p.Final(reason="stopped", survivors=("python (pid 7, D)",)), 3)
+        ],
         lambda _: [],
     ],
     ids=["hangs up", "has survivors", "is silent"],

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
-from distmagic.state.decide import Limits, alive_elsewhere, can_detach, reason_to_stop, too_late
+from distmagic.state.decide import (
+    Limits,
+    alive_elsewhere,
+    can_detach,
+    reason_to_stop,
+    too_late,
+)
 from distmagic.state.events import Broken, Event, Gone, Lost, Planned, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
@@ -36,10 +42,24 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
         ([raised(2, 1), at(p.EngineEnded(code=1), 1)], 1, None, "failed"),
         ([at(p.EngineEnded(code=0), 1)], 0, None, ""),
         ([at(p.EngineEnded(code=-9), 1)], 0, None, "failed"),
-        ([at(StopRequested(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
+        (
+            [
+                at(StopRequested(reason="interrupted")),
+                raised(2, 1),
+                at(Lost(why="cut"), 1),
+            ],
+            0,
+            0.1,
+            "interrupted",
+        ),
         ([UNREACHED, OPEN, at(None, at_s=14.0)], 0, None, ""),
         ([UNREACHED, OPEN, at(None, at_s=15.1)], 0, None, "rendezvous"),
-        ([UNREACHED, OPEN, at(p.Endpoint(state="reached"), 1), at(None, at_s=99.0)], 0, None, ""),
+        (
+            [UNREACHED, OPEN, at(p.Endpoint(state="reached"), 1), at(None, at_s=99.0)],
+            0,
+            None,
+            "",
+        ),
         ([OPEN, at(None, at_s=99.0)], 0, None, ""),
         ([UNREACHED, at(None, at_s=119.0)], 0, None, ""),
         ([UNREACHED, at(None, at_s=121.0)], 0, None, "rendezvous"),
@@ -50,16 +70,30 @@ def test_when_a_run_is_stopped(events, restarts, timeout_s, reason):
     assert reason_to_stop(begun(*events, restarts=restarts), timeout_s) == reason
 
 
-def driven(run: ScriptedRun, timeout_s: float | None = None, restarts: int = 0) -> RunState:
+def driven(
+    run: ScriptedRun, timeout_s: float | None = None, restarts: int = 0
+) -> RunState:
     return run.run(Limits(timeout_s=timeout_s), restarts=restarts)
 
 
 def elastic(*events: Event, world: int = 2) -> RunState:
     """Return the state of a job of two hosts that goes on with one; a third one has come."""
-    whole = [hello(0), hello(1), worker(0, 0, world=world), worker(1, 1, world=world), OPEN]
+    whole = [
+        hello(0),
+        hello(1),
+        worker(0, 0, world=world),
+        worker(1, 1, world=world),
+        OPEN,
+    ]
     planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
     return fold(
-        begin("j", HOSTS, 3), [planned, *whole, at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c"))), *events]
+        begin("j", HOSTS, 3),
+        [
+            planned,
+            *whole,
+            at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c"))),
+            *events,
+        ],
     )
 
 
@@ -67,7 +101,9 @@ def test_ranks_of_a_run_that_stands_still_are_asked_once_where_they_are():
     moving = [at(report_at(rank, 12.0), rank // 2, at_s=12.0) for rank in range(4)]
     again = [at(report_at(rank, 144.0), rank // 2, at_s=144.0) for rank in range(4)]
     ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
-    run = ScriptedRun(START, [], moving, *[[]] * 20, again, *[[]] * 20, ends, step_s=6.0)
+    run = ScriptedRun(
+        START, [], moving, *[[]] * 20, again, *[[]] * 20, ends, step_s=6.0
+    )
     asked: list[tuple[float, int]] = []
     run.run(screen=FakeScreen(lambda state: asked.append((state.at_s, run.asks))))
     counts = sorted({count for _, count in asked})
@@ -83,7 +119,9 @@ def report_at(rank: int, at_s: float) -> p.Progress:
 
 
 def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
-    late = at(p.Endpoint(state="unreached", detail="10.0.0.1 port 29500 (no answer)"), 2)
+    late = at(
+        p.Endpoint(state="unreached", detail="10.0.0.1 port 29500 (no answer)"), 2
+    )
     assert reason_to_stop(elastic(late, at(None, at_s=999.0)), None) == ""
 
 
@@ -92,19 +130,35 @@ def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
     assert too_late(elastic(*other)) == ()
     assert too_late(elastic(*lead, *other)) == (2,)
     state = elastic(*lead, *other, *end_of(2, 1, "too late"))
-    assert (state.phase, reason_to_stop(state, None), too_late(state)) == ("done", "", ())
+    assert (state.phase, reason_to_stop(state, None), too_late(state)) == (
+        "done",
+        "",
+        (),
+    )
 
 
 def test_who_comes_too_late_is_stopped():
-    added, gone = [at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))], [*end_of(0), *end_of(1)]
+    added, gone = (
+        [at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))],
+        [*end_of(0), *end_of(1)],
+    )
     planned = at(Planned(addresses=("", ""), min_nodes=1))
-    run = ScriptedRun([planned, *START], added, [ended(r, r // 2) for r in range(4)], gone, [], end_of(2, -9))
+    run = ScriptedRun(
+        [planned, *START],
+        added,
+        [ended(r, r // 2) for r in range(4)],
+        gone,
+        [],
+        end_of(2, -9),
+    )
     assert driven(run, restarts=1).phase == "done"
     assert run.stops == [([2], 0.0, "too late")]
 
 
 def test_a_run_to_its_end():
-    run = ScriptedRun(START, [], [ended(r, r // 2) for r in range(4)], end_of(0), end_of(1))
+    run = ScriptedRun(
+        START, [], [ended(r, r // 2) for r in range(4)], end_of(0), end_of(1)
+    )
     state = driven(run)
     assert (state.phase, run.stops, run.elapsed_s, state.at_s) == ("done", [], 2.5, 2.5)
 
@@ -117,14 +171,22 @@ def test_a_failure_stops_the_others_and_is_waited_for():
 
 
 def test_an_interrupt_asks_politely_and_a_second_one_ends_at_once():
-    run = ScriptedRun(START, KeyboardInterrupt, [], KeyboardInterrupt, [*end_of(0, -15), *end_of(1, -15)])
+    run = ScriptedRun(
+        START,
+        KeyboardInterrupt,
+        [],
+        KeyboardInterrupt,
+        [*end_of(0, -15), *end_of(1, -15)],
+    )
     state = driven(run)
     assert run.stops == [([0, 1], GRACE_S, "interrupted"), ([0, 1], 0.0, "interrupted")]
     assert (state.phase, state.stopping) == ("stopped", "interrupted")
 
 
 def test_an_interrupt_of_a_run_that_stops_already_ends_it_at_once():
-    run = ScriptedRun(START, [raised(0)], KeyboardInterrupt, [*end_of(0, 1), *end_of(1, -15)])
+    run = ScriptedRun(
+        START, [raised(0)], KeyboardInterrupt, [*end_of(0, 1), *end_of(1, -15)]
+    )
     state = driven(run)
     assert run.stops == [([0, 1], GRACE_S, "failed"), ([0, 1], 0.0, "interrupted")]
     assert state.stopping == "failed"
@@ -148,7 +210,12 @@ def test_a_node_that_does_not_confirm_is_given_up():
     state = driven(run)
     assert state.lost == ((1, "it did not confirm its end"),)
     assert run.elapsed_s == pytest.approx(1.0 + GRACE_S + CONFIRM_S, abs=1.0)
-    assert [w.phase for _, w in sorted(state.workers.items())] == ["failed", "stopped", "lost", "lost"]
+    assert [w.phase for _, w in sorted(state.workers.items())] == [
+        "failed",
+        "stopped",
+        "lost",
+        "lost",
+    ]
 
 
 def test_a_second_interrupt_shortens_the_wait():
@@ -178,7 +245,9 @@ class CountingScreen(FakeScreen):
 
 def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     screen = CountingScreen()
-    ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run(screen=screen)
+    ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run(
+        screen=screen
+    )
     assert screen.frozen[0] == 0
     assert screen.frozen[-1] > 1000
     assert gc.get_freeze_count() == 0
@@ -218,7 +287,12 @@ def test_a_heap_that_somebody_else_has_frozen_stays_so():
 def test_any_run_that_is_interrupted_ends(script, restarts):
     """Whatever hosts say or don't say, an interrupted run is over when the last node was given up."""
     # Events get their time from the loop's own clock: none is of the future.
-    steps = [step if step is KeyboardInterrupt else [replace(event, at_s=0.0) for event in step] for step in script]
+    steps = [
+        step
+        if step is KeyboardInterrupt
+        else [replace(event, at_s=0.0) for event in step]
+        for step in script
+    ]
     run = ScriptedRun(*steps, KeyboardInterrupt, step_s=0.5)
     state = driven(run, restarts=restarts)
     assert state.is_over
@@ -230,15 +304,27 @@ def test_a_job_can_be_left_alone_when_all_that_are_there_hear_each_other():
     joined = at(p.PeerState(node_rank=1, state="joined"))
     assert not can_detach(elastic())
     assert not can_detach(elastic(joined))
-    third = [at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=2, hostname="c", pid=3), 2), worker(2, 2, world=3)]
+    third = [
+        at(p.Hello(protocol=p.PROTOCOL, job="j", node_rank=2, hostname="c", pid=3), 2),
+        worker(2, 2, world=3),
+    ]
     assert not can_detach(elastic(joined, *third, world=3))
-    assert can_detach(elastic(joined, *third, at(p.PeerState(node_rank=2, state="joined")), world=3))
+    assert can_detach(
+        elastic(joined, *third, at(p.PeerState(node_rank=2, state="joined")), world=3)
+    )
     assert can_detach(elastic(joined, at(Lost(why="switched off"), 2)))
 
 
 def test_a_job_is_not_left_before_all_its_ranks_have_begun():
     joined = at(p.PeerState(node_rank=1, state="joined"))
-    some = [hello(0), hello(1), worker(0, 0), worker(2, 1), worker(3, 1, local=1), joined]
+    some = [
+        hello(0),
+        hello(1),
+        worker(0, 0),
+        worker(2, 1),
+        worker(3, 1, local=1),
+        joined,
+    ]
     state = fold(begin("j", HOSTS, 0), some)
     assert not can_detach(state)
     assert can_detach(fold(state, [worker(1, 0, local=1)]))
@@ -250,6 +336,14 @@ def test_which_nodes_run_although_this_notebook_can_not_reach_them():
     assert alive_elsewhere(begun(cut)) == frozenset(), "nobody else has told of it"
     assert alive_elsewhere(begun(joined, cut)) == {1}
     assert alive_elsewhere(begun(detached, cut)) == {0, 1}, "the job needs no notebook"
-    assert alive_elsewhere(begun(joined, detached, cut, at(Broken(why="cut"), 0))) == frozenset(), "none is followed"
-    assert alive_elsewhere(begun(joined, cut, at(StopRequested(reason="failed")))) == frozenset()
-    assert alive_elsewhere(begun(joined, cut, at(Gone(), 0))) == frozenset(), "the others are over"
+    assert (
+        alive_elsewhere(begun(joined, detached, cut, at(Broken(why="cut"), 0)))
+        == frozenset()
+    ), "none is followed"
+    assert (
+        alive_elsewhere(begun(joined, cut, at(StopRequested(reason="failed"))))
+        == frozenset()
+    )
+    assert alive_elsewhere(begun(joined, cut, at(Gone(), 0))) == frozenset(), (
+        "the others are over"
+    )

@@ -24,10 +24,22 @@ from tests.scenes import done, failed, ranks_1024, running, starting
 ROOT = REPOSITORY
 
 
-def grown(state: RunState, total: int, *, kept: int = 400, at_s: float = 30.0, text: str = "line {}") -> RunState:
+def grown(
+    state: RunState,
+    total: int,
+    *,
+    kept: int = 400,
+    at_s: float = 30.0,
+    text: str = "line {}",
+) -> RunState:
     """Return `state` after `total` lines of output."""
     made = [
-        OutputLine(rank=i % 4, label=f"rank {i % 4} gpu-a", stream="stdout", text=text.format(i))
+        OutputLine(
+            rank=i % 4,
+            label=f"rank {i % 4} gpu-a",
+            stream="stdout",
+            text=text.format(i),
+        )
         for i in range(max(0, total - kept), total)
     ]
     return replace(state, lines=tuple(made), lines_seen=total, at_s=at_s)
@@ -40,7 +52,9 @@ class Terminal(io.StringIO):
 
     def look(self) -> list[str]:
         rows, at = [""], 0
-        for token in re.findall(r"\x1b\[\d*[A-Za-z]|\n|\r|[^\x1b\n\r]+", self.getvalue()):
+        for token in re.findall(
+            r"\x1b\[\d*[A-Za-z]|\n|\r|[^\x1b\n\r]+", self.getvalue()
+        ):
             if token == "\n":
                 at += 1
                 rows += [""] * (at + 1 - len(rows))
@@ -54,9 +68,13 @@ class Terminal(io.StringIO):
         return rows
 
 
-def terminal_screen(columns: int = 100, rows: int = 30) -> tuple[terminal.TerminalScreen, Terminal]:
+def terminal_screen(
+    columns: int = 100, rows: int = 30
+) -> tuple[terminal.TerminalScreen, Terminal]:
     stream = Terminal()
-    return terminal.TerminalScreen(stream, lambda: os.terminal_size((columns, rows)), colours=False), stream
+    return terminal.TerminalScreen(
+        stream, lambda: os.terminal_size((columns, rows)), colours=False
+    ), stream
 
 
 # ---- terminal
@@ -67,7 +85,9 @@ def test_a_terminal_shows_lines_once_and_the_status_below():
     for total in (0, 3, 3, 7):
         shown.show(grown(running(), total))
     rows = stream.look()
-    assert [row for row in rows if row.startswith("[rank")] == [f"[rank {i % 4} gpu-a] line {i}" for i in range(7)]
+    assert [row for row in rows if row.startswith("[rank")] == [
+        f"[rank {i % 4} gpu-a] line {i}" for i in range(7)
+    ]
     assert rows[7].startswith("running 62%")
     assert len(rows) == 7 + 6
 
@@ -113,13 +133,18 @@ def test_a_window_made_narrower_is_cleared_whole():
     shown.show(grown(running(), 0))
     sizes.append(os.terminal_size((50, 30)))
     shown.finish(grown(done(), 0))
-    wrapped = sum(-(-len(line) // 50) for line in render.status(grown(running(), 0), width=99, height=10))
+    wrapped = sum(
+        -(-len(line) // 50)
+        for line in render.status(grown(running(), 0), width=99, height=10)
+    )
     assert f"\x1b[{wrapped - 1}A" in stream.getvalue()
 
 
 def test_colours_are_for_those_who_want_them():
     stream = Terminal()
-    shown = terminal.TerminalScreen(stream, lambda: os.terminal_size((100, 30)), colours=True)
+    shown = terminal.TerminalScreen(
+        stream, lambda: os.terminal_size((100, 30)), colours=True
+    )
     shown.show(grown(running(), 1, text="\x1b[32mgreen\x1b[2J"))
     assert "\x1b[94m[rank 0 gpu-a]\x1b[0m \x1b[32mgreen\x1b[0m\n" in stream.getvalue()
 
@@ -145,7 +170,9 @@ def test_a_log_has_lines_events_and_now_and_then_a_word():
     shown.finish(grown(done(), 7))
     rows = stream.getvalue().splitlines()
     assert rows[0].startswith("starting")
-    assert sum(row.startswith("running 62%") for row in rows) == 3, "the change, and one every 30 s"
+    assert sum(row.startswith("running 62%") for row in rows) == 3, (
+        "the change, and one every 30 s"
+    )
     assert sum(row.startswith("[rank") for row in rows) == 7
     assert "\x1b" not in stream.getvalue()
     assert "\ndone 100% · 4 ranks" in stream.getvalue()
@@ -258,7 +285,9 @@ def test_a_pane_asks_for_nothing_before_it_is_time():
 
 
 @pytest.mark.parametrize(("took_s", "asked_in_ten_s"), [(0.0, 10), (0.03, 5), (9.0, 2)])
-def test_a_pane_that_takes_long_to_make_is_made_less_often(took_s, asked_in_ten_s, monkeypatch):
+def test_a_pane_that_takes_long_to_make_is_made_less_often(
+    took_s, asked_in_ten_s, monkeypatch
+):
     asked, clock = [], itertools.count(step=took_s)
     monkeypatch.setattr(board.time, "thread_time", lambda: next(clock))
     pane = board.Pane((Widget(),), 1.0, 50_000)
@@ -277,12 +306,21 @@ def test_a_flood_is_sent_in_100_kb_a_second(scene, monkeypatch):
 
     fakes = SimpleNamespace(HTML=make_html, Layout=Widget, VBox=Widget)
     monkeypatch.setitem(sys.modules, "ipywidgets", fakes)
-    monkeypatch.setattr(board.time, "thread_time", lambda: 0.0)  # drawing takes no time: bytes alone count
+    monkeypatch.setattr(
+        board.time, "thread_time", lambda: 0.0
+    )  # drawing takes no time: bytes alone count
     shown = board.Board()
     state = scene()
     for tenth in range(100):
         moved = {r: replace(w, step=w.step + tenth) for r, w in state.workers.items()}
-        shown.show(grown(replace(state, workers=moved), tenth * 1000, at_s=tenth / 10, text="x" * 300 + " {}"))
+        shown.show(
+            grown(
+                replace(state, workers=moved),
+                tenth * 1000,
+                at_s=tenth / 10,
+                text="x" * 300 + " {}",
+            )
+        )
     sizes = [sum(len(text.encode()) for text in widget.sent) for widget in widgets]
     assert sum(sizes) < 10 * 100_000 + 150_000, "and the first of each"
     assert len(widgets[-1].sent) >= 5
@@ -304,14 +342,20 @@ for i in range(20):
 """
 
 
-def executed(before: str = "", after: str = "shown.finish(done())") -> nbformat.NotebookNode:
-    cell = nbformat.v4.new_code_cell(CELL.format(root=str(ROOT), before=before, after=after))
+def executed(
+    before: str = "", after: str = "shown.finish(done())"
+) -> nbformat.NotebookNode:
+    cell = nbformat.v4.new_code_cell(
+        CELL.format(root=str(ROOT), before=before, after=after)
+    )
     book = nbformat.v4.new_notebook(cells=[cell])
     nbclient.NotebookClient(book, timeout=60, kernel_name="python3").execute()
     return book
 
 
-@pytest.mark.parametrize("before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"])
+@pytest.mark.parametrize(
+    "before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"]
+)
 def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
     book = executed(before)
     (output,) = book.cells[0].outputs
@@ -324,7 +368,9 @@ def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
     assert page.count("dm-table") >= 1
 
 
-@pytest.mark.parametrize("before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"])
+@pytest.mark.parametrize(
+    "before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"]
+)
 def test_a_notebook_saved_before_the_end_says_so(before):
     book = executed(before, after="")
     (output,) = book.cells[0].outputs

@@ -21,14 +21,17 @@ def kernel(monkeypatch):
 
     def be(connection_file: str, session_name: str = "", vscode: str = "") -> str:
         app = SimpleNamespace(
-            initialized=lambda: True, instance=lambda: SimpleNamespace(connection_file=connection_file)
+            initialized=lambda: True,
+            instance=lambda: SimpleNamespace(connection_file=connection_file),
         )
         module = ModuleType("ipykernel.kernelapp")
         module.IPKernelApp = app
         monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", module)
         monkeypatch.setenv("JPY_SESSION_NAME", session_name)
         if vscode:
-            monkeypatch.setattr(sys.modules["__main__"], "__vsc_ipynb_file__", vscode, raising=False)
+            monkeypatch.setattr(
+                sys.modules["__main__"], "__vsc_ipynb_file__", vscode, raising=False
+            )
         return owner()
 
     return be

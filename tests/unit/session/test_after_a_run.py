@@ -73,7 +73,14 @@ class OneTimePassword:
 
     def start(self, argv: tuple[str, ...]) -> FakeProcess:
         """Start a process that sends the file."""
-        self.processes.append(FakeProcess(reply(), lines(FACTS), lines(p.Data(size_bytes=len(self.data))), self.data))
+        self.processes.append(
+            FakeProcess(
+                reply(),
+                lines(FACTS),
+                lines(p.Data(size_bytes=len(self.data))),
+                self.data,
+            )
+        )
         return self.processes[-1]
 
     def close(self) -> None:
@@ -88,7 +95,10 @@ def state_of(*, code: int = 0, result_bytes: int | None = None) -> RunState:
     )  # fmt: skip
     worker = p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)
     ends = (worker, ended, p.EngineEnded(code=code), p.Final(reason="done"), Gone())
-    return fold(begin("j", ("gpu-a",)), [Event(node_rank=0, at_s=1.0, what=what) for what in ends])
+    return fold(
+        begin("j", ("gpu-a",)),
+        [Event(node_rank=0, at_s=1.0, what=what) for what in ends],
+    )
 
 
 def finished(state: RunState, host: OneTimePassword) -> Run:
@@ -99,7 +109,9 @@ def finished(state: RunState, host: OneTimePassword) -> Run:
         raise AssertionError("no first link is wanted")
 
     connections = Connections(host.connect)
-    reaching = Reaching(parse_hosts("gpu-a"), Access(), asker, connections, ("python3",), refuse)
+    reaching = Reaching(
+        parse_hosts("gpu-a"), Access(), asker, connections, ("python3",), refuse
+    )
     asker.close()
     followed = Followed(state=state, small_results={}, host_indices=(0,))
     run = Session()._finish(followed, reaching, FakeScreen())
@@ -114,7 +126,9 @@ def host(tmp_path: Path) -> OneTimePassword:
 
 
 @pytest.fixture
-def at_the_keyboard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, threading.Thread]]:
+def at_the_keyboard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[str, threading.Thread]]:
     """Answer every question, and return the questions with the threads that asked them."""
     asked: list[tuple[str, threading.Thread]] = []
 
@@ -127,11 +141,15 @@ def at_the_keyboard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, threadin
     return asked
 
 
-def test_a_result_after_a_lost_connection_asks_for_a_one_time_password(host, at_the_keyboard, capsys):
+def test_a_result_after_a_lost_connection_asks_for_a_one_time_password(
+    host, at_the_keyboard, capsys
+):
     run = finished(state_of(result_bytes=len(host.data)), host)
     assert run.results[0] == {"loss": 0.5}
     assert host.codes == ["123456"]
-    assert at_the_keyboard == [("gpu-a: Verification code: ", threading.current_thread())]
+    assert at_the_keyboard == [
+        ("gpu-a: Verification code: ", threading.current_thread())
+    ]
 
 
 def test_a_log_after_a_lost_connection_asks_too(host, at_the_keyboard):
@@ -140,7 +158,9 @@ def test_a_log_after_a_lost_connection_asks_too(host, at_the_keyboard):
     assert host.codes == ["123456"]
 
 
-def test_an_interrupt_of_the_question_ends_the_look_at_a_result(host, at_the_keyboard, monkeypatch):
+def test_an_interrupt_of_the_question_ends_the_look_at_a_result(
+    host, at_the_keyboard, monkeypatch
+):
     def interrupt(prompt: str) -> str:
         raise KeyboardInterrupt
 
@@ -207,10 +227,18 @@ def test_nothing_of_a_run_is_left_to_the_garbage_collector(tmp_path, begins):
     before = parts()
     hosts = FakeHost("gpu-a", begins), FakeHost("gpu-b", begins)
     session = Session(Connections(connector(*hosts)))
-    with no_collection(), closing(session), closing(NotebookAsker(can_ask=False)) as asker:
-        reaching = session.reach(tuple(one.host for one in hosts), Access(cold=True), asker, JobSpec())
+    with (
+        no_collection(),
+        closing(session),
+        closing(NotebookAsker(can_ask=False)) as asker,
+    ):
+        reaching = session.reach(
+            tuple(one.host for one in hosts), Access(cold=True), asker, JobSpec()
+        )
         try:
-            run = session.launch(reaching, JobSpec(), payload_in(tmp_path), FakeScreen())
+            run = session.launch(
+                reaching, JobSpec(), payload_in(tmp_path), FakeScreen()
+            )
         except WorkerFailed as error:
             run = error.run
         assert "Run" in parts()

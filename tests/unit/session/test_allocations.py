@@ -49,17 +49,26 @@ def get(allocations, request=WANTED, access=None):
 def test_the_same_request_gets_the_same_nodes_and_another_one_gets_others(allocations):
     first = get(allocations)
     assert get(allocations) is first
-    other = get(allocations, AllocationRequest(login="login1", nodes=2, options=(("mem", "1G"),)))
+    other = get(
+        allocations,
+        AllocationRequest(login="login1", nodes=2, options=(("mem", "1G"),)),
+    )
     assert (first.job, other.job) == ("17", "18")
     assert [host.name for host in allocations.hosts] == ["a1", "a2", "a1", "a2"]
-    assert len(set(allocations.hosts)) == 4, "the same names in two allocations are four places"
-    assert [host.name for host in allocations.reached] == ["login1"], "one connection for both"
+    assert len(set(allocations.hosts)) == 4, (
+        "the same names in two allocations are four places"
+    )
+    assert [host.name for host in allocations.reached] == ["login1"], (
+        "one connection for both"
+    )
 
 
 def test_an_allocation_that_has_ended_is_not_used_again(allocations, login):
     first = get(allocations)
     login.leases[0].stays = False
-    login.answers["srun"] = [Said(err="srun: error: Slurm job 17 has expired\n", code=1)]
+    login.answers["srun"] = [
+        Said(err="srun: error: Slurm job 17 has expired\n", code=1)
+    ]
     squeue(login, RUNNING.replace("RUNNING", "TIMEOUT"), RUNNING.replace("17", "18"))
     second = get(allocations)
     assert (first.job, second.job) == ("17", "18")
@@ -81,7 +90,10 @@ def test_all_that_this_user_has_is_listed_and_nothing_else(allocations, login):
         "22|PENDING|Priority||N/A|1:00|1|distmagic:you\n",
     ]
     squeue(login, "".join(rows))
-    assert [one.job for one in allocations.listed("login1", Access(), ASKER)] == ["17", "22"]
+    assert [one.job for one in allocations.listed("login1", Access(), ASKER)] == [
+        "17",
+        "22",
+    ]
 
 
 def test_the_end_is_told_to_every_lead(allocations, login):

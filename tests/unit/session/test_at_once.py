@@ -32,7 +32,9 @@ class Fleet:
     """Many fake hosts, and a session that reaches them."""
 
     def __init__(self, folder: Path) -> None:
-        self.hosts = tuple(FakeHost(f"gpu-{number}", runs_on) for number in range(COUNT))
+        self.hosts = tuple(
+            FakeHost(f"gpu-{number}", runs_on) for number in range(COUNT)
+        )
         self.session = Session(Connections(connector(*self.hosts)))
         self._payload = payload_in(folder)
         self._meetings: dict[object, threading.Event] = {}
@@ -62,7 +64,9 @@ class Fleet:
 
     def launch(self, screen: FakeScreen | None = None, access: Access = COLD) -> Run:
         reaching = self.reach(access, JobSpec())
-        run = self.session.launch(reaching, JobSpec(), self._payload, screen or FakeScreen())
+        run = self.session.launch(
+            reaching, JobSpec(), self._payload, screen or FakeScreen()
+        )
         assert isinstance(run, Run)
         return run
 
@@ -100,7 +104,9 @@ def test_an_interrupt_stops_all_nodes(fleet):
 
 def test_a_start_that_fails_is_rolled_back(fleet):
     *others, last = fleet.hosts
-    last.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="no directory")]
+    last.answers[p.StartNode] = lambda _: [
+        p.Refused(what="start_node", error="no directory")
+    ]
     fleet.hold(p.StopNode, hosts=tuple(others))
     fleet.hold("hang up")
     with pytest.raises(PreflightError):
@@ -152,10 +158,18 @@ def test_a_job_is_followed(fleet):
 
 ASKS: dict[type, Callable[[Fleet, Reaching], object]] = {
     p.ListJobs: lambda fleet, reaching: fleet.session.jobs(reaching),
-    p.StopNode: lambda fleet, reaching: fleet.session.stop(reaching, begun(*fleet.hosts)),
-    p.GetFile: lambda fleet, reaching: fleet.session.logs(reaching, begun(*fleet.hosts), 0),
-    p.DumpStacks: lambda fleet, reaching: fleet.session.stacks(reaching, begun(*fleet.hosts)),
-    p.RemoveJob: lambda fleet, reaching: fleet.session.remove(reaching, [begun(*fleet.hosts)]),
+    p.StopNode: lambda fleet, reaching: fleet.session.stop(
+        reaching, begun(*fleet.hosts)
+    ),
+    p.GetFile: lambda fleet, reaching: fleet.session.logs(
+        reaching, begun(*fleet.hosts), 0
+    ),
+    p.DumpStacks: lambda fleet, reaching: fleet.session.stacks(
+        reaching, begun(*fleet.hosts)
+    ),
+    p.RemoveJob: lambda fleet, reaching: fleet.session.remove(
+        reaching, [begun(*fleet.hosts)]
+    ),
     p.PruneBlobs: lambda fleet, reaching: fleet.session.cached(reaching),
     p.ListTemplates: lambda fleet, reaching: fleet.session.templates(reaching),
 }
@@ -164,7 +178,9 @@ ASKS: dict[type, Callable[[Fleet, Reaching], object]] = {
 @pytest.mark.parametrize("request_type", ASKS, ids=lambda kind: kind.__name__)
 def test_all_hosts_are_asked(fleet, request_type):
     for host in fleet.hosts:
-        host.answers[p.DumpStacks] = lambda request: [p.StacksDone(request_id=request.request_id, ranks=0)]
+        host.answers[p.DumpStacks] = lambda request: [
+            p.StacksDone(request_id=request.request_id, ranks=0)
+        ]
     fleet.hold("connect", "boot", request_type)
     ASKS[request_type](fleet, fleet.reach())
     assert fleet.unmet == []

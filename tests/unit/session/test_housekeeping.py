@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.reach import Reaching
-from distmagic.errors import Cancelled, ConnectionLost, PreflightError, SpecError, Unreachable
+from distmagic.errors import (
+    Cancelled,
+    ConnectionLost,
+    PreflightError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.planning.jobs import Job
 from distmagic.planning.plan import make_plan
 from distmagic.planning.start_messages import start_message
@@ -38,7 +44,10 @@ def test_jobs_of_all_hosts_are_put_together_the_oldest_first(session):
     a.listings = (listing("late", 0, [a], began_s=9.0), listing("j", 0, [a, b]))
     b.listings = (listing("j", 1, [a, b], is_running=False, reason="done"),)
     jobs = session.jobs(reach(a, b))
-    assert [(job.name, job.host_indices, job.running) for job in jobs] == [("j", (0, 1), (0,)), ("late", (0,), (0,))]
+    assert [(job.name, job.host_indices, job.running) for job in jobs] == [
+        ("j", (0, 1), (0,)),
+        ("late", (0,), (0,)),
+    ]
     assert_left(a, b)
 
 
@@ -68,8 +77,12 @@ class ElasticJob:
     def __init__(self, tmp_path: Path) -> None:
         self.lead = FakeHost("gpu-a", runs_on)
         spec = JobSpec(nnodes=(1, 4), max_restarts=1)
-        plan = make_plan(spec, (A, B), job="j", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK)
-        self.start = start_message(plan, plan.nodes[0], payload_in(tmp_path), "00ff", None)
+        plan = make_plan(
+            spec, (A, B), job="j", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK
+        )
+        self.start = start_message(
+            plan, plan.nodes[0], payload_in(tmp_path), "00ff", None
+        )
         self.hosts = list(self.start.hosts)
         self.found: Job = begun(self.lead, terms=plan.terms)
         self.lead.answers[p.GetStart] = lambda _: [p.LeadStart(start=self.start)]
@@ -97,12 +110,18 @@ def test_hosts_come_to_a_job_and_each_is_told_of(session, tmp_path):
     assert_left(job.lead, c, d)
 
 
-def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(session, tmp_path):
+def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(
+    session, tmp_path
+):
     job = ElasticJob(tmp_path)
     c, _ = newcomers()
-    job.lead.answers[p.AddNode] = lambda _: [p.Refused(what="add_node", error="it is about to end")]
+    job.lead.answers[p.AddNode] = lambda _: [
+        p.Refused(what="add_node", error="it is about to end")
+    ]
     told: list[object] = []
-    with pytest.raises(SpecError, match=r"^gpu-c can't come to job j: it is about to end\.$"):
+    with pytest.raises(
+        SpecError, match=r"^gpu-c can't come to job j: it is about to end\.$"
+    ):
         session.add(reach(job.lead, c), job.found, lambda *what: told.append(what))
     assert told == []
     assert c.requests_of(p.StartNode) == []
@@ -112,14 +131,21 @@ def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(sessi
 def test_a_job_that_its_host_does_not_have_any_more_takes_in_nobody(session, tmp_path):
     job = ElasticJob(tmp_path)
     c, _ = newcomers()
-    job.lead.answers[p.FollowJob] = lambda _: [p.Refused(what="follow_job", error="there is no job j here")]
-    with pytest.raises(SpecError, match=r"^gpu-a does not tell how job j was started: there is no job j here\.$"):
+    job.lead.answers[p.FollowJob] = lambda _: [
+        p.Refused(what="follow_job", error="there is no job j here")
+    ]
+    with pytest.raises(
+        SpecError,
+        match=r"^gpu-a does not tell how job j was started: there is no job j here\.$",
+    ):
         session.add(reach(job.lead, c), job.found, lambda *_: None)
     assert c.requests_of(p.StartNode) == []
     assert_left(job.lead, c)
 
 
-def test_one_host_that_does_not_start_does_not_keep_the_other_one_away(session, tmp_path):
+def test_one_host_that_does_not_start_does_not_keep_the_other_one_away(
+    session, tmp_path
+):
     job = ElasticJob(tmp_path)
     c, d = newcomers()
     c.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="no room")]
@@ -147,9 +173,14 @@ def test_an_interrupt_while_hosts_come_says_where_to_look(session, tmp_path):
 def test_a_job_is_stopped_on_all_of_its_nodes_that_run(session):
     a, b = two(runs_on)
     job = begun(a, b)
-    assert session.stop(reach(a, b), job) == Stopped(ended=("gpu-a", "gpu-b"), unknown={})
+    assert session.stop(reach(a, b), job) == Stopped(
+        ended=("gpu-a", "gpu-b"), unknown={}
+    )
     for node_rank, host in enumerate((a, b)):
-        assert host.requests == [p.FollowJob(job="j", node_rank=node_rank), p.StopNode(grace_s=3.0)]
+        assert host.requests == [
+            p.FollowJob(job="j", node_rank=node_rank),
+            p.StopNode(grace_s=3.0),
+        ]
     assert_left(a, b)
 
 
@@ -169,7 +200,11 @@ def test_a_host_that_breaks_off_a_stop_is_told_of_and_the_links_are_closed(sessi
     job = begun(a, b)
     b.answers[p.StopNode] = lambda _: HANG_UP
     stopped = session.stop(reach(a, b), job)
-    assert (stopped.ended, list(stopped.unknown), stopped.was_interrupted) == (("gpu-a",), ["gpu-b"], False)
+    assert (stopped.ended, list(stopped.unknown), stopped.was_interrupted) == (
+        ("gpu-a",),
+        ["gpu-b"],
+        False,
+    )
     with pytest.raises(ConnectionLost, match=r"^gpu-b: the connection ended\."):
         stopped.raise_unknown()
     assert_left(a, b)
@@ -180,7 +215,10 @@ def test_a_job_is_stopped_where_a_host_of_it_has_gone_meanwhile(session):
     job = begun(a, b)
     b.error = down("gpu-b")
     stopped = session.stop(reach(a, b), job)
-    assert (stopped.ended, str(stopped.unknown["gpu-b"])) == (("gpu-a",), "gpu-b: no answer.")
+    assert (stopped.ended, str(stopped.unknown["gpu-b"])) == (
+        ("gpu-a",),
+        "gpu-b: no answer.",
+    )
     assert a.requests_of(p.StopNode) == [p.StopNode(grace_s=3.0)]
 
 
@@ -191,7 +229,9 @@ def test_one_interrupt_ends_the_waiting_for_a_stop(session):
 
     def hang(_: p.Message) -> list[p.Message | bytes]:
         wait_until(
-            lambda: any(isinstance(event, p.Final) for event in a.events), "the end of the other host's node", 20.0
+            lambda: any(isinstance(event, p.Final) for event in a.events),
+            "the end of the other host's node",
+            20.0,
         )
         press()
         may_end.wait(30)
@@ -203,7 +243,10 @@ def test_one_interrupt_ends_the_waiting_for_a_stop(session):
     finally:
         may_end.set()
     assert stopped.was_interrupted
-    assert str(stopped.unknown["gpu-b"]) == "gpu-b: the end of the job there was not waited for."
+    assert (
+        str(stopped.unknown["gpu-b"])
+        == "gpu-b: the end of the job there was not waited for."
+    )
     assert_left(a, b)
 
 
@@ -213,7 +256,10 @@ def test_one_interrupt_ends_the_waiting_for_a_stop(session):
 def test_the_log_of_a_rank_is_what_all_hosts_have_of_it(session):
     a, b = two()
     job = begun(a, b)
-    a.results |= {"rank1.stdout.log": b"first out\n", "rank1.stderr.log": b"first err\n"}
+    a.results |= {
+        "rank1.stdout.log": b"first out\n",
+        "rank1.stderr.log": b"first err\n",
+    }
     b.results |= {"rank1.stdout.log": b"then \xff here\n"}
     assert session.logs(reach(a, b), job, 1) == "first out\nfirst err\nthen � here\n"
     assert_left(a, b)
@@ -242,7 +288,9 @@ def tell_stacks(host: FakeHost, rank: int, function: str) -> None:
         assert isinstance(request, p.DumpStacks)
         frame = p.Frame(file="Cell In[3]", line=7, function=function, mine=True)
         thread = p.Thread(frames=(frame,))
-        stacks = p.Stacks(request_id=request.request_id, rank=rank, local_rank=0, threads=(thread,))
+        stacks = p.Stacks(
+            request_id=request.request_id, rank=rank, local_rank=0, threads=(thread,)
+        )
         return [stacks, p.StacksDone(request_id=request.request_id, ranks=1)]
 
     host.answers[p.DumpStacks] = answer
@@ -260,7 +308,10 @@ def test_all_ranks_are_asked_where_they_are_and_nothing_is_changed(session):
         "rank 1 (gpu-b, local_rank 0) is in load_batch at Cell In[3], line 7",
     ]
     for host in (a, b):
-        assert [type(request) for request in host.requests] == [p.FollowJob, p.DumpStacks]
+        assert [type(request) for request in host.requests] == [
+            p.FollowJob,
+            p.DumpStacks,
+        ]
     assert_left(a, b)
 
 
@@ -291,9 +342,14 @@ def test_jobs_are_removed_by_name_from_all_hosts(session):
     a, b = two()
     a.listings = (listing("j", 0, [a, b]), listing("old", 0, [a]))
     jobs = session.jobs(reach(a, b))
-    assert session.remove(reach(a, b), [*jobs, jobs[0]]) == 4 * 10, "bytes of two jobs on each of two hosts"
+    assert session.remove(reach(a, b), [*jobs, jobs[0]]) == 4 * 10, (
+        "bytes of two jobs on each of two hosts"
+    )
     for host in (a, b):
-        assert host.requests_of(p.RemoveJob) == [p.RemoveJob(job="j"), p.RemoveJob(job="old")]
+        assert host.requests_of(p.RemoveJob) == [
+            p.RemoveJob(job="j"),
+            p.RemoveJob(job="old"),
+        ]
     assert_left(a, b)
 
 
@@ -307,21 +363,27 @@ def test_jobs_are_removed_from_the_hosts_that_are_up(session):
 def test_a_job_that_runs_is_not_removed(session):
     a = FakeHost("gpu-a", runs_on)
     job = begun(a)
-    a.answers[p.RemoveJob] = lambda _: [p.Refused(what="remove_job", error="job j runs")]
+    a.answers[p.RemoveJob] = lambda _: [
+        p.Refused(what="remove_job", error="job j runs")
+    ]
     with pytest.raises(PreflightError, match=r"^gpu-a: job j runs\.$"):
         session.remove(reach(a), [job])
     assert_left(a)
 
 
 @pytest.mark.parametrize("removes", [False, True])
-def test_what_hosts_keep_of_what_was_sent_is_counted_and_removed_only_if_wanted(session, removes):
+def test_what_hosts_keep_of_what_was_sent_is_counted_and_removed_only_if_wanted(
+    session, removes
+):
     reaching, a = reaching_with_one_down()
     assert session.cached(reaching, removes=removes) == (20,)
     assert a.requests == [p.PruneBlobs(removes=removes)]
     assert_left(a)
 
 
-def test_what_hosts_keep_loaded_is_told_for_each_host_and_none_for_one_that_is_down(session):
+def test_what_hosts_keep_loaded_is_told_for_each_host_and_none_for_one_that_is_down(
+    session,
+):
     reaching, a = reaching_with_one_down()
     template = p.Template(pid=7, age_s=9.0, idle_s=1.0)
     a.answers[p.ListTemplates] = lambda _: [p.Templates(templates=(template,))]
@@ -332,11 +394,18 @@ def test_what_hosts_keep_loaded_is_told_for_each_host_and_none_for_one_that_is_d
 
 def test_working_directories_are_told_and_removed_where_hosts_are_up(session):
     reaching, a = reaching_with_one_down()
-    kept = p.KeptWorkDir(name="train", origin="nb", size_bytes=7, age_s=1.0, is_used=False)
+    kept = p.KeptWorkDir(
+        name="train", origin="nb", size_bytes=7, age_s=1.0, is_used=False
+    )
     a.answers[p.ListWorkDirs] = lambda _: [p.WorkDirs(dirs=(kept,))]
     assert session.work_dirs(reaching) == {a.host.name: (kept,)}
     assert_left(a)
     reaching, a = reaching_with_one_down()
-    assert session.remove_work_dirs(reaching, {a.host.name: ["train", "x"], "gpu-z": ["y"]}) == 60
+    assert (
+        session.remove_work_dirs(
+            reaching, {a.host.name: ["train", "x"], "gpu-z": ["y"]}
+        )
+        == 60
+    )
     assert a.requests == [p.RemoveWorkDir(name="train"), p.RemoveWorkDir(name="x")]
     assert_left(a)

@@ -17,7 +17,9 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 def hint(kind: str, message: str, folder: Path) -> str:
     failure = p.Failure(type=kind, message=message, traceback="Traceback")
-    return local_hint(begun(ended(3, 1, outcome="raised", code=1, failure=failure)), folder)
+    return local_hint(
+        begun(ended(3, 1, outcome="raised", code=1, failure=failure)), folder
+    )
 
 
 def missing(path: str) -> str:
@@ -37,7 +39,9 @@ def test_a_file_that_lies_here_is_named(written, tmp_path):
 def test_a_file_in_the_home_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x.csv").write_text("1")
-    assert hint("FileNotFoundError", missing("~/x.csv"), tmp_path / "other").startswith("~/x.csv is on this machine")
+    assert hint("FileNotFoundError", missing("~/x.csv"), tmp_path / "other").startswith(
+        "~/x.csv is on this machine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,10 @@ def test_a_module_beside_the_notebook_is_to_be_imported_by_its_name(beside):
     (beside / "dm_test_package").mkdir()
     (beside / "dm_test_package" / "__init__.py").write_text("")
     importlib.invalidate_caches()
-    for top, path in (("dm_test_helper", "dm_test_helper.py"), ("dm_test_package", "dm_test_package")):
+    for top, path in (
+        ("dm_test_helper", "dm_test_helper.py"),
+        ("dm_test_package", "dm_test_package"),
+    ):
         assert hint("ModuleNotFoundError", f"No module named '{top}'", beside) == (
             f"{top} is a module of yours, {beside / path}. It travels where code imports it by its name: write "
             f"`import {top}` in the cell, or in a module that travels; or bring its folder (%distributed help files)."
@@ -90,7 +97,10 @@ def test_a_compiled_module_is_to_be_built_there(beside):
     (beside / "dm_test_pack" / "__init__.py").write_text("")
     (beside / "dm_test_pack" / f"fast{SUFFIX}").write_text("")
     importlib.invalidate_caches()
-    for name, path in (("dm_test_fast", f"dm_test_fast{SUFFIX}"), ("dm_test_pack.fast", f"dm_test_pack/fast{SUFFIX}")):
+    for name, path in (
+        ("dm_test_fast", f"dm_test_fast{SUFFIX}"),
+        ("dm_test_pack.fast", f"dm_test_pack/fast{SUFFIX}"),
+    ):
         message = f"The value needs the module '{name}', which this Python lacks.\nInstall it."
         assert hint("ParcelError", message, beside) == (
             f"{name} is a compiled module of yours, {beside / path}, made for this machine. Build it on gpu-b, and name "

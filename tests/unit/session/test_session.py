@@ -50,13 +50,20 @@ class Kernel:
         return self
 
     def reach(self, access: Access = COLD, spec: JobSpec | None = None) -> Reaching:
-        return self.session.reach(self.hosts, access, NotebookAsker(can_ask=False), spec)
+        return self.session.reach(
+            self.hosts, access, NotebookAsker(can_ask=False), spec
+        )
 
     def launch(
-        self, spec: JobSpec | None = None, screen: FakeScreen | None = None, access: Access = COLD
+        self,
+        spec: JobSpec | None = None,
+        screen: FakeScreen | None = None,
+        access: Access = COLD,
     ) -> Run | Detached:
         spec = spec or JobSpec()
-        return self.session.launch(self.reach(access, spec), spec, self.payload, screen or FakeScreen())
+        return self.session.launch(
+            self.reach(access, spec), spec, self.payload, screen or FakeScreen()
+        )
 
 
 @pytest.fixture
@@ -91,7 +98,9 @@ def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
     a, b = two()
     b.error = down("gpu-b")
     kernel.over(a, b)
-    text = kernel.session.dry_run(kernel.reach(), JobSpec(nnodes=(1, 2), max_restarts=1))
+    text = kernel.session.dry_run(
+        kernel.reach(), JobSpec(nnodes=(1, 2), max_restarts=1)
+    )
     assert "# gpu-a (node_rank 0, 1 rank)" in text
     assert "gpu-b" not in text
 
@@ -99,7 +108,9 @@ def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
 def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel):
     a, b = two()
     kernel.over(a, b)
-    with pytest.raises(SpecError, match=r"^--nnodes asks for 3 nodes, but 2 hosts are given\."):
+    with pytest.raises(
+        SpecError, match=r"^--nnodes asks for 3 nodes, but 2 hosts are given\."
+    ):
         kernel.session.dry_run(kernel.reach(), JobSpec(nnodes=(3, 3)))
     assert_left(a, b)
 
@@ -157,15 +168,23 @@ def test_a_run_that_is_interrupted_raises_cancelled_that_carries_it(kernel):
     a, b = two(runs_on)
     with pytest.raises(Cancelled) as caught:
         kernel.over(a, b).launch(screen=PressingScreen(has_ranks))
-    assert caught.value.message == "The run was interrupted; every rank on every host was stopped."
+    assert (
+        caught.value.message
+        == "The run was interrupted; every rank on every host was stopped."
+    )
     assert caught.value.run.state.stopping == "interrupted"
 
 
-def test_an_interrupt_behind_a_run_that_went_well_raises_cancelled_that_carries_its_results(kernel):
+def test_an_interrupt_behind_a_run_that_went_well_raises_cancelled_that_carries_its_results(
+    kernel,
+):
     a, b = two()
     with pytest.raises(Cancelled) as caught:
         kernel.over(a, b).launch(screen=LatePressingScreen())
-    assert caught.value.message == "Interrupted when the run was over: every rank had ended well."
+    assert (
+        caught.value.message
+        == "Interrupted when the run was over: every rank had ended well."
+    )
     assert sorted(caught.value.run.results) == [0, 1]
 
 
@@ -202,7 +221,9 @@ def test_a_job_that_has_failed_raises_its_error_again(kernel):
 # ---- jobs that are let go
 
 
-def detached(kernel: Kernel, a: FakeHost, b: FakeHost, screen: FakeScreen | None = None) -> Detached:
+def detached(
+    kernel: Kernel, a: FakeHost, b: FakeHost, screen: FakeScreen | None = None
+) -> Detached:
     """Launch a job on two hosts that is let go as soon as it runs; the hosts list it from then on."""
     a.begins = lambda start: [*runs_on(start), p.PeerState(node_rank=1, state="joined")]
 
@@ -252,7 +273,11 @@ def test_a_job_that_was_let_go_is_stopped(kernel):
     a, b = two(runs_on)
     left = detached(kernel, a, b)
     left.stop()
-    assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == [p.StopNode(grace_s=3.0)]
+    assert (
+        a.requests_of(p.StopNode)
+        == b.requests_of(p.StopNode)
+        == [p.StopNode(grace_s=3.0)]
+    )
     assert_left(a, b)
 
 

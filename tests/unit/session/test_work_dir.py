@@ -25,12 +25,16 @@ def nothing_told(monkeypatch):
 
 
 def test_the_user_may_name_it_and_every_run_of_that_name_shares_it():
-    assert work_dir(JobSpec(name="bert", fresh=True)) == WorkDir(name="bert", is_fresh=True)
+    assert work_dir(JobSpec(name="bert", fresh=True)) == WorkDir(
+        name="bert", is_fresh=True
+    )
 
 
 def test_it_is_called_after_the_notebook(kernel):
     kernel("/tmp/kernel-77.json", "/nb/My first try (2).ipynb")
-    assert work_dir(JobSpec()) == WorkDir(name="My_first_try_2_", origin=f"{HERE}:/nb/My first try (2).ipynb")
+    assert work_dir(JobSpec()) == WorkDir(
+        name="My_first_try_2_", origin=f"{HERE}:/nb/My first try (2).ipynb"
+    )
     assert own_origin() == f"{HERE}:/nb/My first try (2).ipynb"
 
 
@@ -41,7 +45,10 @@ def test_a_notebook_of_vs_code_is_known_too(kernel):
 
 @pytest.mark.parametrize(
     ("connection_file", "path"),
-    [("/tmp/tmpq8x2.json", "/nb/outer.ipynb"), ("/tmp/kernel-77.json", "/nb/console-1-5f0c2a")],
+    [
+        ("/tmp/tmpq8x2.json", "/nb/outer.ipynb"),
+        ("/tmp/kernel-77.json", "/nb/console-1-5f0c2a"),
+    ],
     ids=["executed within another notebook", "console"],
 )
 def test_what_is_no_notebook_of_its_own_is_called_after_the_current_directory(
@@ -53,13 +60,19 @@ def test_what_is_no_notebook_of_its_own_is_called_after_the_current_directory(
 
 
 def test_it_is_called_after_the_script(tmp_path):
-    payload = Payload(call=blobs.keep(b"", tmp_path), code=blobs.keep(b"", tmp_path), name="train")
+    payload = Payload(
+        call=blobs.keep(b"", tmp_path), code=blobs.keep(b"", tmp_path), name="train"
+    )
     script = replace(payload, script=tmp_path / "train.py")
-    assert work_dir(JobSpec(), script) == WorkDir(name="train", origin=f"{HERE}:{tmp_path}/train.py")
+    assert work_dir(JobSpec(), script) == WorkDir(
+        name="train", origin=f"{HERE}:{tmp_path}/train.py"
+    )
 
 
 def test_it_is_called_after_the_program_that_calls_us(monkeypatch):
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/my/tools/sweep.py", raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", "/my/tools/sweep.py", raising=False
+    )
     assert work_dir(JobSpec()).name == "sweep"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/lib/pytest/__main__.py")
     assert work_dir(JobSpec()).name == "pytest"

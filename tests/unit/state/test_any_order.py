@@ -30,25 +30,57 @@ def stream(node: int, dice: random.Random, *, fails: bool) -> list[p.Message]:
     """Return what the agent of a node with two ranks tells from its first event to its last."""
     ranks = (2 * node, 2 * node + 1)
     told: list[p.Message] = [
-        p.Hello(protocol=p.PROTOCOL, job="j", node_rank=node, hostname=f"h{node}", pid=1),
+        p.Hello(
+            protocol=p.PROTOCOL, job="j", node_rank=node, hostname=f"h{node}", pid=1
+        ),
         p.Endpoint(state="open" if node == 0 else "reached"),
-        *(p.Worker(rank=rank, local_rank=rank % 2, world_size=WORLD, restart=0, pid=10 + rank) for rank in ranks),
+        *(
+            p.Worker(
+                rank=rank,
+                local_rank=rank % 2,
+                world_size=WORLD,
+                restart=0,
+                pid=10 + rank,
+            )
+            for rank in ranks
+        ),
     ]
     for step in range(dice.randrange(1, 6)):
         for rank in ranks:
-            row = p.MetricRow(at_s=float(step), step=float(step), metrics={"loss": dice.random(), f"m{rank}": 1.0})
+            row = p.MetricRow(
+                at_s=float(step),
+                step=float(step),
+                metrics={"loss": dice.random(), f"m{rank}": 1.0},
+            )
             bar = p.Bar(id=1, n=float(step), total=5.0, desc="épo")
             told.append(
                 p.Progress(
-                    rank=rank, restart=0, at_s=float(step), step=float(step), total=5.0, rows=(row,), bars=(bar,)
+                    rank=rank,
+                    restart=0,
+                    at_s=float(step),
+                    step=float(step),
+                    total=5.0,
+                    rows=(row,),
+                    bars=(bar,),
                 )
             )
             text = dice.choice(["whole\n", "torn ", "a\rb", "\u2028é\n", "木" * 5])
-            told.append(p.Output(rank=rank, stream=dice.choice(["stdout", "stderr"]), offset=step, text=text))
+            told.append(
+                p.Output(
+                    rank=rank,
+                    stream=dice.choice(["stdout", "stderr"]),
+                    offset=step,
+                    text=text,
+                )
+            )
     told.append(p.Output(rank=-1, stream="stderr", offset=0, text="torchrun's\n"))
     told.append(p.Notice(text=f"of node {node}"))
     for rank in ranks:
-        failure = p.Failure(type="ValueError", message="no", traceback="T") if fails and rank == ranks[1] else None
+        failure = (
+            p.Failure(type="ValueError", message="no", traceback="T")
+            if fails and rank == ranks[1]
+            else None
+        )
         told.append(p.Ended(rank=rank, restart=0, outcome="raised" if failure else "returned", code=int(bool(failure)),
                             failure=failure, result_bytes=None if failure else 3))  # fmt: skip
     return [*told, p.EngineEnded(code=int(fails)), p.Final(reason="done")]
@@ -59,11 +91,18 @@ def events(node: int, told: list[p.Message]) -> deque[Event]:
 
 
 @settings(max_examples=60)
-@given(st.randoms(use_true_random=False), st.integers(0, 1000), st.sampled_from([(), (0,), (1,)]), st.integers(1, 20))
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(0, 1000),
+    st.sampled_from([(), (0,), (1,)]),
+    st.integers(1, 20),
+)
 def test_nodes_in_any_mixture_give_one_state(order, seed, failing, batch):
     """The clock and the batches differ as well; the first failure is of the only node that fails."""
     content = random.Random(seed)
-    queues = [events(node, stream(node, content, fails=node in failing)) for node in (0, 1)]
+    queues = [
+        events(node, stream(node, content, fails=node in failing)) for node in (0, 1)
+    ]
     plain = fold(begin("j", HOSTS), itertools.chain(*queues))
     state, all_events = begin("j", HOSTS), list(mixed(order, *queues))
     for i in range(0, len(all_events), batch):
@@ -77,9 +116,15 @@ def test_nodes_in_any_mixture_give_one_state(order, seed, failing, batch):
 
 @given(st.randoms(use_true_random=False))
 def test_of_two_failures_the_one_that_came_first_speaks(order):
-    queues = [events(node, stream(node, random.Random(1), fails=True)) for node in (0, 1)]
+    queues = [
+        events(node, stream(node, random.Random(1), fails=True)) for node in (0, 1)
+    ]
     came = list(mixed(order, *queues))
-    failures = [event.what.rank for event in came if isinstance(event.what, p.Ended) and event.what.failure]
+    failures = [
+        event.what.rank
+        for event in came
+        if isinstance(event.what, p.Ended) and event.what.failure
+    ]
     assert fold(begin("j", HOSTS), came).first_failure == failures[0]
 
 
@@ -88,7 +133,9 @@ def test_of_two_failures_the_one_that_came_first_speaks(order):
 
 SAID = stream(0, random.Random(5), fails=True)
 TEXT = b"".join(p.encode(what, n) for n, what in enumerate(SAID, 1))
-TOLD = [DECODER.decode(p.encode(what))[1] for what in SAID]  # as it comes in: the strange line break is gone
+TOLD = [
+    DECODER.decode(p.encode(what))[1] for what in SAID
+]  # as it comes in: the strange line break is gone
 
 
 def heard(
@@ -110,12 +157,18 @@ def heard(
 
 
 def all_folded(found: list[tuple[int, p.Message]]) -> RunState:
-    return fold(begin("j", HOSTS), [Event(node_rank=0, at_s=1.0, what=what) for _, what in found])
+    return fold(
+        begin("j", HOSTS),
+        [Event(node_rank=0, at_s=1.0, what=what) for _, what in found],
+    )
 
 
 def test_cut_at_any_byte_and_gone_on_from_there():
     """Nothing is lost and nothing comes twice, wherever the connection breaks."""
-    ends = [0, *itertools.accumulate(len(p.encode(what, n)) for n, what in enumerate(SAID, 1))]
+    ends = [
+        0,
+        *itertools.accumulate(len(p.encode(what, n)) for n, what in enumerate(SAID, 1)),
+    ]
     for cut in range(len(TEXT)):
         first, error = heard(TEXT[:cut])
         assert isinstance(error, ConnectionLost)
@@ -128,7 +181,9 @@ def test_cut_at_any_byte_and_gone_on_from_there():
 @given(st.integers(1, len(TOLD) - 1), st.integers(0, len(TOLD)))
 def test_a_host_that_goes_on_elsewhere_is_refused(last, first):
     """As one does that has lost its journal, or sends again what was heard already."""
-    text = b"".join(p.encode(what, n) for n, what in enumerate(SAID, 1) if n >= first) + p.encode(p.AgentGone())
+    text = b"".join(
+        p.encode(what, n) for n, what in enumerate(SAID, 1) if n >= first
+    ) + p.encode(p.AgentGone())
     found, error = heard(text, after=last)
     if max(first, 1) == last + 1:
         assert (len(found), error) == (len(TOLD) - last, None)
@@ -145,7 +200,9 @@ def test_any_cutting_into_pieces(sizes):
 
 
 @settings(max_examples=300)
-@given(st.integers(0, len(TEXT) - 1), st.binary(min_size=0, max_size=4), st.integers(0, 4))
+@given(
+    st.integers(0, len(TEXT) - 1), st.binary(min_size=0, max_size=4), st.integers(0, 4)
+)
 def test_damaged_bytes_are_an_error_or_another_message(at, put, taken):
     """What came before the damage is as it was; what is heard is numbered without a gap; and any of it can be shown."""
     text = TEXT[:at] + put + TEXT[at + taken :]
@@ -160,7 +217,13 @@ def test_damaged_bytes_are_an_error_or_another_message(at, put, taken):
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, len(TEXT) - 1), st.integers(0, 255)), min_size=1, max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(TEXT) - 1), st.integers(0, 255)),
+        min_size=1,
+        max_size=30,
+    )
+)
 def test_many_damaged_bytes(changes):
     data = bytearray(TEXT)
     for at, byte in changes:
@@ -172,7 +235,9 @@ def test_many_damaged_bytes(changes):
 
 @pytest.mark.parametrize("n", [1, 5, len(TOLD)])
 def test_the_same_event_twice(n):
-    text = b"".join(p.encode(what, i) * (2 if i == n else 1) for i, what in enumerate(SAID, 1))
+    text = b"".join(
+        p.encode(what, i) * (2 if i == n else 1) for i, what in enumerate(SAID, 1)
+    )
     found, error = heard(text)
     assert len(found) == n
     assert str(error) == f"gpu-a: event {n} came after event {n}."

@@ -32,7 +32,19 @@ from distmagic.state.fold_ranks import KEPT_METRICS, KEPT_POINTS
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import ECHO, EVENTS
-from tests.builders.events import HOSTS, at, begun, ended, hello, killed, output, progress, raised, texts, worker
+from tests.builders.events import (
+    HOSTS,
+    at,
+    begun,
+    ended,
+    hello,
+    killed,
+    output,
+    progress,
+    raised,
+    texts,
+    worker,
+)
 from tests.builders.states import hold
 
 
@@ -45,24 +57,50 @@ def phases(state: RunState) -> list[str]:
 
 def test_a_run_that_goes_well():
     state = begin("j", HOSTS, notices=("mind the gap",))
-    assert (state.phase, [n.phase for n in state.nodes]) == ("connecting", ["connecting", "connecting"])
+    assert (state.phase, [n.phase for n in state.nodes]) == (
+        "connecting",
+        ["connecting", "connecting"],
+    )
     state = fold(state, [hello(0), hello(1)])
     assert state.phase == "starting"
-    assert [(n.phase, n.hostname) for n in state.nodes] == [("starting", "host0"), ("starting", "host1")]
+    assert [(n.phase, n.hostname) for n in state.nodes] == [
+        ("starting", "host0"),
+        ("starting", "host1"),
+    ]
     state = fold(state, [worker(0, 0), worker(3, 1, local=1)])
-    assert (state.phase, state.world_size, state.workers[3].label) == ("running", 4, "rank 3 (gpu-b, local_rank 1)")
+    assert (state.phase, state.world_size, state.workers[3].label) == (
+        "running",
+        4,
+        "rank 3 (gpu-b, local_rank 1)",
+    )
     state = fold(state, [ended(0, 0), ended(3, 1)])
     assert phases(state) == ["done", "done"]
-    over = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=0), p.Final(reason="done"))]
+    over = [
+        at(what, node)
+        for node in (0, 1)
+        for what in (p.EngineEnded(code=0), p.Final(reason="done"))
+    ]
     state = fold(state, over)
-    assert ([n.phase for n in state.nodes], state.is_over) == (["clear", "clear"], False)
+    assert ([n.phase for n in state.nodes], state.is_over) == (
+        ["clear", "clear"],
+        False,
+    )
     state = fold(state, [at(Gone(), 0), at(Gone(), 1)])
-    assert (state.is_over, state.phase, state.notices) == (True, "done", ("mind the gap",))
+    assert (state.is_over, state.phase, state.notices) == (
+        True,
+        "done",
+        ("mind the gap",),
+    )
 
 
 def test_hosts_are_reached_are_sent_what_they_lack_and_start():
     state, seen = begin("j", HOSTS), []
-    for what in (Connected(), Sending(sent_bytes=0, total_bytes=9), Sending(sent_bytes=9, total_bytes=9), Starting()):
+    for what in (
+        Connected(),
+        Sending(sent_bytes=0, total_bytes=9),
+        Sending(sent_bytes=9, total_bytes=9),
+        Starting(),
+    ):
         for node in (0, 1):
             state = fold(state, [at(what, node, at_s=float(len(seen)))])
             seen.append((state.phase, state.nodes[node].phase))
@@ -72,19 +110,38 @@ def test_hosts_are_reached_are_sent_what_they_lack_and_start():
     ]  # fmt: skip
     assert [(n.sent_bytes, n.total_bytes) for n in state.nodes] == [(9, 9), (9, 9)]
     assert state.started_at_s == 6.0
-    assert fold(state, [at(Connected(), 0), at(Sending(sent_bytes=1, total_bytes=9), 0)]).nodes[0].phase == "starting"
+    assert (
+        fold(state, [at(Connected(), 0), at(Sending(sent_bytes=1, total_bytes=9), 0)])
+        .nodes[0]
+        .phase
+        == "starting"
+    )
 
 
 def test_what_the_launcher_warns_of_is_told_once():
-    state = fold(begin("j", HOSTS), [at(Warned(text="gpu-a: old torch")), at(p.Notice(text="old torch"), 0)])
+    state = fold(
+        begin("j", HOSTS),
+        [at(Warned(text="gpu-a: old torch")), at(p.Notice(text="old torch"), 0)],
+    )
     assert state.notices == ("gpu-a: old torch",)
 
 
-@pytest.mark.parametrize(("is_wish", "phase", "kind"), [(True, "stopped", "Cancelled"), (False, "failed", "RunError")])
+@pytest.mark.parametrize(
+    ("is_wish", "phase", "kind"),
+    [(True, "stopped", "Cancelled"), (False, "failed", "RunError")],
+)
 def test_a_run_that_ends_before_it_has_begun(is_wish, phase, kind):
-    events = [at(Connected(), 0), at(Unusable(why="gpu-b: no"), 1), at(Abandoned(why="It ended.", is_wish=is_wish))]
+    events = [
+        at(Connected(), 0),
+        at(Unusable(why="gpu-b: no"), 1),
+        at(Abandoned(why="It ended.", is_wish=is_wish)),
+    ]
     state = fold(begin("j", HOSTS), events)
-    assert (state.is_over, state.phase, state.nodes[1].unusable) == (True, phase, "gpu-b: no")
+    assert (state.is_over, state.phase, state.nodes[1].unusable) == (
+        True,
+        phase,
+        "gpu-b: no",
+    )
     error = verdict(state)
     assert (type(error).__name__, error.message) == (kind, "It ended.")
 
@@ -96,20 +153,40 @@ def test_time_goes_forward_only():
 
 def test_events_of_nodes_that_are_not_there_are_left_out():
     state = begun()
-    assert fold(state, [at(p.Final(reason="done"), node) for node in (-1, 2, 99)]) == state
+    assert (
+        fold(state, [at(p.Final(reason="done"), node) for node in (-1, 2, 99)]) == state
+    )
 
 
 def test_a_state_that_somebody_holds_does_not_change():
-    first = begun(progress(0, rows=(p.MetricRow(at_s=1.0, metrics={"loss": 1.0}),)), output("a"))
-    kept = (dict(first.workers), dict(first.series), first.lines, dict(first.open_lines), list(first.series[0]["loss"]))
+    first = begun(
+        progress(0, rows=(p.MetricRow(at_s=1.0, metrics={"loss": 1.0}),)), output("a")
+    )
+    kept = (
+        dict(first.workers),
+        dict(first.series),
+        first.lines,
+        dict(first.open_lines),
+        list(first.series[0]["loss"]),
+    )
     more = [
-        progress(0, at_s=2.0, rows=(p.MetricRow(at_s=2.0, metrics={"loss": 2.0, "acc": 1.0}),)),
+        progress(
+            0,
+            at_s=2.0,
+            rows=(p.MetricRow(at_s=2.0, metrics={"loss": 2.0, "acc": 1.0}),),
+        ),
         output("b\n"),
         raised(1),
     ]
     second = fold(first, more)
     third = fold(first, more)
-    now = (dict(first.workers), dict(first.series), first.lines, dict(first.open_lines), list(first.series[0]["loss"]))
+    now = (
+        dict(first.workers),
+        dict(first.series),
+        first.lines,
+        dict(first.open_lines),
+        list(first.series[0]["loss"]),
+    )
     assert now == kept
     assert first.first_failure is None
     assert second == third
@@ -132,9 +209,17 @@ def test_one_event_at_a_time_or_all_at_once():
 def test_progress_of_report():
     state = begun(progress(0, at_s=2.0, step=10.0, total=100.0, device="cuda:0"))
     one = state.workers[0]
-    assert (one.progress, one.rate, one.device, one.eta_s) == ((10.0, 100.0), None, "cuda:0", None)
+    assert (one.progress, one.rate, one.device, one.eta_s) == (
+        (10.0, 100.0),
+        None,
+        "cuda:0",
+        None,
+    )
     state = fold(state, [progress(0, at_s=4.0, step=20.0)])
-    assert (state.workers[0].rate, state.workers[0].eta_s) == (pytest.approx(5.0), pytest.approx(16.0))
+    assert (state.workers[0].rate, state.workers[0].eta_s) == (
+        pytest.approx(5.0),
+        pytest.approx(16.0),
+    )
     assert state.workers[0].total == 100.0
     state = fold(state, [progress(0, at_s=5.0, step=30.0)])
     assert state.workers[0].rate == pytest.approx(0.8 * 5 + 0.2 * 10)
@@ -145,22 +230,34 @@ def test_progress_of_report():
 
 def test_the_rate_counts_from_the_first_step_that_was_told():
     """Training that goes on from a snapshot has not made 900 steps in its first second."""
-    rows = tuple(p.MetricRow(at_s=9.0 + i / 2, step=900.0 + i, metrics={"loss": 1.0}) for i in range(3))
+    rows = tuple(
+        p.MetricRow(at_s=9.0 + i / 2, step=900.0 + i, metrics={"loss": 1.0})
+        for i in range(3)
+    )
     state = begun(progress(0, at_s=10.0, step=902.0, total=1000.0, rows=rows))
     assert (state.workers[0].rate, state.workers[0].eta_s) == (2.0, 49.0)
 
 
 def test_no_eta_without_rate_total_or_a_running_rank():
-    state = begun(progress(0, at_s=0.0, step=1.0, total=2.0), progress(1, at_s=1.0, step=1.0), ended(2, 1))
+    state = begun(
+        progress(0, at_s=0.0, step=1.0, total=2.0),
+        progress(1, at_s=1.0, step=1.0),
+        ended(2, 1),
+    )
     assert [state.workers[rank].eta_s for rank in range(4)] == [None] * 4
 
 
 def test_bars_are_in_order_and_the_outermost_speaks():
-    outer, inner = p.Bar(id=1, n=1.0, total=5.0, rate=0.5), p.Bar(id=2, n=3.0, total=9.0, rate=7.0)
+    outer, inner = (
+        p.Bar(id=1, n=1.0, total=5.0, rate=0.5),
+        p.Bar(id=2, n=3.0, total=9.0, rate=7.0),
+    )
     state = begun(progress(0, bars=(inner,)), progress(0, bars=(outer,)))
     assert [bar.id for bar in state.workers[0].bars] == [1, 2]
     assert (state.workers[0].progress, state.workers[0].rate) == ((1.0, 5.0), 0.5)
-    state = fold(state, [progress(0, bars=(p.Bar(id=2, n=9.0, total=9.0, closed=True),))])
+    state = fold(
+        state, [progress(0, bars=(p.Bar(id=2, n=9.0, total=9.0, closed=True),))]
+    )
     assert [bar.id for bar in state.workers[0].bars] == [1]
     last = p.Bar(id=1, n=5.0, total=5.0, closed=True)
     state = fold(state, [progress(0, bars=(last,))])
@@ -172,9 +269,18 @@ def test_bars_are_in_order_and_the_outermost_speaks():
 def test_bars_that_close_together_leave_the_outermost():
     nested = (p.Bar(id=1, n=4.0, total=5.0), p.Bar(id=2, n=8.0, total=9.0))
     state = begun(progress(0, bars=nested))
-    state = fold(state, [progress(0, bars=tuple(dataclasses.replace(bar, closed=True) for bar in nested))])
+    state = fold(
+        state,
+        [
+            progress(
+                0, bars=tuple(dataclasses.replace(bar, closed=True) for bar in nested)
+            )
+        ],
+    )
     assert [bar.id for bar in state.workers[0].bars] == [1]
-    state = fold(state, [progress(0, bars=(p.Bar(id=3, n=9.0, closed=True),))])  # the next one after it
+    state = fold(
+        state, [progress(0, bars=(p.Bar(id=3, n=9.0, closed=True),))]
+    )  # the next one after it
     assert [bar.id for bar in state.workers[0].bars] == [3]
 
 
@@ -185,10 +291,16 @@ def test_metrics_and_series():
     )
     state = begun(progress(2, 1, rows=rows))
     assert dict(state.workers[2].metrics) == {"loss": 1.0, "lr": 0.1}
-    assert [(x.at_s, x.step, x.value) for x in state.series[2]["loss"]] == [(0.5, 1.0, 2.0), (1.0, None, 1.0)]
+    assert [(x.at_s, x.step, x.value) for x in state.series[2]["loss"]] == [
+        (0.5, 1.0, 2.0),
+        (1.0, None, 1.0),
+    ]
 
 
-@pytest.mark.parametrize("stray", [progress(0, 1, step=5.0), progress(0, restart=1, step=5.0), progress(9, step=5.0)])
+@pytest.mark.parametrize(
+    "stray",
+    [progress(0, 1, step=5.0), progress(0, restart=1, step=5.0), progress(9, step=5.0)],
+)
 def test_progress_of_another_node_restart_or_rank_is_left_out(stray):
     assert begun(stray) == begun()
 
@@ -197,7 +309,11 @@ def test_progress_of_another_node_restart_or_rank_is_left_out(stray):
 
 
 def test_lines_are_labelled_and_wait_for_their_end():
-    state = begun(output("hello\nwor"), output("to you\n", 2, 1, "stderr"), output("engine\n", -1, 1))
+    state = begun(
+        output("hello\nwor"),
+        output("to you\n", 2, 1, "stderr"),
+        output("engine\n", -1, 1),
+    )
     assert [(x.label, x.stream, x.text) for x in state.lines] == [
         ("rank 0 gpu-a", "stdout", "hello"),
         ("rank 2 gpu-b", "stderr", "to you"),
@@ -205,7 +321,11 @@ def test_lines_are_labelled_and_wait_for_their_end():
     ]
     assert dict(state.open_lines) == {(0, 0, "stdout"): "wor"}
     state = fold(state, [output("ld\n")])
-    assert (texts(state)[-1], dict(state.open_lines), state.lines_seen) == ("world", {}, 4)
+    assert (texts(state)[-1], dict(state.open_lines), state.lines_seen) == (
+        "world",
+        {},
+        4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,21 +348,39 @@ def test_carriage_returns_in_any_cutting(text, lines):
             assert texts(state) == lines, parts
 
 
-@given(st.text(alphabet="ab\r\n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
+@given(
+    st.text(alphabet="ab\r\n", max_size=40), st.lists(st.integers(0, 40), max_size=6)
+)
 def test_any_cutting_gives_the_same_lines(text, cuts):
     edges = [0, *sorted(cuts), len(text)]
     parts = [text[a:b] for a, b in itertools.pairwise(edges)]
-    assert texts(begun(*map(output, parts), ended(0))) == texts(begun(output(text), ended(0)))
+    assert texts(begun(*map(output, parts), ended(0))) == texts(
+        begun(output(text), ended(0))
+    )
 
 
 def test_an_end_closes_the_open_lines():
-    state = begun(output("last word"), output("cry", stream="stderr"), output("other", 1), killed(0))
-    assert (texts(state), dict(state.open_lines)) == (["last word", "cry"], {(1, 0, "stdout"): "other"})
+    state = begun(
+        output("last word"),
+        output("cry", stream="stderr"),
+        output("other", 1),
+        killed(0),
+    )
+    assert (texts(state), dict(state.open_lines)) == (
+        ["last word", "cry"],
+        {(1, 0, "stdout"): "other"},
+    )
 
 
 def test_skipped_output_is_told():
-    state = begun(output("begun"), output("cry", stream="stderr"), output("end\n", skipped=123456))
-    assert texts(state) == ["begun", "... 123,456 bytes not shown; the whole log: run.logs(0)", "end"]
+    state = begun(
+        output("begun"), output("cry", stream="stderr"), output("end\n", skipped=123456)
+    )
+    assert texts(state) == [
+        "begun",
+        "... 123,456 bytes not shown; the whole log: run.logs(0)",
+        "end",
+    ]
     assert dict(state.open_lines) == {(0, 0, "stderr"): "cry"}
 
 
@@ -251,7 +389,11 @@ def test_memory_of_output_is_bounded():
     assert (len(state.lines), state.lines_seen) == (KEPT_LINES, 5 * KEPT_LINES)
     assert texts(state)[-1] == str(5 * KEPT_LINES - 1)
     state = begun(output("\n".join(map(str, range(100_001)))))
-    assert (len(state.lines), state.lines_seen, texts(state)[-1]) == (KEPT_LINES, 100_000, "99999")
+    assert (len(state.lines), state.lines_seen, texts(state)[-1]) == (
+        KEPT_LINES,
+        100_000,
+        "99999",
+    )
     state = begun(*[output("x" * 10_000)] * 3, ended(0))
     assert texts(state) == ["x" * KEPT_LINE_CHARS]
 
@@ -265,7 +407,10 @@ def test_a_stream_that_is_none():
 
 def test_the_first_rank_that_fails_speaks_for_all():
     state = begun(raised(2, 1), raised(0), killed(1, number=15))
-    assert (state.first_failure, phases(state)) == (2, ["failed", "stopped", "failed", "running"])
+    assert (state.first_failure, phases(state)) == (
+        2,
+        ["failed", "stopped", "failed", "running"],
+    )
     assert state.workers[2].ended.failure.message == "no"
 
 
@@ -286,22 +431,45 @@ def test_what_is_a_failure(end, phase):
 
 
 def test_ends_after_a_stop_are_no_failures():
-    state = begun(at(StopRequested(reason="interrupted")), killed(0, number=15), killed(1), raised(2, 1), ended(3, 1))
-    assert (phases(state), state.first_failure) == (["stopped", "stopped", "stopped", "done"], None)
+    state = begun(
+        at(StopRequested(reason="interrupted")),
+        killed(0, number=15),
+        killed(1),
+        raised(2, 1),
+        ended(3, 1),
+    )
+    assert (phases(state), state.first_failure) == (
+        ["stopped", "stopped", "stopped", "done"],
+        None,
+    )
 
 
 def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
-    state = begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), killed(2, 1, at_s=1.2))
+    state = begun(
+        raised(0, message=ECHO, at_s=1.0),
+        at(StopRequested(reason="failed")),
+        killed(2, 1, at_s=1.2),
+    )
     assert (state.first_failure, phases(state)[2]) == (2, "failed")
 
 
 @pytest.mark.parametrize(
     "later",
-    [killed(2, 1, at_s=9.0), killed(2, 1, number=15, at_s=1.2), raised(2, 1, ECHO, at_s=1.2), ended(2, 1, at_s=1.2)],
+    [
+        killed(2, 1, at_s=9.0),
+        killed(2, 1, number=15, at_s=1.2),
+        raised(2, 1, ECHO, at_s=1.2),
+        ended(2, 1, at_s=1.2),
+    ],
     ids=["too late", "by our SIGTERM", "an echo too", "went well"],
 )
 def test_blame_stays(later):
-    assert begun(raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), later).first_failure == 0
+    assert (
+        begun(
+            raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), later
+        ).first_failure
+        == 0
+    )
 
 
 def test_blame_stays_where_the_first_had_a_reason_of_its_own():
@@ -312,43 +480,86 @@ def test_a_restart_begins_anew():
     state = begun(progress(0, step=5.0), raised(0), restarts=1)
     state = fold(state, [worker(0, 0, restart=1)])
     one = state.workers[0]
-    assert (state.first_failure, one.phase, one.restart, one.step, one.ended) == (None, "running", 1, None, None)
+    assert (state.first_failure, one.phase, one.restart, one.step, one.ended) == (
+        None,
+        "running",
+        1,
+        None,
+        None,
+    )
     assert fold(state, [ended(0, restart=0), progress(0, step=9.0)]) == state
 
 
 def test_an_elastic_job_that_shrinks_forgets_the_ranks_it_lost():
     state = begun(raised(3, 1), worker(0, 0, restart=1, world=2), restarts=1)
-    assert (sorted(state.workers), state.world_size, state.first_failure) == ([0, 1], 2, None)
+    assert (sorted(state.workers), state.world_size, state.first_failure) == (
+        [0, 1],
+        2,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     "end",
-    [ended(0, outcome="replaced", code=-9), killed(0, number=15), raised(0, message=ECHO)],
+    [
+        ended(0, outcome="replaced", code=-9),
+        killed(0, number=15),
+        raised(0, message=ECHO),
+    ],
     ids=["by its agent", "by torchrun", "when its peer was gone"],
 )
 def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
-    events = [hello(0), hello(1), worker(0, 0), worker(1, 0, local=1), at(Lost(why="cut"), 1), end]
+    events = [
+        hello(0),
+        hello(1),
+        worker(0, 0),
+        worker(1, 0, local=1),
+        at(Lost(why="cut"), 1),
+        end,
+    ]
     state = fold(begin("j", HOSTS, 3, min_nodes=1), events)
     assert (phases(state)[0], state.first_failure) == ("stopped", None)
     assert begun(killed(0, number=15), restarts=3).first_failure == 0
 
 
 def test_the_node_whose_torchrun_failed_first():
-    state = begun(at(p.EngineEnded(code=1), 1), at(StopRequested(reason="failed")), at(p.EngineEnded(code=-15), 0))
+    state = begun(
+        at(p.EngineEnded(code=1), 1),
+        at(StopRequested(reason="failed")),
+        at(p.EngineEnded(code=-15), 0),
+    )
     assert (state.failed_node, [n.code for n in state.nodes]) == (1, [-15, 1])
-    assert begun(at(StopRequested(reason="interrupted")), at(p.EngineEnded(code=-15), 0)).failed_node is None
+    assert (
+        begun(
+            at(StopRequested(reason="interrupted")), at(p.EngineEnded(code=-15), 0)
+        ).failed_node
+        is None
+    )
 
 
 def test_exits_that_torchrun_saw():
     seen = p.Exit(rank=0, local_rank=0, pid=100, code=-9)
-    state = begun(at(p.EngineEnded(code=1, exits=(seen, p.Exit(rank=2, local_rank=0, pid=1, code=1)))))
+    state = begun(
+        at(
+            p.EngineEnded(
+                code=1, exits=(seen, p.Exit(rank=2, local_rank=0, pid=1, code=1))
+            )
+        )
+    )
     assert (state.workers[0].exit, state.workers[2].exit) == (seen, None)
 
 
 def test_the_last_word_of_a_node_ends_its_ranks():
-    state = begun(output("open"), ended(0), at(p.Final(reason="lease", survivors=("python (pid 7, state D)",))))
+    state = begun(
+        output("open"),
+        ended(0),
+        at(p.Final(reason="lease", survivors=("python (pid 7, state D)",))),
+    )
     assert phases(state) == ["done", "stopped", "running", "running"]
-    assert (state.nodes[0].reason, state.nodes[0].survivors) == ("lease", ("python (pid 7, state D)",))
+    assert (state.nodes[0].reason, state.nodes[0].survivors) == (
+        "lease",
+        ("python (pid 7, state D)",),
+    )
     assert texts(state) == ["open"]
 
 
@@ -359,7 +570,10 @@ def test_a_node_that_is_lost():
         ((1, "cut"),),
         "running",
     )
-    state = fold(state, [at(Swept(survivors=()), 1), at(p.Final(reason="stopped"), 0), at(Gone(), 0)])
+    state = fold(
+        state,
+        [at(Swept(survivors=()), 1), at(p.Final(reason="stopped"), 0), at(Gone(), 0)],
+    )
     assert (state.nodes[1].phase, state.is_over, state.phase) == ("clear", True, "lost")
     assert fold(state, [at(Lost(why="late"), 0)]) == state  # it was gone before
 
@@ -367,40 +581,66 @@ def test_a_node_that_is_lost():
 def test_phases_of_a_run():
     stopping = begun(at(StopRequested(reason="interrupted")))
     assert stopping.phase == "stopping"
-    gone = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="x"), Gone())]
+    gone = [
+        at(what, node)
+        for node in (0, 1)
+        for what in (p.EngineEnded(code=-15), p.Final(reason="x"), Gone())
+    ]
     assert fold(stopping, gone).phase == "stopped"
     assert fold(begun(raised(0)), gone).phase == "failed"
     assert fold(begun(), gone).phase == "failed"
-    assert fold(stopping, [at(StopRequested(reason="timeout"))]).stopping == "interrupted"
+    assert (
+        fold(stopping, [at(StopRequested(reason="timeout"))]).stopping == "interrupted"
+    )
 
 
 # ---- what nodes say of themselves
 
 
 def test_the_endpoint():
-    state = begun(at(p.Endpoint(state="unreached", detail="refused"), 1), at(p.Endpoint(state="open"), 0, at_s=4.0))
+    state = begun(
+        at(p.Endpoint(state="unreached", detail="refused"), 1),
+        at(p.Endpoint(state="open"), 0, at_s=4.0),
+    )
     assert (dict(state.unreached), state.endpoint_open_at_s) == ({1: "refused"}, 4.0)
     reached = at(p.Endpoint(state="reached"), 1)
     assert dict(fold(state, [reached]).unreached) == {}
-    assert dict(fold(state, [at(StopRequested(reason="rendezvous")), reached]).unreached) == {1: "refused"}
+    assert dict(
+        fold(state, [at(StopRequested(reason="rendezvous")), reached]).unreached
+    ) == {1: "refused"}
 
 
 def test_notices_are_told_once_and_are_bounded():
     state = begun(*[at(p.Notice(text="full"), 1)] * 3)
     assert state.notices == ("gpu-b: full",)
-    assert len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices) == KEPT_NOTICES
+    assert (
+        len(begun(*(at(p.Notice(text=str(i))) for i in range(999))).notices)
+        == KEPT_NOTICES
+    )
 
 
 def test_a_host_of_many_notices_leaves_room_for_those_of_others():
     flood = [at(p.Notice(text=str(i)), 0) for i in range(999)]
-    state = begun(at(p.Notice(text="the disk is full"), 1), *flood, at(p.Notice(text="no space"), 1))
-    assert {"gpu-b: the disk is full", "gpu-b: no space", "gpu-a: 998"} <= set(state.notices)
+    state = begun(
+        at(p.Notice(text="the disk is full"), 1),
+        *flood,
+        at(p.Notice(text="no space"), 1),
+    )
+    assert {"gpu-b: the disk is full", "gpu-b: no space", "gpu-a: 998"} <= set(
+        state.notices
+    )
     assert len(state.notices) == KEPT_NOTICES
 
 
 def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
     skipped = at(p.Skipped(through=9))
-    state = begun(worker(0), output("half a li", 0), skipped, output("after the gap\n", 0), skipped)
+    state = begun(
+        worker(0),
+        output("half a li", 0),
+        skipped,
+        output("after the gap\n", 0),
+        skipped,
+    )
     assert [line.text for line in state.lines] == ["half a li", "after the gap"]
     assert state.notices == (
         "gpu-a: some older reports and lines of output are left out: its journal no longer has them (run.logs may)",
@@ -411,7 +651,10 @@ def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
 
 
 def test_metrics_are_bounded():
-    rows = tuple(p.MetricRow(at_s=float(i), metrics={"loss": float(i)}) for i in range(3 * KEPT_POINTS))
+    rows = tuple(
+        p.MetricRow(at_s=float(i), metrics={"loss": float(i)})
+        for i in range(3 * KEPT_POINTS)
+    )
     loss = begun(progress(0, rows=rows)).series[0]["loss"]
     assert len(loss) <= KEPT_POINTS
     assert loss[-1].value == 3 * KEPT_POINTS - 1
@@ -455,7 +698,12 @@ def test_a_whole_run_shuffled_doubled_and_cut():
 
 
 def claim(rank: int, node: int, world: int = 4, number: int = 0) -> Event:
-    return at(p.Worker(rank=rank, local_rank=0, world_size=world, restart=0, pid=7, round=number), node)
+    return at(
+        p.Worker(
+            rank=rank, local_rank=0, world_size=world, restart=0, pid=7, round=number
+        ),
+        node,
+    )
 
 
 def owners(state: RunState) -> dict[int, int]:
@@ -470,7 +718,9 @@ def planned(*ranks: range) -> Event:
 def test_a_planned_rank_is_its_own_node_s_alone():
     """The result of rank 0 is fetched, and unpickled, from the node that has rank 0."""
     plan = planned(range(2), range(2, 4))
-    state = fold(begin("j", HOSTS), [plan, claim(0, 1), claim(2, 1), claim(0, 0), claim(1, 1)])
+    state = fold(
+        begin("j", HOSTS), [plan, claim(0, 1), claim(2, 1), claim(0, 0), claim(1, 1)]
+    )
     assert owners(state) == {2: 1, 0: 0}
     state = fold(state, [ended(0, 0), claim(0, 1), claim(0, 1, number=99), ended(0, 1)])
     assert owners(state) == {2: 1, 0: 0}
@@ -484,7 +734,9 @@ def test_only_the_planned_world_is_believed(world):
 
 
 def test_in_one_round_a_rank_is_the_node_s_that_told_it_first():
-    state = fold(begin("j", HOSTS), [claim(0, 0), claim(1, 1), claim(0, 1), claim(1, 0)])
+    state = fold(
+        begin("j", HOSTS), [claim(0, 0), claim(1, 1), claim(0, 1), claim(1, 0)]
+    )
     assert owners(state) == {0: 0, 1: 1}
     assert owners(fold(state, [ended(0, 0), claim(0, 1)])) == {0: 0, 1: 1}
 
@@ -493,9 +745,16 @@ def test_in_a_later_round_ranks_may_change_places():
     """The end of an old rank may come after the start of its successor on another node."""
     hosts = ("gpu-a", "gpu-b", "gpu-c")
     first = [claim(node, node, 3) for node in range(3)]
-    second = [claim(0, 0, 3, number=1), claim(2, 1, 3, number=1), claim(1, 2, 3, number=1)]
+    second = [
+        claim(0, 0, 3, number=1),
+        claim(2, 1, 3, number=1),
+        claim(1, 2, 3, number=1),
+    ]
     for order in itertools.permutations(second):
-        late = [ended(1, 1, outcome="replaced", code=-15), ended(2, 2, outcome="replaced", code=-15)]
+        late = [
+            ended(1, 1, outcome="replaced", code=-15),
+            ended(2, 2, outcome="replaced", code=-15),
+        ]
         state = fold(begin("j", hosts, 3, min_nodes=1), [*first, *order, *late])
         assert owners(state) == {0: 0, 1: 2, 2: 1}
         assert phases(state) == ["running"] * 3
@@ -503,47 +762,99 @@ def test_in_a_later_round_ranks_may_change_places():
 
 def test_a_rank_that_did_not_end_well_may_come_back_elsewhere():
     """Some versions of torch don't tell the round."""
-    state = fold(begin("j", HOSTS, 3), [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)])
+    state = fold(
+        begin("j", HOSTS, 3), [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)]
+    )
     assert owners(state) == {0: 0, 1: 0}
 
 
 def test_a_host_alone_begins_no_new_round():
     start = begin("j", HOSTS, 3, min_nodes=1)
     state = fold(
-        start, [claim(0, 0, 2), claim(1, 1, 2), claim(0, 1, 1, number=2**60), ended(0, 1), output("x\n", 1, 1)]
+        start,
+        [
+            claim(0, 0, 2),
+            claim(1, 1, 2),
+            claim(0, 1, 1, number=2**60),
+            ended(0, 1),
+            output("x\n", 1, 1),
+        ],
     )
     assert (owners(state), state.rdzv_round, state.world_size) == ({0: 0, 1: 1}, 0, 2)
     state = fold(state, [claim(0, 0, 1, number=1)])
     assert (owners(state), state.rdzv_round) == ({0: 0}, 1)
-    state = fold(state, [ended(0, 0), at(p.EngineEnded(code=0), 0), at(p.Final(reason="done"), 0)])
-    assert (owners(state), state.workers[0].phase, dict(state.held)) == ({0: 0}, "done", {})
+    state = fold(
+        state,
+        [ended(0, 0), at(p.EngineEnded(code=0), 0), at(p.Final(reason="done"), 0)],
+    )
+    assert (owners(state), state.workers[0].phase, dict(state.held)) == (
+        {0: 0},
+        "done",
+        {},
+    )
 
 
 def test_a_world_is_as_large_as_the_lead_says():
-    state = fold(begin("j", HOSTS, 3, min_nodes=1), [claim(9, 1, 10), claim(0, 0, 2), claim(5, 1, 10), claim(1, 1, 1)])
+    state = fold(
+        begin("j", HOSTS, 3, min_nodes=1),
+        [claim(9, 1, 10), claim(0, 0, 2), claim(5, 1, 10), claim(1, 1, 1)],
+    )
     assert (owners(state), state.world_size) == ({0: 0}, 2)
 
 
 def test_what_waits_for_the_lead_is_bounded():
     start = begin("j", HOSTS, 3, min_nodes=1)
-    waiting = [claim(1, 1, 2, number=5), *(output("x\n", 1, 1) for _ in range(5000)), ended(1, 1)]
+    waiting = [
+        claim(1, 1, 2, number=5),
+        *(output("x\n", 1, 1) for _ in range(5000)),
+        ended(1, 1),
+    ]
     state = fold(start, waiting)
     assert len(state.held[1]) <= 1002
     state = fold(state, [claim(0, 0, 2, number=5)])
-    assert (owners(state), state.workers[1].phase, dict(state.held)) == ({0: 0, 1: 1}, "done", {})
+    assert (owners(state), state.workers[1].phase, dict(state.held)) == (
+        {0: 0, 1: 1},
+        "done",
+        {},
+    )
 
 
 def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():
     """Each node's journal is in order, but that of one may be read before that of another."""
 
     def of_round(number: int, node: int, rank: int, world_size: int) -> Event:
-        return at(p.Worker(rank=rank, local_rank=0, world_size=world_size, restart=0, pid=7, round=number), node)
+        return at(
+            p.Worker(
+                rank=rank,
+                local_rank=0,
+                world_size=world_size,
+                restart=0,
+                pid=7,
+                round=number,
+            ),
+            node,
+        )
 
-    first = [of_round(0, 0, 0, 1), at(p.Ended(rank=0, restart=0, outcome="signalled", code=-15), 0)]
-    second = [of_round(1, 0, 0, 2), at(p.Ended(rank=0, restart=0, outcome="returned", result_bytes=5), 0)]
-    other = [of_round(1, 1, 1, 2), at(p.Ended(rank=1, restart=0, outcome="returned", result_bytes=6), 1)]
+    first = [
+        of_round(0, 0, 0, 1),
+        at(p.Ended(rank=0, restart=0, outcome="signalled", code=-15), 0),
+    ]
+    second = [
+        of_round(1, 0, 0, 2),
+        at(p.Ended(rank=0, restart=0, outcome="returned", result_bytes=5), 0),
+    ]
+    other = [
+        of_round(1, 1, 1, 2),
+        at(p.Ended(rank=1, restart=0, outcome="returned", result_bytes=6), 1),
+    ]
     start = begin("j", HOSTS, 3, min_nodes=1)
-    states = [fold(start, events) for events in ([*first, *second, *other], [*other, *first, *second])]
+    states = [
+        fold(start, events)
+        for events in ([*first, *second, *other], [*other, *first, *second])
+    ]
     for state in states:
         assert (state.world_size, state.rdzv_round) == (2, 1)
-        assert {rank: (w.phase, w.node_rank) for rank, w in state.workers.items()} == {0: ("done", 0), 1: ("done", 1)}
+        assert {rank: (w.phase, w.node_rank) for rank, w in state.workers.items()} == {
+            0: ("done", 0),
+            1: ("done", 1),
+        }

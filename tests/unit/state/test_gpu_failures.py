@@ -39,14 +39,26 @@ CAUSE = (
     ("text", "words"),
     [
         (f"OutOfMemoryError: {OUT_OF_MEMORY}", f"GPU 1 of gpu-a (79.15 GiB){FULL}"),
-        ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be", f"A GPU of gpu-a{FULL}"),
+        (
+            "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be",
+            f"A GPU of gpu-a{FULL}",
+        ),
         (
             "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`",
             f"A GPU of gpu-a{FULL}",
         ),
-        ("OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB.", f"A GPU of gpu-a{FULL}"),
-        (f"AcceleratorError: {ASSERTION}", f"A kernel on a GPU of gpu-a found a value that is not allowed{CAUSE}"),
-        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.", ""),
+        (
+            "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB.",
+            f"A GPU of gpu-a{FULL}",
+        ),
+        (
+            f"AcceleratorError: {ASSERTION}",
+            f"A kernel on a GPU of gpu-a found a value that is not allowed{CAUSE}",
+        ),
+        (
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.",
+            "",
+        ),
         ("ValueError: out of memory", ""),
         ("", ""),
     ],
@@ -56,22 +68,36 @@ def test_what_an_error_says_of_its_gpu(text, words):
 
 
 def test_the_assertion_that_failed_stands_on_stderr():
-    words = failure_kind.gpu_in_words(f"AcceleratorError: {ASSERTION}", ("Traceback", SAID, SAID), "gpu-a")
+    words = failure_kind.gpu_in_words(
+        f"AcceleratorError: {ASSERTION}", ("Traceback", SAID, SAID), "gpu-a"
+    )
     condition = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
-    assert words == f"A kernel on a GPU of gpu-a found a value that is not allowed ({condition}){CAUSE}"
+    assert (
+        words
+        == f"A kernel on a GPU of gpu-a found a value that is not allowed ({condition}){CAUSE}"
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "message", "words"),
     [
         ("OutOfMemoryError", OUT_OF_MEMORY, f"GPU 1 of gpu-a (79.15 GiB){FULL}"),
-        ("AcceleratorError", ASSERTION, "A kernel on a GPU of gpu-a found a value that is not allowed"),
+        (
+            "AcceleratorError",
+            ASSERTION,
+            "A kernel on a GPU of gpu-a found a value that is not allowed",
+        ),
     ],
 )
 def test_the_error_of_the_run_says_it_too(kind, message, words):
     failure = p.Failure(type=kind, message=message, traceback="Traceback")
-    state = begun(output(f"{SAID}\n", stream="stderr"), ended(0, outcome="raised", code=1, failure=failure))
+    state = begun(
+        output(f"{SAID}\n", stream="stderr"),
+        ended(0, outcome="raised", code=1, failure=failure),
+    )
     error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
-    assert error.message.startswith(f"rank 0 (gpu-a, local_rank 0) raised {kind}: CUDA ")
+    assert error.message.startswith(
+        f"rank 0 (gpu-a, local_rank 0) raised {kind}: CUDA "
+    )
     assert error.hint.startswith(words)
     assert "run.logs(0)" in error.hint

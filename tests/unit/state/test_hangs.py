@@ -21,14 +21,25 @@ from distmagic.state.hangs import Explanation, explain, is_hung
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import EVENTS
-from tests.builders.events import HOSTS, at, begun, ended, output, progress, raised, worker
+from tests.builders.events import (
+    HOSTS,
+    at,
+    begun,
+    ended,
+    output,
+    progress,
+    raised,
+    worker,
+)
 from tests.builders.runs import START, ScriptedRun, end_of
 
 CELL = "Cell In[3]"
 C10D = "torch/distributed/distributed_c10d.py"
 
 
-def frame(file: str, line: int, function: str, mine: bool = False, text: str = "") -> p.Frame:
+def frame(
+    file: str, line: int, function: str, mine: bool = False, text: str = ""
+) -> p.Frame:
     return p.Frame(file=file, line=line, function=function, mine=mine, text=text)
 
 
@@ -38,9 +49,17 @@ REDUCES = (MAIN, frame(CELL, 14, "train", mine=True), frame("torch/distributed/c
            frame(C10D, 2810, "all_reduce"))  # fmt: skip
 
 
-def stack(rank: int, *frames: p.Frame, silence: str = "", request_id: str = "ask1") -> p.Stacks:
+def stack(
+    rank: int, *frames: p.Frame, silence: str = "", request_id: str = "ask1"
+) -> p.Stacks:
     threads = (p.Thread(frames=frames),) if frames else ()
-    return p.Stacks(request_id=request_id, rank=rank, local_rank=rank % 2, threads=threads, silence=silence)
+    return p.Stacks(
+        request_id=request_id,
+        rank=rank,
+        local_rank=rank % 2,
+        threads=threads,
+        silence=silence,
+    )
 
 
 def explained(*stacks: p.Stacks, unanswered: tuple[str, ...] = ()) -> Explanation:
@@ -56,7 +75,10 @@ REST = f"wait in all_reduce at {CELL}, line 14"
 def test_who_stands_out_comes_first():
     found = explained(*(stack(rank, *REDUCES) for rank in (3, 1, 0)), stack(2, *LOADS))
     assert found.sentence == f"{ODD}; ranks 0, 1, 3 {REST}"
-    assert found.advice == "Look at rank 2 (gpu-b, local_rank 0) first: the others wait for it."
+    assert (
+        found.advice
+        == "Look at rank 2 (gpu-b, local_rank 0) first: the others wait for it."
+    )
 
 
 def test_who_is_not_in_a_collective_stands_out_although_they_are_more():
@@ -71,7 +93,10 @@ def test_all_in_the_same_call():
     found = explained(*(stack(rank, *REDUCES) for rank in range(4)))
     assert found.sentence == f"all 4 ranks {REST}"
     assert "look at the network between the hosts" in found.advice
-    assert explained(stack(0, *REDUCES), stack(1, *REDUCES)).sentence == f"both ranks {REST}"
+    assert (
+        explained(stack(0, *REDUCES), stack(1, *REDUCES)).sentence
+        == f"both ranks {REST}"
+    )
 
 
 def test_different_collectives():
@@ -84,14 +109,20 @@ def test_different_collectives():
 
 
 def test_a_rank_that_does_not_answer_comes_before_all():
-    found = explained(stack(0, *REDUCES), stack(1, silence="its process is stopped"), stack(2, *LOADS))
-    assert found.sentence.startswith("rank 1 (gpu-a, local_rank 1) doesn't answer: its process is stopped; rank 2")
+    found = explained(
+        stack(0, *REDUCES), stack(1, silence="its process is stopped"), stack(2, *LOADS)
+    )
+    assert found.sentence.startswith(
+        "rank 1 (gpu-a, local_rank 1) doesn't answer: its process is stopped; rank 2"
+    )
     assert found.advice == ""  # with rank 2 beside it, who waits for whom isn't known
 
 
 def test_a_host_that_does_not_answer():
     found = explained(stack(0, *REDUCES), stack(1, *REDUCES), unanswered=("gpu-b",))
-    assert found.sentence == f"ranks 0, 1 {REST}; gpu-b did not tell where its ranks are"
+    assert (
+        found.sentence == f"ranks 0, 1 {REST}; gpu-b did not tell where its ranks are"
+    )
     assert found.advice == ""
 
 
@@ -113,7 +144,9 @@ def test_a_host_that_does_not_answer():
      "is in import_module at importlib/__init__.py, line 3"),
 ])  # fmt: skip
 def test_what_one_rank_does(frames, words):
-    one = p.Stacks(request_id="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),))
+    one = p.Stacks(
+        request_id="a", rank=0, local_rank=0, threads=(p.Thread(frames=frames),)
+    )
     assert explained(one).sentence == f"rank 0 (gpu-a, local_rank 0) {words}"
 
 
@@ -129,7 +162,12 @@ def test_many_ranks_are_told_in_ranges():
 
 
 def test_stacks_look_like_a_traceback():
-    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *LOADS), stack(3, silence="why"))
+    found = explained(
+        stack(0, *REDUCES),
+        stack(1, *REDUCES),
+        stack(2, *LOADS),
+        stack(3, silence="why"),
+    )
     assert (
         hangs.stacks_text(found)
         == f"""\
@@ -152,7 +190,9 @@ ranks 0, 1 {REST}:
 
 def test_as_text_and_as_a_page():
     hostile = (frame("<script>alert(1)</script>", 1, "\x1b[31mf", mine=True),)
-    found = explained(stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *LOADS), stack(3, *hostile))
+    found = explained(
+        stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *LOADS), stack(3, *hostile)
+    )
     text, page = render.stacks_text(found, "j-1"), render.stacks_html(found, "j-1")
     assert text.startswith("j-1: 4 ranks at 3 places: rank 2")
     assert "\x1b" not in text
@@ -161,13 +201,18 @@ def test_as_text_and_as_a_page():
     assert page.count("<details open>") == 1
     assert page.count("<details>") == 2
     assert render.stacks_text(explained(), "j-1") == "j-1: no rank runs"
-    assert render.stacks_text(explained(unanswered=("gpu-a",)), "j-1") == "j-1: gpu-a did not tell where its ranks are"
+    assert (
+        render.stacks_text(explained(unanswered=("gpu-a",)), "j-1")
+        == "j-1: gpu-a did not tell where its ranks are"
+    )
 
 
 FRAMES = st.builds(frame, st.text(max_size=9) | st.sampled_from([C10D, "queue.py", CELL]), st.integers(0, 9), st.text(max_size=5), st.booleans(), st.text(max_size=5))  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.integers(-5, 70), st.lists(FRAMES, max_size=4)), max_size=12))
+@given(
+    st.lists(st.tuples(st.integers(-5, 70), st.lists(FRAMES, max_size=4)), max_size=12)
+)
 def test_any_answers_give_a_sentence(answers):
     found = explained(*(stack(rank, *frames, silence="x") for rank, frames in answers))
     assert sum(len(group.ranks) for group in found.groups) == len(answers)
@@ -212,7 +257,12 @@ def test_what_counts_as_an_advance(event, advances):
 def test_a_bar_that_is_only_drawn_anew_has_not_moved():
     state = begun(progress(0, bars=(BAR,)))
     again = p.Bar(id=1, n=3.0, total=9.0, rate=0.1, postfix="later")
-    assert fold(state, [Event(node_rank=0, at_s=9.0, what=progress(0, bars=(again,)).what)]).advanced_at_s == 1.0
+    assert (
+        fold(
+            state, [Event(node_rank=0, at_s=9.0, what=progress(0, bars=(again,)).what)]
+        ).advanced_at_s
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(("events", "timeout_s", "hangs_"), [
@@ -235,9 +285,14 @@ def test_hosts_that_only_start_do_not_hang():
 @given(st.lists(EVENTS, max_size=8))
 def test_roll_calls_are_bounded_whatever_comes(events):
     calls = [at(p.StacksDone(request_id=f"x{i}", ranks=0), i % 2) for i in range(20)]
-    state = fold(begun(*chain.from_iterable(events)), [*calls, *(at(stack(rank, *LOADS), 0) for rank in range(-1, 40))])
+    state = fold(
+        begun(*chain.from_iterable(events)),
+        [*calls, *(at(stack(rank, *LOADS), 0) for rank in range(-1, 40))],
+    )
     assert len(state.stack_dumps) <= 4
-    assert all(rank in state.workers for roll in state.stack_dumps for rank in roll.stacks)
+    assert all(
+        rank in state.workers for roll in state.stack_dumps for rank in roll.stacks
+    )
     verdict(state)
 
 
@@ -246,11 +301,17 @@ def test_roll_calls_are_bounded_whatever_comes(events):
 
 def answers(*nodes: int, request_id: str = "ask1") -> list[Event]:
     found = [
-        at(stack(rank, *(LOADS if rank == 2 else REDUCES), request_id=request_id), rank // 2)
+        at(
+            stack(rank, *(LOADS if rank == 2 else REDUCES), request_id=request_id),
+            rank // 2,
+        )
         for rank in range(4)
         if rank // 2 in nodes
     ]
-    return [*found, *(at(p.StacksDone(request_id=request_id, ranks=2), node) for node in nodes)]
+    return [
+        *found,
+        *(at(p.StacksDone(request_id=request_id, ranks=2), node) for node in nodes),
+    ]
 
 
 def driven(run: ScriptedRun, hang_timeout_s: float | None) -> RunState:
@@ -258,7 +319,14 @@ def driven(run: ScriptedRun, hang_timeout_s: float | None) -> RunState:
 
 
 def test_a_hang_is_explained_before_anything_is_stopped():
-    run = ScriptedRun(START, *[[]] * 5, answers(0), answers(1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    run = ScriptedRun(
+        START,
+        *[[]] * 5,
+        answers(0),
+        answers(1),
+        [*end_of(0, -15), *end_of(1, -15)],
+        step_s=1.0,
+    )
     state = driven(run, 3.0)
     assert (run.asks, run.stops) == (1, [([0, 1], GRACE_S, "hung")])
     error = verdict(state)
@@ -275,7 +343,14 @@ def test_a_hang_is_explained_before_anything_is_stopped():
 
 
 def test_a_host_that_does_not_answer_is_waited_for_only_so_long():
-    run = ScriptedRun(START, *[[]] * 5, answers(0), *[[]] * 9, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    run = ScriptedRun(
+        START,
+        *[[]] * 5,
+        answers(0),
+        *[[]] * 9,
+        [*end_of(0, -15), *end_of(1, -15)],
+        step_s=1.0,
+    )
     state = driven(run, 3.0)
     assert run.asks == 1
     error = verdict(state)
@@ -295,7 +370,10 @@ def test_no_answer_at_all():
 
 def test_a_rank_that_advances_while_all_are_asked_saves_the_run():
     moves = [[progress(0, at_s=1.0, step=float(i))] for i in range(8)]
-    stamped = [[Event(node_rank=0, at_s=6.0 + i, what=one[0].what)] for i, one in enumerate(moves)]
+    stamped = [
+        [Event(node_rank=0, at_s=6.0 + i, what=one[0].what)]
+        for i, one in enumerate(moves)
+    ]
     ends = [*(ended(r, r // 2) for r in range(4)), *end_of(0), *end_of(1)]
     run = ScriptedRun(START, *[[]] * 4, *stamped, ends, step_s=1.0)
     state = driven(run, 3.0)
@@ -305,7 +383,11 @@ def test_a_rank_that_advances_while_all_are_asked_saves_the_run():
 @pytest.mark.parametrize("event", [progress, output])
 def test_a_run_that_advances_is_never_asked(event):
     def move(i: int) -> Event:
-        what = progress(0, step=float(i)).what if event is progress else output(f"{i}\n").what
+        what = (
+            progress(0, step=float(i)).what
+            if event is progress
+            else output(f"{i}\n").what
+        )
         return Event(node_rank=0, at_s=float(i), what=what)
 
     ends = [*(ended(r, r // 2) for r in range(4)), *end_of(0), *end_of(1)]
@@ -315,15 +397,32 @@ def test_a_run_that_advances_is_never_asked(event):
 
 def test_an_interrupt_of_a_run_that_stands_still_says_where_its_ranks_were():
     still = [[]] * int(WORTH_ASKING_S + 1)
-    run = ScriptedRun(START, *still, KeyboardInterrupt, answers(0, 1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    run = ScriptedRun(
+        START,
+        *still,
+        KeyboardInterrupt,
+        answers(0, 1),
+        [*end_of(0, -15), *end_of(1, -15)],
+        step_s=1.0,
+    )
     error = verdict(driven(run, None))
     assert (run.asks, [reason for _, _, reason in run.stops]) == (1, ["interrupted"])
     assert isinstance(error, Cancelled)
-    assert error.hint == f"No rank had advanced for long. Where they were: {ODD}; ranks 0, 1, 3 {REST}."
+    assert (
+        error.hint
+        == f"No rank had advanced for long. Where they were: {ODD}; ranks 0, 1, 3 {REST}."
+    )
 
 
 def test_a_timeout_of_a_run_that_stands_still_says_where_its_ranks_were():
-    run = ScriptedRun(START, *[[]] * 9, answers(0), answers(1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    run = ScriptedRun(
+        START,
+        *[[]] * 9,
+        answers(0),
+        answers(1),
+        [*end_of(0, -15), *end_of(1, -15)],
+        step_s=1.0,
+    )
     state = run.run(Limits(timeout_s=8.0))
     assert (run.asks, run.stops) == (1, [([0, 1], GRACE_S, "timeout")])
     error = verdict(state)
@@ -342,7 +441,10 @@ def test_a_timeout_of_a_run_that_stands_still_says_where_its_ranks_were():
 
 
 def test_a_timeout_of_a_run_that_advances_asks_nobody():
-    moves = [[Event(node_rank=0, at_s=float(i), what=progress(0, step=float(i)).what)] for i in range(2, 12)]
+    moves = [
+        [Event(node_rank=0, at_s=float(i), what=progress(0, step=float(i)).what)]
+        for i in range(2, 12)
+    ]
     run = ScriptedRun(START, *moves, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
     state = run.run(Limits(timeout_s=8.0))
     assert (run.asks, [reason for _, _, reason in run.stops]) == (0, ["timeout"])
@@ -351,7 +453,14 @@ def test_a_timeout_of_a_run_that_advances_asks_nobody():
 
 
 def test_a_timeout_while_a_hang_is_looked_into_waits_for_its_answers():
-    run = ScriptedRun(START, *[[]] * 6, [], answers(0, 1), [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
+    run = ScriptedRun(
+        START,
+        *[[]] * 6,
+        [],
+        answers(0, 1),
+        [*end_of(0, -15), *end_of(1, -15)],
+        step_s=1.0,
+    )
     state = run.run(Limits(timeout_s=7.0, hang_timeout_s=5.0))
     assert (run.asks, run.stops) == (1, [([0, 1], GRACE_S, "timeout")])
     assert f"Where they were: {ODD}" in verdict(state).message
@@ -367,7 +476,12 @@ def test_a_timeout_waits_for_answers_only_so_long():
 def test_a_second_interrupt_does_not_wait_for_the_answers():
     still = [[]] * int(WORTH_ASKING_S + 1)
     run = ScriptedRun(
-        START, *still, KeyboardInterrupt, KeyboardInterrupt, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0
+        START,
+        *still,
+        KeyboardInterrupt,
+        KeyboardInterrupt,
+        [*end_of(0, -15), *end_of(1, -15)],
+        step_s=1.0,
     )
     state = driven(run, None)
     assert run.stops == [([0, 1], GRACE_S, "interrupted")]
@@ -398,6 +512,10 @@ def test_an_inquiry_ends_whatever_comes(events):
 
 def test_a_failure_is_told_rather_than_a_hang():
     state = begun(
-        raised(2, 1), *answers(0, 1), at(StopRequested(reason="failed")), at(Lost(why="x"), 0), at(Lost(why="x"), 1)
+        raised(2, 1),
+        *answers(0, 1),
+        at(StopRequested(reason="failed")),
+        at(Lost(why="x"), 0),
+        at(Lost(why="x"), 1),
     )
     assert "raised RuntimeError" in verdict(state).message

@@ -69,7 +69,9 @@ class Hosts:
         self.processes: list[PipedProcess] = []
 
     def start(self, argv: tuple[str, ...]) -> PipedProcess:
-        self.processes.append(PipedProcess(spawn((sys.executable, str(self._script))), "gpu-a"))
+        self.processes.append(
+            PipedProcess(spawn((sys.executable, str(self._script))), "gpu-a")
+        )
         return self.processes[-1]
 
     def close(self) -> None:
@@ -93,10 +95,14 @@ def hosts(tmp_path: Path) -> Iterator[Callable[..., Link]]:
     """Return a function that opens a conversation with a host that says this after its facts."""
     made: list[Hosts] = []
 
-    def open_link(said: bytes = b"", again: bytes = b"", times: int = 0, first: bytes = b"") -> Link:
+    def open_link(
+        said: bytes = b"", again: bytes = b"", times: int = 0, first: bytes = b""
+    ) -> Link:
         head = first or BANNER + b"\n" + p.encode(FACTS)
         made.append(Hosts(tmp_path / f"host{len(made)}.py", head + said, again, times))
-        bundle = LocalBlob(blob=p.Blob(sha256="ab" * 32, size_bytes=0), path=Path("/dev/null"))
+        bundle = LocalBlob(
+            blob=p.Blob(sha256="ab" * 32, size_bytes=0), path=Path("/dev/null")
+        )
         return Link.open(Host(name="gpu-a"), made[-1], "python3", bundle)
 
     yield open_link
@@ -112,7 +118,10 @@ def refused(act: Callable[[], object], most: int = 16 * MB) -> str:
 
 def events_of(link: Link, count: int) -> list[Event]:
     link.start(START)
-    return [Event(node_rank=0, at_s=1.0, what=what) for _, what in islice(link.events(), count)]
+    return [
+        Event(node_rank=0, at_s=1.0, what=what)
+        for _, what in islice(link.events(), count)
+    ]
 
 
 # ---- before there is a run
@@ -143,12 +152,22 @@ def test_a_first_answer_full_of_escapes(hosts):
     [
         pytest.param(b"x" * (3 * MB), id="giant"),
         pytest.param(b"[" * 900_000 + b"\n", id="depth"),
-        pytest.param(b'{"t":"data","n":0,"size_bytes":' + b'{"a":' * 150_000 + b"\n", id="nest"),
-        pytest.param(b'{"t":"data","n":0,"size_bytes":' + b"9" * 900_000 + b"}\n", id="digits"),
+        pytest.param(
+            b'{"t":"data","n":0,"size_bytes":' + b'{"a":' * 150_000 + b"\n", id="nest"
+        ),
+        pytest.param(
+            b'{"t":"data","n":0,"size_bytes":' + b"9" * 900_000 + b"}\n", id="digits"
+        ),
         pytest.param(b'{"t":"data","n":0,"size_bytes":1e999}\n', id="infinite"),
-        pytest.param(b'{"t":"data","n":0,"size_bytes":' + str(2**64).encode() + b"}\n", id="64 bits"),
+        pytest.param(
+            b'{"t":"data","n":0,"size_bytes":' + str(2**64).encode() + b"}\n",
+            id="64 bits",
+        ),
         pytest.param(b'{"t":"data","n":-1,"size_bytes":1}\n', id="negative number"),
-        pytest.param(b'{"t":"data","n":' + str(2**70).encode() + b',"size_bytes":1}\n', id="huge number"),
+        pytest.param(
+            b'{"t":"data","n":' + str(2**70).encode() + b',"size_bytes":1}\n',
+            id="huge number",
+        ),
         pytest.param(b'{"t":"data","n":0,"size_bytes":NaN}\n', id="nan"),
         pytest.param(p.encode(p.Data(size_bytes=10**18)), id="a file of an exabyte"),
         pytest.param(p.encode(p.Data(size_bytes=-1)), id="a file of less than nothing"),
@@ -175,7 +194,11 @@ def test_a_file_that_is_not_the_one_announced(hosts):
 
 
 def test_a_refusal_full_of_escapes(hosts):
-    said = refused(lambda: hosts(p.encode(p.Refused(what="start", error=TERMINAL * 3000))).route_to(""))
+    said = refused(
+        lambda: hosts(
+            p.encode(p.Refused(what="start", error=TERMINAL * 3000))
+        ).route_to("")
+    )
     assert len(said) < 3000
     assert all(char.isprintable() or char == "\n" for char in said)
 
@@ -197,7 +220,9 @@ def test_jobs_with_names_that_write_on_the_terminal(hosts):
 def test_events_out_of_their_order(hosts, numbers):
     link = hosts(
         p.encode(HELLO, numbers[0])
-        + b"".join(p.encode(p.PeerState(node_rank=1, state="joined"), n) for n in numbers[1:])
+        + b"".join(
+            p.encode(p.PeerState(node_rank=1, state="joined"), n) for n in numbers[1:]
+        )
     )
     if numbers == (5,):
         link.start(START)  # who begins in the middle has to go on there
@@ -207,21 +232,55 @@ def test_events_out_of_their_order(hosts, numbers):
 
 
 FLOODS = {
-    "ranks": (b'{"t":"worker","rank":@@,"local_rank":0,"world_size":1000000000,"restart":0,"pid":1', 30_000),
+    "ranks": (
+        b'{"t":"worker","rank":@@,"local_rank":0,"world_size":1000000000,"restart":0,"pid":1',
+        30_000,
+    ),
     "ends": (b'{"t":"ended","rank":@@,"restart":0,"outcome":"raised"', 30_000),
-    "open lines": (b'{"t":"output","rank":@@,"stream":"stdout","offset":0,"text":"' + b"x" * 500 + b'"', 40_000),
-    "notices": (b'{"t":"notice","level":"info","text":"@@' + b"x" * 100_000 + b'"', 1000),
+    "open lines": (
+        b'{"t":"output","rank":@@,"stream":"stdout","offset":0,"text":"'
+        + b"x" * 500
+        + b'"',
+        40_000,
+    ),
+    "notices": (
+        b'{"t":"notice","level":"info","text":"@@' + b"x" * 100_000 + b'"',
+        1000,
+    ),
     "metrics": (
         b'{"t":"progress","rank":0,"restart":0,"at_s":@@,"rows":[{"at_s":1,"metrics":{"m@@":1,"x":@@,"'
         + b"y" * 3000
         + b'@@":1}}]',
         20_000,
     ),
-    "bars": (b'{"t":"progress","rank":0,"restart":0,"at_s":1,"bars":[{"id":@@,"desc":"' + b"d" * 50_000 + b'"}]', 2000),
-    "restarts": (b'{"t":"worker","rank":0,"local_rank":0,"world_size":4,"restart":@@,"pid":1', 20_000),
-    "lines": (b'{"t":"output","rank":0,"stream":"stderr","offset":0,"text":"' + b"x\\n" * 100_000 + b'"', 100),
-    "survivors": (b'{"t":"final","reason":"' + b"r" * 9000 + b'","survivors":[' + b'"",' * 250_000 + b'""]', 20),
-    "endpoints": (b'{"t":"endpoint","state":"unreached","detail":"' + b"e" * 90_000 + b'"', 500),
+    "bars": (
+        b'{"t":"progress","rank":0,"restart":0,"at_s":1,"bars":[{"id":@@,"desc":"'
+        + b"d" * 50_000
+        + b'"}]',
+        2000,
+    ),
+    "restarts": (
+        b'{"t":"worker","rank":0,"local_rank":0,"world_size":4,"restart":@@,"pid":1',
+        20_000,
+    ),
+    "lines": (
+        b'{"t":"output","rank":0,"stream":"stderr","offset":0,"text":"'
+        + b"x\\n" * 100_000
+        + b'"',
+        100,
+    ),
+    "survivors": (
+        b'{"t":"final","reason":"'
+        + b"r" * 9000
+        + b'","survivors":['
+        + b'"",' * 250_000
+        + b'""]',
+        20,
+    ),
+    "endpoints": (
+        b'{"t":"endpoint","state":"unreached","detail":"' + b"e" * 90_000 + b'"',
+        500,
+    ),
     "exits": (
         b'{"t":"engine_ended","code":1,"exits":['
         + b",".join([b'{"rank":0,"local_rank":0,"pid":1,"code":1}'] * 20_000)
@@ -236,7 +295,8 @@ FLOODS = {
 def test_a_flood_ends_in_a_small_state(hosts, kind):
     again, times = FLOODS[kind]
     start = p.encode(HELLO, 1) + b"".join(
-        p.encode(p.Worker(rank=r, local_rank=r, world_size=4, restart=0, pid=1), r + 2) for r in range(4)
+        p.encode(p.Worker(rank=r, local_rank=r, world_size=4, restart=0, pid=1), r + 2)
+        for r in range(4)
     )
     text = again[:1] + again[1:].replace(b'",', b'","n":##,', 1)
     link = hosts(start)
@@ -244,8 +304,18 @@ def test_a_flood_ends_in_a_small_state(hosts, kind):
     state = fold(begin("j", HOSTS), [at(what) for _, what in islice(link.events(), 5)])
     with memory_below(64 * MB):
         for first in range(0, times, 200):
-            lines = (text.replace(b"##", b"1").replace(b"@@", b"%d" % i) + b"}" for i in range(first, first + 200))
-            state = fold(state, [at(what) for line in islice(lines, times - first) if (what := read(line)) is not None])
+            lines = (
+                text.replace(b"##", b"1").replace(b"@@", b"%d" % i) + b"}"
+                for i in range(first, first + 200)
+            )
+            state = fold(
+                state,
+                [
+                    at(what)
+                    for line in islice(lines, times - first)
+                    if (what := read(line)) is not None
+                ],
+            )
         small(state)
 
 
@@ -294,12 +364,19 @@ def test_later_failures_keep_the_end_of_their_tracebacks():
         return ended(rank, node, outcome="raised", code=1, failure=failure)
 
     state = begun(raised(2, 1), raised(0, 0), raised(1, 0))
-    lengths = {rank: len(w.ended.failure.traceback) for rank, w in state.workers.items() if w.ended}
+    lengths = {
+        rank: len(w.ended.failure.traceback)
+        for rank, w in state.workers.items()
+        if w.ended
+    }
     assert lengths == {2: 100_000, 0: 4000, 1: 4000}
 
 
 def of_a_thousand_ranks(make: Callable[[int], p.Message]) -> RunState:
-    workers = (p.Worker(rank=r, local_rank=r, world_size=1000, restart=0, pid=1) for r in range(1000))
+    workers = (
+        p.Worker(rank=r, local_rank=r, world_size=1000, restart=0, pid=1)
+        for r in range(1000)
+    )
     state = fold(begin("j", HOSTS), [at(what) for what in workers])
     return fold(state, [at(make(rank)) for rank in range(1000)])
 
@@ -307,30 +384,68 @@ def of_a_thousand_ranks(make: Callable[[int], p.Message]) -> RunState:
 def test_what_a_thousand_ends_say_is_bounded():
     failure = p.Failure(type="T" * 2000, message="m" * 40_000, traceback="t" * 150_000)
     for outcome in ("raised", "returned", "x" * 2000):
-        texts = {"outcome": outcome, "meaning": "m" * 40_000, "failure": failure if outcome != "returned" else None}
-        state = of_a_thousand_ranks(lambda rank: p.Ended(rank=rank, restart=0, code=0, **texts))  # noqa: B023
+        texts = {
+            "outcome": outcome,
+            "meaning": "m" * 40_000,
+            "failure": failure if outcome != "returned" else None,
+        }
+        state = of_a_thousand_ranks(
+            lambda rank: p.Ended(rank=rank, restart=0, code=0, **texts)  # noqa: B023
+        )
         ends = [worker.ended for worker in state.workers.values()]
         assert sum(len(end.meaning) + len(end.outcome) for end in ends) < 12_000_000
-        assert sum(len(end.failure.message) + len(end.failure.traceback) for end in ends if end.failure) < 12_000_000
+        assert (
+            sum(
+                len(end.failure.message) + len(end.failure.traceback)
+                for end in ends
+                if end.failure
+            )
+            < 12_000_000
+        )
 
 
 def test_what_a_thousand_bars_say_is_bounded():
-    bars = tuple(p.Bar(id=i, desc="d" * 2000, unit="u" * 2000, postfix="p" * 2000) for i in range(100))
-    state = of_a_thousand_ranks(lambda rank: p.Progress(rank=rank, restart=0, at_s=1.0, bars=bars))
-    assert sum(len(bar.desc + bar.unit + bar.postfix) for w in state.workers.values() for bar in w.bars) < 15_000_000
+    bars = tuple(
+        p.Bar(id=i, desc="d" * 2000, unit="u" * 2000, postfix="p" * 2000)
+        for i in range(100)
+    )
+    state = of_a_thousand_ranks(
+        lambda rank: p.Progress(rank=rank, restart=0, at_s=1.0, bars=bars)
+    )
+    assert (
+        sum(
+            len(bar.desc + bar.unit + bar.postfix)
+            for w in state.workers.values()
+            for bar in w.bars
+        )
+        < 15_000_000
+    )
 
 
 def test_stacks_that_nobody_asked_for_are_bounded():
     frame = p.Frame(file="f" * 200, line=1, function="g" * 200, text="t" * 200)
     threads = (p.Thread(frames=(frame,) * 100),) * 100
-    state = of_a_thousand_ranks(lambda rank: p.Stacks(request_id="", rank=rank, local_rank=0, threads=threads))
-    frames = [f for one in state.stack_dumps[0].stacks.values() for thread in one.threads for f in thread.frames]
+    state = of_a_thousand_ranks(
+        lambda rank: p.Stacks(request_id="", rank=rank, local_rank=0, threads=threads)
+    )
+    frames = [
+        f
+        for one in state.stack_dumps[0].stacks.values()
+        for thread in one.threads
+        for f in thread.frames
+    ]
     assert 1000 <= len(frames) <= 100_000
     assert sum(len(f.file + f.function + f.text) for f in frames) <= 4_000_000
-    usual = (p.Thread(frames=(p.Frame(file="cell", line=1, function="train", text="step()"),) * 60),)
+    usual = (
+        p.Thread(
+            frames=(p.Frame(file="cell", line=1, function="train", text="step()"),) * 60
+        ),
+    )
     few = begun(at(p.Stacks(request_id="", rank=0, local_rank=0, threads=usual)))
     assert few.stack_dumps[0].stacks[0].threads == usual
-    asked = begun(*(at(p.Stacks(request_id=str(i), rank=0, local_rank=0)) for i in range(50)))
+    asked = begun(
+        *(at(p.Stacks(request_id=str(i), rank=0, local_rank=0)) for i in range(50))
+    )
     assert [dump.request_id for dump in asked.stack_dumps] == ["46", "47", "48", "49"]
 
 
@@ -358,7 +473,9 @@ def assert_harmless(state: RunState) -> None:
     found = _Tags()
     found.feed(page)
     assert found.tags <= TAGS
-    assert not any(name.startswith("on") or name in ("href", "src") for name in found.attributes)
+    assert not any(
+        name.startswith("on") or name in ("href", "src") for name in found.attributes
+    )
     for shown in (render.text(state), *render.status(state, width=100, height=20)):
         shown.encode()
         assert all(char.isprintable() or char == "\n" for char in shown), repr(shown)
@@ -366,8 +483,20 @@ def assert_harmless(state: RunState) -> None:
 
 def nasty_state() -> RunState:
     failure = p.Failure(type=NASTY, message=NASTY, traceback=NASTY)
-    bar = p.Bar(id=1, desc=NASTY, unit=NASTY, postfix=NASTY, n=float("nan"), total=float("inf"), rate=float("inf"))
-    row = p.MetricRow(at_s=float("nan"), step=float("inf"), metrics={NASTY: float("nan"), "x": float("-inf")})
+    bar = p.Bar(
+        id=1,
+        desc=NASTY,
+        unit=NASTY,
+        postfix=NASTY,
+        n=float("nan"),
+        total=float("inf"),
+        rate=float("inf"),
+    )
+    row = p.MetricRow(
+        at_s=float("nan"),
+        step=float("inf"),
+        metrics={NASTY: float("nan"), "x": float("-inf")},
+    )
     return begun(
         at(p.Hello(protocol=p.PROTOCOL, job=NASTY, node_rank=0, hostname=NASTY, pid=1)),
         progress(0, device=NASTY, step=float("nan"), total=float("-inf"), rows=(row, row)),
@@ -387,7 +516,12 @@ def test_nothing_that_a_host_says_is_obeyed():
 def test_an_error_shows_what_a_host_said_and_does_not_obey_it():
     error = verdict(nasty_state())
     assert isinstance(error, WorkerFailed)
-    for text in (str(error), *error._render_traceback_(), error.remote_traceback, *error.args):
+    for text in (
+        str(error),
+        *error._render_traceback_(),
+        error.remote_traceback,
+        *error.args,
+    ):
         assert all(char.isprintable() or char == "\n" for char in text), repr(text)
 
 
@@ -409,9 +543,18 @@ def test_a_log_keeps_its_colours_and_its_bars():
     assert sanitize.lines(text) == "ok 50%100%\n\ttabend1m"
 
 
-@given(st.text(alphabet=st.sampled_from("ab\n\r\t\x1b[]0;m\x07\x9b\x00\u202e\ud800"), max_size=60))
+@given(
+    st.text(
+        alphabet=st.sampled_from("ab\n\r\t\x1b[]0;m\x07\x9b\x00\u202e\ud800"),
+        max_size=60,
+    )
+)
 def test_any_log_is_harmless(text):
     shown = sanitize.log(text)
     shown.encode()
-    rest = "".join(part for i, part in enumerate(shown.split("\x1b")) if i == 0 or part.partition("m")[1])
+    rest = "".join(
+        part
+        for i, part in enumerate(shown.split("\x1b"))
+        if i == 0 or part.partition("m")[1]
+    )
     assert all(char.isprintable() or char in "\n\r\t" for char in rest)

@@ -23,7 +23,9 @@ RANKS_A_NODE = 2
 WORLD = NODES * RANKS_A_NODE
 LINE_BYTES = 200_000
 KEPT_BYTES = 96 << 20  # of all that 64 such hosts say
-HELD_BYTES = 160 << 20  # of what 64 hosts say that are ahead of the lead; half a mebibyte of lines each
+HELD_BYTES = (
+    160 << 20
+)  # of what 64 hosts say that are ahead of the lead; half a mebibyte of lines each
 WIDE = "\N{PILE OF POO}"  # takes 4 bytes in memory, and every other character beside it, too
 
 
@@ -33,10 +35,22 @@ def wide(chars: int, number: int) -> str:
 
 def flood(rank: int, number: int) -> dict[type, dict[str, object]]:
     """Return an event of each type, each as large as a line of `LINE_BYTES` can make it; no two texts are the same."""
-    frame = {"file": wide(190, number), "line": number, "function": wide(190, rank), "text": wide(190, number + 1)}
-    failure = {"type": wide(1900, number), "message": wide(39_000, number), "traceback": wide(70_000, number)}
+    frame = {
+        "file": wide(190, number),
+        "line": number,
+        "function": wide(190, rank),
+        "text": wide(190, number + 1),
+    }
+    failure = {
+        "type": wide(1900, number),
+        "message": wide(39_000, number),
+        "traceback": wide(70_000, number),
+    }
     row = {"at_s": number, "metrics": {wide(180, name): number for name in range(60)}}
-    bars = [{"id": i, "desc": wide(190, i), "unit": wide(190, i), "postfix": wide(490, i)} for i in range(40)]
+    bars = [
+        {"id": i, "desc": wide(190, i), "unit": wide(190, i), "postfix": wide(490, i)}
+        for i in range(40)
+    ]
     one = {"rank": rank, "restart": 0}
     return {
         p.Hello: {"protocol": 2, "job": wide(900, number), "node_rank": 0, "hostname": wide(900, number), "pid": 1},
@@ -59,14 +73,20 @@ def flood(rank: int, number: int) -> dict[type, dict[str, object]]:
 
 
 def test_the_flood_has_an_event_of_every_type():
-    assert set(flood(0, 0)) == {kind for kind in codec._NAMES if kind.__module__ == events.__name__}
+    assert set(flood(0, 0)) == {
+        kind for kind in codec._NAMES if kind.__module__ == events.__name__
+    }
 
 
 def event(node: int, kind: type, content: dict[str, object]) -> Event:
     """Return an event as it comes from a host."""
-    line = json.dumps({"t": codec._NAMES[kind], "n": 1, **content}, ensure_ascii=False).encode()
+    line = json.dumps(
+        {"t": codec._NAMES[kind], "n": 1, **content}, ensure_ascii=False
+    ).encode()
     assert len(line) <= LINE_BYTES
-    return Event(node_rank=node, at_s=1.0, what=DECODER.decode(line)[1], size_bytes=len(line))
+    return Event(
+        node_rank=node, at_s=1.0, what=DECODER.decode(line)[1], size_bytes=len(line)
+    )
 
 
 def flooded(kinds: set[type], rounds: int) -> RunState:
@@ -77,8 +97,17 @@ def flooded(kinds: set[type], rounds: int) -> RunState:
     assert len(state.workers) == WORLD
     for number in range(rounds):
         for node in range(NODES):
-            contents = flood(RANKS_A_NODE * node + number % RANKS_A_NODE, 1000 * number + node)
-            state = fold(state, [event(node, kind, contents[kind]) for kind in contents if kind in kinds])
+            contents = flood(
+                RANKS_A_NODE * node + number % RANKS_A_NODE, 1000 * number + node
+            )
+            state = fold(
+                state,
+                [
+                    event(node, kind, contents[kind])
+                    for kind in contents
+                    if kind in kinds
+                ],
+            )
     return state
 
 
@@ -123,8 +152,14 @@ def test_what_waits_for_the_lead_is_bounded_in_bytes():
     for number in range(5):
         contents = flood(0, number)
         kinds = (p.Progress, p.Output, p.Ended, p.EngineEnded, p.Final, p.Stacks)
-        found = [event(node, kind, contents[kind]) for kind in kinds for node in range(1, NODES)]
+        found = [
+            event(node, kind, contents[kind])
+            for kind in kinds
+            for node in range(1, NODES)
+        ]
         state = fold(state, found)
     assert set(state.held) == set(range(1, NODES))
     assert size_of(state.held, set()) < HELD_BYTES
-    assert all(sum(one.size_bytes for one in held) <= 512 << 10 for held in state.held.values())
+    assert all(
+        sum(one.size_bytes for one in held) <= 512 << 10 for held in state.held.values()
+    )

@@ -14,7 +14,13 @@ from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.events import HOSTS, at, ended, hello, output, worker
 
-NAMES = {"10.0.0.1": "gpu-a", "10.0.0.2": "gpu-b", "gpu-a": "gpu-a", "node17": "gpu-b", "fe80::2": "gpu-b"}
+NAMES = {
+    "10.0.0.1": "gpu-a",
+    "10.0.0.2": "gpu-b",
+    "gpu-a": "gpu-a",
+    "node17": "gpu-b",
+    "fe80::2": "gpu-b",
+}
 OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts."
 WAY = (
     "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
@@ -134,16 +140,27 @@ def test_any_text(text, library):
 
 def run_of(*events: object) -> RunState:
     start = [hello(0), hello(1), worker(0, 0), worker(2, 1)]
-    ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=1), p.Final(reason="done"), Gone())]
-    return fold(begin("j", HOSTS, addresses=("10.0.0.1", "10.0.0.2")), [*start, *events, *ends])
+    ends = [
+        at(what, node)
+        for node in (0, 1)
+        for what in (p.EngineEnded(code=1), p.Final(reason="done"), Gone())
+    ]
+    return fold(
+        begin("j", HOSTS, addresses=("10.0.0.1", "10.0.0.2")), [*start, *events, *ends]
+    )
 
 
 def test_the_error_names_both_hosts():
     failure = p.Failure(
-        type="RuntimeError", message=f"{PAIR} connect [10.0.0.1]:13195: Connection refused", traceback="T"
+        type="RuntimeError",
+        message=f"{PAIR} connect [10.0.0.1]:13195: Connection refused",
+        traceback="T",
     )
     error = verdict(run_of(ended(2, 1, outcome="raised", code=1, failure=failure)))
-    assert error.message == f"rank 2 (gpu-b, local_rank 0) raised RuntimeError: {failure.message}"
+    assert (
+        error.message
+        == f"rank 2 (gpu-b, local_rank 0) raised RuntimeError: {failure.message}"
+    )
     assert error.hint.splitlines()[0] == (
         f"gpu-b could not reach gpu-a (10.0.0.1 port 13195): connection refused. {OPEN}"
     )
@@ -153,6 +170,12 @@ def test_what_nccl_says_on_stderr_counts_where_the_exception_says_less():
     failure = p.Failure(type="DistBackendError", message=LAST, traceback="T")
     said = output("x:1:2 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to host0<99> failed : Connection refused\n",
                   2, 1, "stderr")  # fmt: skip
-    for end in (ended(2, 1, outcome="raised", code=1, failure=failure), ended(2, 1, outcome="signalled", code=-6)):
+    for end in (
+        ended(2, 1, outcome="raised", code=1, failure=failure),
+        ended(2, 1, outcome="signalled", code=-6),
+    ):
         error = verdict(run_of(said, end))
-        assert "gpu-b could not reach gpu-a (host0 port 99): connection refused." in error.hint
+        assert (
+            "gpu-b could not reach gpu-a (host0 port 99): connection refused."
+            in error.hint
+        )

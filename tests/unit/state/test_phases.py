@@ -32,4 +32,7 @@ def test_a_reason_that_this_version_does_not_know_reads_stopped():
 
 
 def test_the_builder_has_every_field_of_a_run_that_can_change():
-    assert set(get_type_hints(RunStateBuilder)) == {field.name for field in fields(RunState)} - NEVER_CHANGED
+    assert (
+        set(get_type_hints(RunStateBuilder))
+        == {field.name for field in fields(RunState)} - NEVER_CHANGED
+    )

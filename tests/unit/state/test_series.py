@@ -29,10 +29,17 @@ def test_a_series_is_a_sequence_of_points():
         Point(at_s=0.1, step=1.0, value=2.0),
         Point(at_s=5.0, step=None, value=3.0),
     ]
-    assert (len(found), found[-1], found[0].value) == (3, Point(at_s=5.0, step=None, value=3.0), 1.0)
+    assert (len(found), found[-1], found[0].value) == (
+        3,
+        Point(at_s=5.0, step=None, value=3.0),
+        1.0,
+    )
     assert found[::2] == (found[0], found[2])
     assert found[5:] == ()
-    assert repr(found) == "<Series of 3 points, the last Point(at_s=5.0, step=None, value=3.0)>"
+    assert (
+        repr(found)
+        == "<Series of 3 points, the last Point(at_s=5.0, step=None, value=3.0)>"
+    )
     assert not Series()
     assert repr(Series()) == "<Series of 0 points>"
     for index in (3, -4):
@@ -42,8 +49,15 @@ def test_a_series_is_a_sequence_of_points():
 
 def test_two_successors_of_one_series():
     first = series(1.0, 2.0)
-    left, right = first.extended((1.0, 2.0, 3.0), limit=100), first.extended((1.0, 2.0, 4.0), limit=100)
-    assert [values(s) for s in (first, left, right)] == [[1.0, 2.0], [1.0, 2.0, 3.0], [1.0, 2.0, 4.0]]
+    left, right = (
+        first.extended((1.0, 2.0, 3.0), limit=100),
+        first.extended((1.0, 2.0, 4.0), limit=100),
+    )
+    assert [values(s) for s in (first, left, right)] == [
+        [1.0, 2.0],
+        [1.0, 2.0, 3.0],
+        [1.0, 2.0, 4.0],
+    ]
     assert left != right
     assert left == series(1.0, 2.0).extended((1.0, 2.0, 3.0), limit=100)
 
@@ -56,8 +70,20 @@ def test_what_is_no_number_stays_one():
 def test_several_points_at_once_are_as_one_after_the_other():
     both = Series().extended((0.0, 0.0, 1.0, 0.1, 1.0, 2.0), limit=100)
     assert both == series(1.0, 2.0)
-    once = Series().extended([number for i in range(30) for number in (i / 10, float(i), i % 7)], limit=10)
-    assert values(once) == [0, 6, 6, 0, 6, 0, 6, 0, 1]  # of each eight the least and the greatest, and the ends
+    once = Series().extended(
+        [number for i in range(30) for number in (i / 10, float(i), i % 7)], limit=10
+    )
+    assert values(once) == [
+        0,
+        6,
+        6,
+        0,
+        6,
+        0,
+        6,
+        0,
+        1,
+    ]  # of each eight the least and the greatest, and the ends
 
 
 def test_a_full_series_keeps_what_stands_out():
@@ -73,10 +99,18 @@ def test_a_full_series_keeps_what_stands_out():
     assert any(math.isnan(value) for value in kept)
 
 
-NUMBERS = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308]))
+NUMBERS = st.one_of(
+    st.floats(-1e6, 1e6),
+    st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308]),
+)
 
 
-@given(st.lists(NUMBERS, min_size=1, max_size=120), st.integers(8, 40), st.integers(1, 30), st.integers(1, 30))
+@given(
+    st.lists(NUMBERS, min_size=1, max_size=120),
+    st.integers(8, 40),
+    st.integers(1, 30),
+    st.integers(1, 30),
+)
 def test_the_picture_agrees_with_all_that_was_reported(reported, limit, batch, bins):
     """Whatever comes, in whatever batches: nothing that a reader looks for is lost, in the points and in the picture."""
     seen = Series()
@@ -124,13 +158,18 @@ def test_steps_of_each_epoch_go_on_where_the_last_one_ended():
 
 
 def test_a_step_that_comes_late_is_no_epoch():
-    seen = Series().extended((0.0, 100.0, 1.0, 1.0, 98.0, 2.0, 2.0, 101.0, 3.0), limit=100)
+    seen = Series().extended(
+        (0.0, 100.0, 1.0, 1.0, 98.0, 2.0, 2.0, 101.0, 3.0), limit=100
+    )
     assert [one.x for one in seen.bins(10, by_step=True)[0]] == [100.0, 98.0, 101.0]
 
 
 def test_a_bin_holds_its_neighbours():
     found, holes = series(1.0, 3.0, math.nan, 8.0).bins(2, by_step=True)
-    assert [(one.low, one.mean, one.high) for one in found] == [(1.0, 2.0, 3.0), (8.0, 8.0, 8.0)]
+    assert [(one.low, one.mean, one.high) for one in found] == [
+        (1.0, 2.0, 3.0),
+        (8.0, 8.0, 8.0),
+    ]
     assert [one.x for one in found] == [0.0, 3.0]  # the first and the last point
     assert holes == [2.0]
     by_time, _ = series(1.0, 3.0).bins(2, by_step=False)

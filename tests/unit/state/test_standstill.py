@@ -24,19 +24,26 @@ def steps(rank: int, node: int, count: int, every_s: float = 1.0) -> list[Event]
 
 
 def later(state: RunState, at_s: float, *events: Event) -> RunState:
-    return fold(state, [*(replace(event, at_s=at_s) for event in events), at(None, at_s=at_s)])
+    return fold(
+        state, [*(replace(event, at_s=at_s) for event in events), at(None, at_s=at_s)]
+    )
 
 
 def training(every_s: float = 1.0) -> RunState:
     """Return a run whose four ranks have made ten steps each."""
-    events = [event for rank in range(4) for event in steps(rank, rank // 2, 10, every_s)]
+    events = [
+        event for rank in range(4) for event in steps(rank, rank // 2, 10, every_s)
+    ]
     return begun(*sorted(events, key=lambda event: event.at_s))
 
 
 @pytest.mark.parametrize(
-    ("every_s", "after_s", "is_still"), [(1.0, 9.0, False), (1.0, 10.5, True), (5.0, 20.0, False), (5.0, 25.5, True)]
+    ("every_s", "after_s", "is_still"),
+    [(1.0, 9.0, False), (1.0, 10.5, True), (5.0, 20.0, False), (5.0, 25.5, True)],
 )
-def test_a_rank_stands_still_after_ten_seconds_and_five_of_its_steps(every_s, after_s, is_still):
+def test_a_rank_stands_still_after_ten_seconds_and_five_of_its_steps(
+    every_s, after_s, is_still
+):
     state = later(training(every_s), 10 * every_s + after_s)
     expected = dict.fromkeys(range(4), after_s) if is_still else {}
     assert still_ranks(state) == pytest.approx(expected)
@@ -58,7 +65,12 @@ def test_nothing_is_said_of_ranks_that_can_not_stand_still():
     silent = begun(*steps(0, 0, 10))
     assert set(still_ranks(later(silent, 99.0))) == {0}
     assert still_ranks(later(begun(*steps(0, 0, 100)), 200.0)) == {}
-    assert still_ranks(later(training(), 99.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 1))) == {}
+    assert (
+        still_ranks(
+            later(training(), 99.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 1))
+        )
+        == {}
+    )
     stopped = [at(p.EngineEnded(code=1), node) for node in (0, 1)]
     assert set(still_ranks(later(training(), 99.0, *stopped))) <= {0, 1, 2, 3}
 

@@ -8,12 +8,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, RunError, TimedOut, WorkerFailed
+from distmagic.errors import (
+    Cancelled,
+    NodeLost,
+    RendezvousFailed,
+    RunError,
+    TimedOut,
+    WorkerFailed,
+)
 from distmagic.remote.agent import rank_process
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
 from distmagic.state.decide import OWN_WORD_S, missed_by_peers
-from distmagic.state.events import NEVER_BEGAN, Broken, Event, Gone, Lost, StopRequested, Swept
+from distmagic.state.events import (
+    NEVER_BEGAN,
+    Broken,
+    Event,
+    Gone,
+    Lost,
+    StopRequested,
+    Swept,
+)
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
@@ -23,9 +38,15 @@ from tests.builders.events import HOSTS, at, begun, ended, killed, output, raise
 LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j."
 
 
-def over(*events: Event, code: int = 0, reason: str = "done", restarts: int = 0) -> RunState:
+def over(
+    *events: Event, code: int = 0, reason: str = "done", restarts: int = 0
+) -> RunState:
     """Return a run in which these events happened before both nodes ended."""
-    ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())]
+    ends = [
+        at(what, node)
+        for node in (0, 1)
+        for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())
+    ]
     return begun(*events, *ends, restarts=restarts)
 
 
@@ -42,7 +63,10 @@ def test_a_run_that_went_well():
 def test_a_rank_that_raised():
     error = verdict(over(raised(3, 1, "shapes differ"), code=1))
     assert isinstance(error, WorkerFailed)
-    assert error.message == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: shapes differ"
+    assert (
+        error.message
+        == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: shapes differ"
+    )
     assert error.hint == LOGS.format(rank=3, host="gpu-b")
     assert error.remote_traceback == "Traceback"
     assert str(error) == f"Traceback\n{error.message}\n{error.hint}"
@@ -50,16 +74,28 @@ def test_a_rank_that_raised():
 
 def test_an_error_of_several_lines_is_told_in_full_only_by_its_traceback():
     failure = p.Failure(
-        type="RuntimeError", message="size mismatch:\n  fc.weight\n  fc.bias", traceback="Traceback\nall"
+        type="RuntimeError",
+        message="size mismatch:\n  fc.weight\n  fc.bias",
+        traceback="Traceback\nall",
     )
-    error = verdict(over(ended(3, 1, outcome="raised", code=1, failure=failure), code=1))
-    assert error.message == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch: ..."
+    error = verdict(
+        over(ended(3, 1, outcome="raised", code=1, failure=failure), code=1)
+    )
+    assert (
+        error.message
+        == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch: ..."
+    )
     assert str(error).startswith(
         "Traceback\nall\nrank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch: ...\n"
     )
-    bare = p.Failure(type="RuntimeError", message="size mismatch:\n  fc.weight", traceback="")
+    bare = p.Failure(
+        type="RuntimeError", message="size mismatch:\n  fc.weight", traceback=""
+    )
     error = verdict(over(ended(3, 1, outcome="raised", code=1, failure=bare), code=1))
-    assert error.message == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch:\n  fc.weight"
+    assert (
+        error.message
+        == "rank 3 (gpu-b, local_rank 1) raised RuntimeError: size mismatch:\n  fc.weight"
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +128,10 @@ def test_a_rank_that_ended_without_an_exception(code, out_of_memory, how):
     other = output("not this\n", 1, stream="stderr")
     kind, message, hint = said(over(words, other, output("nor this\n"), end, code=1))
     assert (kind, message) == (WorkerFailed, f"rank 0 (gpu-a, local_rank 0) {how}")
-    assert hint == f"Its last words:\n    all is\n    lost\n{LOGS.format(rank=0, host='gpu-a')}"
+    assert (
+        hint
+        == f"Its last words:\n    all is\n    lost\n{LOGS.format(rank=0, host='gpu-a')}"
+    )
 
 
 def test_a_rank_whose_process_fails_after_its_return():
@@ -100,7 +139,9 @@ def test_a_rank_whose_process_fails_after_its_return():
     crashed = p.Exit(rank=1, local_rank=1, pid=2, code=-6)
     engine = at(p.EngineEnded(code=1, exits=(stopped, crashed)))
     how = f"was ended by signal 6 ({exit_codes.meaning_of(-6)})"
-    assert said(over(ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine)) == (
+    assert said(
+        over(ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine)
+    ) == (
         WorkerFailed,
         f"rank 1 (gpu-a, local_rank 1) returned, but its process {how} while it shut down.",
         "Its last words:\n    double free\nIts result is kept: run.results[1]. Its whole output: run.logs(1).",
@@ -112,7 +153,14 @@ def test_a_rank_whose_process_fails_after_its_return_while_another_one_still_wor
     crashed = p.Exit(rank=0, local_rank=0, pid=1, code=-11)
     stopped = p.Exit(rank=1, local_rank=1, pid=2, code=-15)
     engine = at(p.EngineEnded(code=1, exits=(crashed, stopped)))
-    state = over(ended(0), killed(1, number=15), at(StopRequested(reason="failed")), engine, code=1, reason="failed")
+    state = over(
+        ended(0),
+        killed(1, number=15),
+        at(StopRequested(reason="failed")),
+        engine,
+        code=1,
+        reason="failed",
+    )
     how = f"was ended by signal 11 ({exit_codes.meaning_of(-11)})"
     kind, message, _ = said(state)
     assert (kind, message) == (
@@ -124,7 +172,9 @@ def test_a_rank_whose_process_fails_after_its_return_while_another_one_still_wor
 
 def test_a_child_that_was_killed():
     failure = p.Failure(
-        type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed.", traceback="T"
+        type="RuntimeError",
+        message="DataLoader worker (pid 7) is killed by signal: Killed.",
+        traceback="T",
     )
     word = p.Ended(rank=0, restart=0, outcome="raised", code=1, failure=failure)
     assert rank_process.explained(word, lambda: "") == word
@@ -153,23 +203,54 @@ def test_the_last_words_are_twelve_lines():
 
 
 def test_an_interrupt():
-    state = over(at(StopRequested(reason="interrupted")), killed(0, number=15), code=-15, reason="interrupted")
-    assert said(state) == (Cancelled, "The run was interrupted; every rank on every host was stopped.", "")
+    state = over(
+        at(StopRequested(reason="interrupted")),
+        killed(0, number=15),
+        code=-15,
+        reason="interrupted",
+    )
+    assert said(state) == (
+        Cancelled,
+        "The run was interrupted; every rank on every host was stopped.",
+        "",
+    )
     assert isinstance(verdict(state), KeyboardInterrupt)
 
 
 def test_an_interrupt_while_the_results_of_a_run_that_went_well_still_come():
     ends = [ended(rank, rank // 2) for rank in range(4)]
-    ends += [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=0), p.Final(reason="done"))]
-    state = begun(*ends, at(StopRequested(reason="interrupted")), at(Gone(), 0), at(Gone(), 1))
-    assert said(state) == (Cancelled, "Interrupted when the run was over: every rank had ended well.", "")
+    ends += [
+        at(what, node)
+        for node in (0, 1)
+        for what in (p.EngineEnded(code=0), p.Final(reason="done"))
+    ]
+    state = begun(
+        *ends, at(StopRequested(reason="interrupted")), at(Gone(), 0), at(Gone(), 1)
+    )
+    assert said(state) == (
+        Cancelled,
+        "Interrupted when the run was over: every rank had ended well.",
+        "",
+    )
 
 
 def test_an_interrupt_when_only_one_host_has_ended():
-    ends = [at(p.EngineEnded(code=0), 0), at(p.Final(reason="done"), 0), at(StopRequested(reason="interrupted"))]
-    ends += [killed(2, 1, number=15), at(p.EngineEnded(code=-15), 1), at(p.Final(reason="interrupted"), 1)]
+    ends = [
+        at(p.EngineEnded(code=0), 0),
+        at(p.Final(reason="done"), 0),
+        at(StopRequested(reason="interrupted")),
+    ]
+    ends += [
+        killed(2, 1, number=15),
+        at(p.EngineEnded(code=-15), 1),
+        at(p.Final(reason="interrupted"), 1),
+    ]
     state = begun(*ends, at(Gone(), 0), at(Gone(), 1))
-    assert said(state) == (Cancelled, "The run was interrupted; every rank on every host was stopped.", "")
+    assert said(state) == (
+        Cancelled,
+        "The run was interrupted; every rank on every host was stopped.",
+        "",
+    )
 
 
 def test_an_interrupt_between_a_failure_and_its_restart():
@@ -179,7 +260,9 @@ def test_an_interrupt_between_a_failure_and_its_restart():
 
 
 def test_a_timeout():
-    assert said(over(at(StopRequested(reason="timeout")), code=-15, reason="timeout")) == (
+    assert said(
+        over(at(StopRequested(reason="timeout")), code=-15, reason="timeout")
+    ) == (
         TimedOut,
         "The run was stopped: its --timeout ran out.",
         "Allow more time, or none: leave --timeout out.",
@@ -187,8 +270,20 @@ def test_a_timeout():
 
 
 def test_nodes_that_can_not_meet():
-    unreached = at(p.Endpoint(state="unreached", detail="10.0.0.1 port 40001 (Connection refused)"), 1)
-    assert said(over(unreached, at(StopRequested(reason="rendezvous")), code=-15, reason="rendezvous")) == (
+    unreached = at(
+        p.Endpoint(
+            state="unreached", detail="10.0.0.1 port 40001 (Connection refused)"
+        ),
+        1,
+    )
+    assert said(
+        over(
+            unreached,
+            at(StopRequested(reason="rendezvous")),
+            code=-15,
+            reason="rendezvous",
+        )
+    ) == (
         RendezvousFailed,
         "The nodes can't meet: gpu-b can't dial gpu-a at 10.0.0.1 port 40001 (Connection refused).",
         (
@@ -199,38 +294,76 @@ def test_nodes_that_can_not_meet():
 
 
 def lost(*more: Event) -> RunState:
-    return begun(at(Lost(why="the connection ended."), 1), at(StopRequested(reason="lost")), *more)
+    return begun(
+        at(Lost(why="the connection ended."), 1),
+        at(StopRequested(reason="lost")),
+        *more,
+    )
 
 
-GONE = [at(what, 0) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
+GONE = [
+    at(what, 0) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())
+]
 
 
 def test_a_host_that_was_lost():
-    message = "A host was lost, and the others were stopped. gpu-b: the connection ended."
+    message = (
+        "A host was lost, and the others were stopped. gpu-b: the connection ended."
+    )
     hint = "What still runs on gpu-b ends by itself when its lease runs out."
     assert said(lost(*GONE)) == (NodeLost, message, hint)
     assert said(lost(*GONE, at(Swept(survivors=()), 1))) == (NodeLost, message, "")
-    assert said(lost(*GONE, at(Swept(survivors=("python (pid 7, state D)",)), 1)))[2] == (
+    assert said(lost(*GONE, at(Swept(survivors=("python (pid 7, state D)",)), 1)))[
+        2
+    ] == (
         "Still running, the kernel could not end it: python (pid 7, state D) on gpu-b"
     )
 
 
 def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts():
-    state = begun(at(Lost(why="cut."), 1), at(Lost(why="silent."), 0), at(StopRequested(reason="lost")))
-    assert said(state)[1] == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
+    state = begun(
+        at(Lost(why="cut."), 1),
+        at(Lost(why="silent."), 0),
+        at(StopRequested(reason="lost")),
+    )
+    assert (
+        said(state)[1]
+        == "A host was lost, and the others were stopped. gpu-a: silent.; gpu-b: cut."
+    )
 
 
-UNHEARD = [at(what, 0) for what in (p.PeerState(node_rank=1, state="lost"), p.NodeStopping(reason="lost", culprit=1))]
-UNHEARING = [at(what, 1) for what in (p.PeerState(node_rank=0, state="lost"), p.NodeStopping(reason="lost", culprit=0))]
+UNHEARD = [
+    at(what, 0)
+    for what in (
+        p.PeerState(node_rank=1, state="lost"),
+        p.NodeStopping(reason="lost", culprit=1),
+    )
+]
+UNHEARING = [
+    at(what, 1)
+    for what in (
+        p.PeerState(node_rank=0, state="lost"),
+        p.NodeStopping(reason="lost", culprit=0),
+    )
+]
 
 
 @pytest.mark.parametrize(
-    "words", [[*UNHEARD, *UNHEARING], [*UNHEARING, *UNHEARD], [*UNHEARD, at(p.NodeStopping(reason="lost"), 1)]]
+    "words",
+    [
+        [*UNHEARD, *UNHEARING],
+        [*UNHEARING, *UNHEARD],
+        [*UNHEARD, at(p.NodeStopping(reason="lost"), 1)],
+    ],
 )
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words):
     state = begun(*words)
     assert (state.lost, missed_by_peers(state)) == ((), ())
-    ends = [at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())]
+    ends = [
+        at(what, node)
+        for node in (0, 1)
+        for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())
+    ]
     kind, message, _ = said(begun(*words, *ends))
     assert kind is NodeLost
     assert message == (
@@ -249,23 +382,42 @@ def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
 
 
 def test_an_elastic_job_whose_ranks_only_lost_each_other():
-    events = [at(p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)), raised(0, message="Broken pipe")]
-    ends = [at(what, n) for n in (0, 1) for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())]
+    events = [
+        at(p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)),
+        raised(0, message="Broken pipe"),
+    ]
+    ends = [
+        at(what, n)
+        for n in (0, 1)
+        for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())
+    ]
     state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), [*events, *ends])
-    assert said(state)[:2] == (WorkerFailed, "rank 0 (gpu-a, local_rank 0) raised RuntimeError: Broken pipe")
+    assert said(state)[:2] == (
+        WorkerFailed,
+        "rank 0 (gpu-a, local_rank 0) raised RuntimeError: Broken pipe",
+    )
 
 
 def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
     accused = begun(*UNHEARD)
     assert missed_by_peers(accused) == ()
-    assert missed_by_peers(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (1,)
+    assert missed_by_peers(replace(accused, at_s=accused.at_s + OWN_WORD_S + 0.1)) == (
+        1,
+    )
     assert missed_by_peers(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
     assert missed_by_peers(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
 
 
 def test_an_interrupt_that_a_host_did_not_confirm():
-    state = begun(at(StopRequested(reason="interrupted")), *GONE, at(Lost(why="it did not confirm its end"), 1))
-    assert said(state)[::2] == (Cancelled, "What still runs on gpu-b ends by itself when its lease runs out.")
+    state = begun(
+        at(StopRequested(reason="interrupted")),
+        *GONE,
+        at(Lost(why="it did not confirm its end"), 1),
+    )
+    assert said(state)[::2] == (
+        Cancelled,
+        "What still runs on gpu-b ends by itself when its lease runs out.",
+    )
 
 
 def test_a_rank_that_failed_because_a_host_was_lost():
@@ -281,7 +433,10 @@ def test_a_rank_that_failed_because_a_host_was_lost():
     )
 
 
-@pytest.mark.parametrize("word", ["EADDRINUSE", "The server socket has failed to listen: Address already in use"])
+@pytest.mark.parametrize(
+    "word",
+    ["EADDRINUSE", "The server socket has failed to listen: Address already in use"],
+)
 def test_a_port_that_is_taken(word):
     state = over(output(f"[E] {word}\n", -1, 0, "stderr"), code=1)
     assert said(state) == (
@@ -322,19 +477,40 @@ def test_an_agent_that_was_asked_to_end():
 
 
 def test_a_job_that_was_stopped_from_elsewhere():
-    assert said(over(reason="stopped"))[1] == "The job was stopped, by %distributed stop or from another notebook."
+    assert (
+        said(over(reason="stopped"))[1]
+        == "The job was stopped, by %distributed stop or from another notebook."
+    )
 
 
 def test_an_elastic_job_that_has_no_restart_left_says_what_used_them_up():
-    ends = [at(what, n) for n in (0, 1) for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())]
+    ends = [
+        at(what, n)
+        for n in (0, 1)
+        for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())
+    ]
     three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 1, min_nodes=2)
     kind, message, hint = said(fold(three, [at(Lost(why="switched off"), 2), *ends]))
-    assert (kind, message) == (RunError, "torchrun on gpu-a ended with exit code 1 before any rank told why.")
-    assert hint == "Before that gpu-c was lost; each loss of a host uses up one of --max-restarts 1.\n"
+    assert (kind, message) == (
+        RunError,
+        "torchrun on gpu-a ended with exit code 1 before any rank told why.",
+    )
+    assert (
+        hint
+        == "Before that gpu-c was lost; each loss of a host uses up one of --max-restarts 1.\n"
+    )
 
 
 def test_what_could_not_be_ended_is_named():
-    ends = [at(p.Final(reason="interrupted", survivors=("python (pid 7, state D)", "sh (pid 8, state D)"))), *GONE[2:]]
+    ends = [
+        at(
+            p.Final(
+                reason="interrupted",
+                survivors=("python (pid 7, state D)", "sh (pid 8, state D)"),
+            )
+        ),
+        *GONE[2:],
+    ]
     state = begun(at(StopRequested(reason="interrupted")), *ends)
     assert said(state)[2] == (
         "Still running, the kernel could not end it: python (pid 7, state D) on gpu-a; sh (pid 8, state D) on gpu-a"
@@ -347,13 +523,17 @@ def test_any_run_that_is_over_has_a_verdict(events, restarts):
     gone = [at(Gone(), node) for node in (0, 1)]
     state = fold(begin("j", HOSTS, restarts), [*events, *gone])
     error = verdict(state)
-    assert error is None or (error.message and str(error) and error._render_traceback_())
+    assert error is None or (
+        error.message and str(error) and error._render_traceback_()
+    )
     assert state.is_over
     assert error is not None or state.phase == "done"
 
 
 def test_no_run_looks_well_by_mistake():
-    silent = [at(what, node) for node in (0, 1) for what in (p.Final(reason="done"), Gone())]
+    silent = [
+        at(what, node) for node in (0, 1) for what in (p.Final(reason="done"), Gone())
+    ]
     assert said(begun(*silent)) == (
         RunError,
         "The run did not end well: gpu-a, gpu-b did not tell how torchrun ended.",
@@ -364,9 +544,15 @@ def test_no_run_looks_well_by_mistake():
 
 
 def test_a_node_that_never_began_leaves_nothing_that_could_not_be_stopped():
-    stopped = [at(StopRequested(reason="interrupted")), *(at(p.Final(reason="interrupted"), node) for node in (0, 1))]
+    stopped = [
+        at(StopRequested(reason="interrupted")),
+        *(at(p.Final(reason="interrupted"), node) for node in (0, 1)),
+    ]
     added = at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))
     gone = [at(Gone(), 0), at(Gone(), 1)]
     error = verdict(begun(*stopped, added, at(Lost(why=NEVER_BEGAN), 2), *gone))
-    assert error.message == "The run was interrupted; every rank on every host was stopped."
+    assert (
+        error.message
+        == "The run was interrupted; every rank on every host was stopped."
+    )
     assert error.hint == ""

@@ -30,14 +30,18 @@ from tests.builders.messages import START
 JOB = f"unit-{os.getpid()}"
 LEASE_S = 60.0
 ENGINE = 4_194_999  # no process: Linux gives no pid beyond 4,194,304
-CHILD = processes.ProcessInfo(pid=ENGINE + 1, parent=1, started=7, state="S", name="python", exit_status=0)
+CHILD = processes.ProcessInfo(
+    pid=ENGINE + 1, parent=1, started=7, state="S", name="python", exit_status=0
+)
 A = TypeVar("A", bound=protocol.Message)
 
 
 class Node:
     """An agent whose torchrun ends when `ended` says so, with what else runs in `tree`; `signals` are those it sent."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: protocol.StartNode) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, start: protocol.StartNode
+    ) -> None:
         self.now = 1000.0
         self.ended: dict[int, int] = {}
         self.tree = (CHILD,)
@@ -51,7 +55,9 @@ class Node:
         monkeypatch.setattr(engine_start, "start_engine", self._start_engine)
         monkeypatch.setattr(processes, "reap", self._reap)
         monkeypatch.setattr(processes, "descendants", lambda _: self.tree)
-        monkeypatch.setattr(processes, "send", lambda _, number: self.signals.append(number))
+        monkeypatch.setattr(
+            processes, "send", lambda _, number: self.signals.append(number)
+        )
         self.agent = Agent(start, self.listener, lambda: self.now)
         self.agent.begin()
 
@@ -87,12 +93,16 @@ class Node:
 
     def events(self, kind: type[A]) -> list[A]:
         """Return the journal's events of a kind."""
-        found = [protocol.decode(line)[1] for _, line in journal.read(self.agent.folder)]
+        found = [
+            protocol.decode(line)[1] for _, line in journal.read(self.agent.folder)
+        ]
         return [event for event in found if isinstance(event, kind)]
 
     def close(self) -> None:
         for key in list(self.agent.selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):  # of readers, and the two that listen
+            if isinstance(
+                key.fileobj, socket.socket
+            ):  # of readers, and the two that listen
                 key.fileobj.close()
         self.agent.selector.close()
         for _, writing in self.pipes:
@@ -109,10 +119,14 @@ def own_process() -> Iterator[None]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[protocol.StartNode]:
+def start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[protocol.StartNode]:
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
     places.job_dir(JOB, 0).mkdir(parents=True)
-    yield replace(START, job=JOB, node_rank=0, terms=replace(START.terms, lease_s=LEASE_S))
+    yield replace(
+        START, job=JOB, node_rank=0, terms=replace(START.terms, lease_s=LEASE_S)
+    )
     shutil.rmtree(places.run_dir(JOB, 0), ignore_errors=True)
 
 
@@ -146,7 +160,9 @@ def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
     conn.close()
     node.end(1)
     reason = "the agent was asked to end"
-    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason=reason, culprit=0)]
+    assert node.events(protocol.NodeStopping) == [
+        protocol.NodeStopping(reason=reason, culprit=0)
+    ]
     assert node.events(protocol.Final) == [protocol.Final(reason=reason)]
 
 
@@ -160,7 +176,9 @@ def test_a_process_that_survives_sigkill_is_named(node: Node) -> None:
 
 def test_a_torchrun_that_fails_ends_the_node(node: Node) -> None:
     node.end(1)
-    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason="failed", culprit=0)]
+    assert node.events(protocol.NodeStopping) == [
+        protocol.NodeStopping(reason="failed", culprit=0)
+    ]
     assert node.events(protocol.Final) == [protocol.Final(reason="failed")]
 
 
@@ -188,7 +206,12 @@ def test_every_host_of_a_detached_job_lists_it_so(node: Node) -> None:
     listing.remember(node.agent.folder, node.agent.start)
     assert [one.is_detached for one in listing.jobs(JOB)] == [False]
     membership = protocol.Membership(
-        secret="00", address="127.0.0.1", lead_address="127.0.0.1", port=9, nodes=2, lost_after_s=10.0
+        secret="00",
+        address="127.0.0.1",
+        lead_address="127.0.0.1",
+        port=9,
+        nodes=2,
+        lost_after_s=10.0,
     )
     node.agent.start = replace(node.agent.start, membership=membership)
     node.agent.channel = cast(Any, DetachedGang())
@@ -208,12 +231,18 @@ def test_a_detached_job_needs_no_lease(node: Node) -> None:
     conn.close()
 
 
-def test_the_lead_ends_the_job_after_its_timeout(start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lead_ends_the_job_after_its_timeout(
+    start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
-    node.step(16.5)  # a notebook that follows the job may ask the ranks where they are before it stops them
+    node.step(
+        16.5
+    )  # a notebook that follows the job may ask the ranks where they are before it stops them
     assert node.events(protocol.NodeStopping) == []
     node.step(1.0)
-    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason="timeout")]
+    assert node.events(protocol.NodeStopping) == [
+        protocol.NodeStopping(reason="timeout")
+    ]
     node.close()
 
 
@@ -260,7 +289,9 @@ def test_a_stalled_reader_is_dropped_when_its_notebook_comes_back(node: Node) ->
         conn.close()
 
 
-def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_descriptor(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -272,13 +303,17 @@ def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(node: Node, mo
         node.step()
         node.step()
     texts = [notice.text for notice in node.events(protocol.Notice)]
-    assert texts == ["the agent goes on after an error of the system: [Errno 24] Too many open files"]
+    assert texts == [
+        "the agent goes on after an error of the system: [Errno 24] Too many open files"
+    ]
     node.send(waiting, protocol.FollowJob(job=JOB, node_rank=0))
     assert waiting.recv(100).startswith(b'{"t":"hello"')
     waiting.close()
 
 
-def test_a_journal_that_can_not_be_read_costs_the_reader_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_can_not_be_read_costs_the_reader_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stale(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
@@ -289,7 +324,9 @@ def test_a_journal_that_can_not_be_read_costs_the_reader_alone(node: Node, monke
             assert conn.recv(100) == b""
             conn.close()
     texts = [notice.text for notice in node.events(protocol.Notice)]
-    assert texts == [f"can't read the journal in {node.agent.folder}: [Errno 116] Stale file handle"]
+    assert texts == [
+        f"can't read the journal in {node.agent.folder}: [Errno 116] Stale file handle"
+    ]
     again = node.follow()
     assert again.recv(100).startswith(b'{"t":"hello"')
     again.close()
@@ -315,7 +352,11 @@ def test_a_job_goes_on_without_its_folder(node: Node) -> None:
 
 
 def test_the_sockets_look_used_to_a_cleaner_of_tmp(node: Node) -> None:
-    paths = (node.agent.run_dir, node.agent.run_dir / "readers", node.agent.run_dir / "ranks")
+    paths = (
+        node.agent.run_dir,
+        node.agent.run_dir / "readers",
+        node.agent.run_dir / "ranks",
+    )
     for path in paths:
         os.utime(path, (0, 0))
     node.step(31.0)
@@ -384,7 +425,9 @@ main.serve(start, listener)
 """
 
 
-def test_an_agent_that_breaks_down_takes_everything_along(start: protocol.StartNode, marks: dict[str, str]) -> None:
+def test_an_agent_that_breaks_down_takes_everything_along(
+    start: protocol.StartNode, marks: dict[str, str]
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BREAKS_DOWN, LEAVES_AN_ORPHAN], input=protocol.encode(start), capture_output=True,
         env={**os.environ, **marks}, timeout=50, check=False,

@@ -20,7 +20,9 @@ def port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def polls(dialer: Dialer, until_s: float, start_s: float = 0.0) -> list[tuple[float, Endpoint]]:
+def polls(
+    dialer: Dialer, until_s: float, start_s: float = 0.0
+) -> list[tuple[float, Endpoint]]:
     """Return what is told, and when, by a clock that ticks 20 times a second."""
     ticks = [start_s + i / 20 for i in range(int((until_s - start_s) * 20) + 1)]
     return [(at, found) for at in ticks if (found := dialer.poll(at)) is not None]
@@ -41,7 +43,9 @@ def test_a_port_that_refuses_is_told_once(port):
     dialer = Dialer("127.0.0.1", port, lead=False, now=0.0)
     told = polls(dialer, 20.0)
     assert [event for _, event in told] == [
-        Endpoint(state="unreached", detail=f"127.0.0.1 port {port} (Connection refused)")
+        Endpoint(
+            state="unreached", detail=f"127.0.0.1 port {port} (Connection refused)"
+        )
     ]
     assert 4.0 < told[0][0] < 4.2
     assert not dialer.is_done
@@ -76,7 +80,10 @@ def test_a_port_that_does_not_answer():
         dialer = Dialer("127.0.0.1", port, lead=False, now=0.0)
         told = polls(dialer, 12.0)
         assert [event for _, event in told] == [
-            Endpoint(state="unreached", detail=f"127.0.0.1 port {port} (Connection timed out)")
+            Endpoint(
+                state="unreached",
+                detail=f"127.0.0.1 port {port} (Connection timed out)",
+            )
         ]
         dialer.close()
         for one in full:
@@ -101,7 +108,10 @@ def test_a_host_without_a_free_descriptor_dials_later(port, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socket", no_descriptor)
         ((_, event),) = polls(dialer, 5.0)
-    assert event == Endpoint(state="unreached", detail=f"127.0.0.1 port {port} ([Errno 24] Too many open files)")
+    assert event == Endpoint(
+        state="unreached",
+        detail=f"127.0.0.1 port {port} ([Errno 24] Too many open files)",
+    )
     assert polls(dialer, 6.0, 5.0) == []
     assert not dialer.is_done
     dialer.close()

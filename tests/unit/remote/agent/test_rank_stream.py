@@ -44,7 +44,9 @@ class Pipe:
 
     def told(self) -> list[str]:
         """Return the texts of all events that are due, as they reach the notebook."""
-        return [self.text(event) for event in iter(lambda: self.stream.event(0.0), None)]
+        return [
+            self.text(event) for event in iter(lambda: self.stream.event(0.0), None)
+        ]
 
     @property
     def log(self) -> bytes:
@@ -136,12 +138,16 @@ def test_a_torn_letter_at_the_end_goes_too(pipe):
     assert pipe.text(pipe.stream.event(0.0, last=True)) == "\ufffd"
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"\x80\x80\x80\x80", b"a\xc3\x28", b"\xf0\x9f\x99"])
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"\x80\x80\x80\x80", b"a\xc3\x28", b"\xf0\x9f\x99"]
+)
 def test_what_is_no_utf8_comes_through_in_the_end(pipe, data):
     pipe.write(data)
     pipe.drain()
     events = [pipe.stream.event(0.0), pipe.stream.event(0.0, last=True)]
-    assert "".join(pipe.text(event) for event in events if event) == data.decode(errors="replace")
+    assert "".join(pipe.text(event) for event in events if event) == data.decode(
+        errors="replace"
+    )
 
 
 def test_any_cutting_gives_the_same_text(pipe):
@@ -200,7 +206,11 @@ def test_a_restarted_rank_goes_on_in_the_same_log(pipe, tmp_path):
     again.write(b"second\n")
     again.drain()
     event = again.stream.event(0.0)
-    assert (event.offset, again.text(event), again.log) == (6, "second\n", b"first\nsecond\n")
+    assert (event.offset, again.text(event), again.log) == (
+        6,
+        "second\n",
+        b"first\nsecond\n",
+    )
     again.end()
     again.stream.close()
 
@@ -227,7 +237,10 @@ def test_a_flood_on_a_full_disk_is_cut_and_counted(tmp_path):
         pipe.write(b"x" * 60_000)
         pipe.drain()
     event = pipe.stream.event(0.0, last=True)
-    assert (event.text, event.skipped_bytes) == ("x" * (128 << 10), 20 * 60_000 - (128 << 10))
+    assert (event.text, event.skipped_bytes) == (
+        "x" * (128 << 10),
+        20 * 60_000 - (128 << 10),
+    )
     pipe.end()
     pipe.stream.close()
 
@@ -239,11 +252,16 @@ def test_a_rank_that_prints_for_weeks_stays_within_its_limit(tmp_path, monkeypat
         pipe.write(bytes([65 + i % 26]) * 5000 + b"\n")
         sent += bytes([65 + i % 26]) * 5000 + b"\n"
         pipe.drain()
-        assert pipe.told() == [chr(65 + i % 26) * 5000 + "\n"] or i > 20  # then it is too much to be shown
+        assert (
+            pipe.told() == [chr(65 + i % 26) * 5000 + "\n"] or i > 20
+        )  # then it is too much to be shown
     kept = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert 50_000 < kept <= 65536
     assert pipe.log == sent[: len(pipe.log)]
-    assert logs.read(tmp_path / log_name(3, "stdout"), len(sent) - 40_000, 40_000) == sent[-40_000:]
+    assert (
+        logs.read(tmp_path / log_name(3, "stdout"), len(sent) - 40_000, 40_000)
+        == sent[-40_000:]
+    )
     pipe.end()
     pipe.stream.close()
 
@@ -251,7 +269,9 @@ def test_a_rank_that_prints_for_weeks_stays_within_its_limit(tmp_path, monkeypat
 @pytest.fixture
 def tiny_disk(tmp_path) -> Iterator[Path]:
     """A disk of 64 KiB."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=True
+    )
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
 

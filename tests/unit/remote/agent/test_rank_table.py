@@ -16,7 +16,10 @@ from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol as p
 
 
-@pytest.mark.parametrize(("world_size", "seconds"), [(1, 0.1), (8, 0.1), (200, 0.1), (1000, 0.5), (4000, 2.0)])
+@pytest.mark.parametrize(
+    ("world_size", "seconds"),
+    [(1, 0.1), (8, 0.1), (200, 0.1), (1000, 0.5), (4000, 2.0)],
+)
 def test_progress_of_very_many_ranks_is_told_less_often(world_size, seconds):
     assert pace_s(world_size) == pytest.approx(seconds)
 
@@ -33,7 +36,9 @@ def a_rank(table: RankTable, pid: int, *, rank: int, local_rank: int = 0) -> Non
     for _, writing in pipes:
         os.close(writing)
     hello = p.Worker(rank=rank, local_rank=local_rank, world_size=2, restart=0, pid=pid)
-    table._add_rank(RankProcess(ours, hello, [reading for reading, _ in pipes], table.folder, 0.0))
+    table._add_rank(
+        RankProcess(ours, hello, [reading for reading, _ in pipes], table.folder, 0.0)
+    )
     theirs.close()
 
 
@@ -53,5 +58,10 @@ def test_a_rank_in_whose_place_another_one_starts_has_ended_before(tmp_path):
     for rank in table.ranks:
         rank.close()
     selector.close()
-    assert [type(one).__name__ for one in journaled] == ["Worker", "Worker", "Ended", "Worker"]
+    assert [type(one).__name__ for one in journaled] == [
+        "Worker",
+        "Worker",
+        "Ended",
+        "Worker",
+    ]
     assert journaled[2] == p.Ended(rank=1, restart=0, outcome="replaced", code=-15)

@@ -31,7 +31,10 @@ class Node:
     def __init__(self, folder):
         code = folder / "code"
         with zipfile.ZipFile(code, "w") as archive:
-            archive.writestr("sources.json", json.dumps({"texts": {"<string>": "a\nlast line\n"}, "labels": {}}))
+            archive.writestr(
+                "sources.json",
+                json.dumps({"texts": {"<string>": "a\nlast line\n"}, "labels": {}}),
+            )
         self.folder, self.ranks, self.now = folder, [], 0.0
         self.journal = Journal(folder)
         self.dumper = StackDumper(folder, code, BUNDLE, self.journal)
@@ -41,7 +44,11 @@ class Node:
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         assert child.stdout.readline()
         hello = protocol.Worker(
-            rank=len(self.ranks), local_rank=len(self.ranks), world_size=9, restart=0, pid=child.pid
+            rank=len(self.ranks),
+            local_rank=len(self.ranks),
+            world_size=9,
+            restart=0,
+            pid=child.pid,
         )
         self.ranks.append(SimpleNamespace(
             hello=hello, process=processes.read(child.pid), is_over=False, is_running=True, child=child,
@@ -59,11 +66,19 @@ class Node:
         self.dumper.request(name)
 
         def is_done() -> bool:
-            ends = [one for one in self.step(seconds) if isinstance(one, protocol.StacksDone)]
+            ends = [
+                one
+                for one in self.step(seconds)
+                if isinstance(one, protocol.StacksDone)
+            ]
             return any(one.request_id == name for one in ends)
 
         wait_until(is_done, "the end of the stack dump")
-        return {one.rank: one for one in self.step() if isinstance(one, protocol.Stacks) and one.request_id == name}
+        return {
+            one.rank: one
+            for one in self.step()
+            if isinstance(one, protocol.Stacks) and one.request_id == name
+        }
 
 
 @pytest.fixture
@@ -81,7 +96,9 @@ def test_a_rank_answers_and_goes_on(node):
         (answer,) = node.stacks(name).values()
         assert (answer.silence, answer.threads[0].frames[0].text) == ("", "last line")
     assert child.poll() is None
-    assert [one.ranks for one in node.step() if isinstance(one, protocol.StacksDone)] == [1, 1]
+    assert [
+        one.ranks for one in node.step() if isinstance(one, protocol.StacksDone)
+    ] == [1, 1]
 
 
 def test_a_stopped_rank_holds_up_nobody_and_answers_later(node):
@@ -89,9 +106,14 @@ def test_a_stopped_rank_holds_up_nobody_and_answers_later(node):
     first.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.read(first.pid).state == "T", "the process to stop")
     node.dumper.request("a")
-    wait_until(lambda: any(isinstance(one, protocol.Stacks) for one in node.step(0.0)), "the other's answer")
+    wait_until(
+        lambda: any(isinstance(one, protocol.Stacks) for one in node.step(0.0)),
+        "the other's answer",
+    )
     answers = node.stacks("a", 0.6)
-    assert answers[0].silence == "its process is stopped (kill -CONT would let it go on)"
+    assert (
+        answers[0].silence == "its process is stopped (kill -CONT would let it go on)"
+    )
     assert answers[1].silence == ""
     first.send_signal(signal.SIGCONT)
     assert [one.silence for one in node.stacks("b").values()] == ["", ""]
@@ -101,12 +123,17 @@ def test_a_stopped_rank_holds_up_nobody_and_answers_later(node):
 def test_a_rank_that_is_not_ready_is_not_sent_the_signal(node):
     child = node.start(SLEEPS)
     (answer,) = node.stacks("a").values()
-    assert answer.silence == "it is still starting, or has taken over the signal that it is asked with"
+    assert (
+        answer.silence
+        == "it is still starting, or has taken over the signal that it is asked with"
+    )
     assert child.poll() is None
 
 
 def test_a_rank_that_gives_no_answer(node):
-    node.start(f"{ANSWERS}import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [stacks.SIGNAL])\n{SLEEPS}")
+    node.start(
+        f"{ANSWERS}import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [stacks.SIGNAL])\n{SLEEPS}"
+    )
     (answer,) = node.stacks("a", 0.5).values()
     assert answer.silence == "it gave no answer within 4 s"
 
@@ -138,5 +165,10 @@ def test_two_calls_at_once_are_both_answered(node):
     node.start(ANSWERS + AS_A_RANK)
     for name in ("a", "b", "a"):
         node.dumper.request(name)
-    wait_until(lambda: sum(isinstance(one, protocol.StacksDone) for one in node.step()) == 2, "both ends")
-    assert [one.request_id for one in node.step() if isinstance(one, protocol.Stacks)] == ["a", "b"]
+    wait_until(
+        lambda: sum(isinstance(one, protocol.StacksDone) for one in node.step()) == 2,
+        "both ends",
+    )
+    assert [
+        one.request_id for one in node.step() if isinstance(one, protocol.Stacks)
+    ] == ["a", "b"]

@@ -213,7 +213,14 @@ def test_a_certificate_without_its_key(serve):
         assert read(found, 10) == files.data[0]
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\xff\xff" + b"x" * 5000])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(5000),
+        b"\x16\x03\x01\xff\xff" + b"x" * 5000,
+    ],
+)
 def test_garbage(serve, data):
     files = serve(10)
     files.grow_all()
@@ -241,10 +248,17 @@ def test_a_flood_is_bounded(serve):
         for each in flood:
             stack.enter_context(each)
         wait_until(
-            lambda: flood[60].recv(1) == b"" if select.select([flood[60]], [], [], 0)[0] else False,
+            lambda: (
+                flood[60].recv(1) == b""
+                if select.select([flood[60]], [], [], 0)[0]
+                else False
+            ),
             "the 61st to be turned away",
         )
-        assert len(os.listdir("/proc/self/fd")) - before <= 100 + blob_server._MOST_HANDSHAKES + 5
+        assert (
+            len(os.listdir("/proc/self/fd")) - before
+            <= 100 + blob_server._MOST_HANDSHAKES + 5
+        )
 
 
 def test_who_waits_at_the_door_is_turned_away(serve, monkeypatch):
@@ -279,9 +293,13 @@ def impostor(act: Callable[[socket.socket], object]) -> Iterator[int]:
             thread.join()
 
 
-def as_server(secret: Secret, then: Callable[[ssl.SSLSocket], object]) -> Callable[[socket.socket], object]:
+def as_server(
+    secret: Secret, then: Callable[[ssl.SSLSocket], object]
+) -> Callable[[socket.socket], object]:
     def act(conn: socket.socket) -> None:
-        with blob_server.context(secret, is_server=True).wrap_socket(conn, server_side=True) as tls:
+        with blob_server.context(secret, is_server=True).wrap_socket(
+            conn, server_side=True
+        ) as tls:
             then(tls)
 
     return act
@@ -289,7 +307,10 @@ def as_server(secret: Secret, then: Callable[[ssl.SSLSocket], object]) -> Callab
 
 def test_a_server_with_another_certificate():
     other = as_server(one_time_secret(), lambda tls: tls.sendall(b"x"))
-    with impostor(other) as port, pytest.raises(ssl.SSLError, match="certificate verify failed"):
+    with (
+        impostor(other) as port,
+        pytest.raises(ssl.SSLError, match="certificate verify failed"),
+    ):
         blob_server.Source(HERE, port, SECRET, wait)
 
 
@@ -330,7 +351,10 @@ def test_a_server_that_does_not_keep_to_it(monkeypatch, sent, error):
 
 
 def test_a_server_that_hangs_up():
-    with impostor(as_server(SECRET, lambda tls: tls.sendall(b"\0\0\0\5hello"))) as port, source(port) as found:
+    with (
+        impostor(as_server(SECRET, lambda tls: tls.sendall(b"\0\0\0\5hello"))) as port,
+        source(port) as found,
+    ):
         pieces = found.pieces(10)
         assert bytes(next(pieces)) == b"hello"
         with pytest.raises((EOFError, OSError)):
@@ -349,7 +373,9 @@ def test_closing_ends_a_server_whose_taker_stalls(serve):
     files = serve(50_000_000)
     with source(files.server.port) as found:
         files.grow_all()
-        next(found.pieces(50_000_000))  # and nothing more: the server's buffers are full
+        next(
+            found.pieces(50_000_000)
+        )  # and nothing more: the server's buffers are full
         began = time.monotonic()
         files.close()
         assert time.monotonic() - began < blob_server._SLOW_S / 2

@@ -82,14 +82,18 @@ def agent(link: Link) -> Iterator[PlayedAgent]:
     played.leave()
 
 
-def test_what_an_agent_says_after_it_has_stopped_listening_is_told(link: Link, agent: PlayedAgent) -> None:
+def test_what_an_agent_says_after_it_has_stopped_listening_is_told(
+    link: Link, agent: PlayedAgent
+) -> None:
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
     conn.sendall(p.encode(HELLO, 1))
     events = link.events()
     assert next(events) == (1, HELLO)
     conn.recv(65536)
-    conn.shutdown(socket.SHUT_RD)  # what is sent to it from now on fails, as when it is about to exit
+    conn.shutdown(
+        socket.SHUT_RD
+    )  # what is sent to it from now on fails, as when it is about to exit
     link.send(p.StopNode(grace_s=0.0))
     link.send(p.RenewLease())
     conn.sendall(p.encode(FINAL, 2))
@@ -98,7 +102,9 @@ def test_what_an_agent_says_after_it_has_stopped_listening_is_told(link: Link, a
     assert list(events) == [(2, FINAL)]
 
 
-def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(link: Link, agent: PlayedAgent) -> None:
+def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(
+    link: Link, agent: PlayedAgent
+) -> None:
     """It waits no longer for a connection that takes nothing, and drops it in the middle of a line."""
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
@@ -109,7 +115,9 @@ def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(link: 
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
 
 
-def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(link: Link, agent: PlayedAgent) -> None:
+def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(
+    link: Link, agent: PlayedAgent
+) -> None:
     """So that the notebook connects again: the job has not ended."""
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
@@ -122,17 +130,31 @@ def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(link: Link,
         next(events)
 
 
-def test_an_agent_that_leaves_before_it_has_let_anybody_in(link: Link, agent: PlayedAgent) -> None:
+def test_an_agent_that_leaves_before_it_has_let_anybody_in(
+    link: Link, agent: PlayedAgent
+) -> None:
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
-    assert select.select([agent.listener], [], [], 20.0)[0]  # the kernel has taken the connection; nobody accepts it
+    assert select.select([agent.listener], [], [], 20.0)[
+        0
+    ]  # the kernel has taken the connection; nobody accepts it
     agent.leave()
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
 
 
-def test_an_agent_of_another_version_is_not_spoken_to(link: Link, agent: PlayedAgent) -> None:
-    about = {"protocol": 1, "job": agent.job, "node_rank": 0, "hosts": ["a"], "began_s": 1.5}
+def test_an_agent_of_another_version_is_not_spoken_to(
+    link: Link, agent: PlayedAgent
+) -> None:
+    about = {
+        "protocol": 1,
+        "job": agent.job,
+        "node_rank": 0,
+        "hosts": ["a"],
+        "began_s": 1.5,
+    }
     (places.job_dir(agent.job, 0) / listing.FILE).write_text(json.dumps(about))
-    assert [(one.job, one.is_running, one.protocol) for one in link.jobs()] == [(agent.job, True, 1)]
+    assert [(one.job, one.is_running, one.protocol) for one in link.jobs()] == [
+        (agent.job, True, 1)
+    ]
     with pytest.raises(PreflightError) as caught:
         link.stop(agent.job, 0)
     assert str(caught.value) == f"localhost: {p.another_version(agent.job, 1)}."
@@ -141,8 +163,12 @@ def test_an_agent_of_another_version_is_not_spoken_to(link: Link, agent: PlayedA
 # ---- hosts on which something is amiss
 
 
-def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_nothing(link: Link, tmp_path: Path) -> None:
-    shutil.rmtree(tmp_path / "blobs")  # somebody makes room: the program of the agent is gone
+def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_nothing(
+    link: Link, tmp_path: Path
+) -> None:
+    shutil.rmtree(
+        tmp_path / "blobs"
+    )  # somebody makes room: the program of the agent is gone
     job = f"job-{secrets.token_hex(4)}"
     with pytest.raises(PreflightError) as caught:
         link.start(replace(START, job=job, node_rank=0))
@@ -157,7 +183,9 @@ def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
     python = tmp_path / "python-that-writes-nothing"
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with closing(Link.open(LOCALHOST, LocalTransport(), str(python), bundle.build())) as other:
+    with closing(
+        Link.open(LOCALHOST, LocalTransport(), str(python), bundle.build())
+    ) as other:
         assert other.facts.write_error == "[Errno 27] File too large"
         other.attach(p.FollowJob(job=agent.job, node_rank=0))
         agent.leave()
@@ -171,31 +199,42 @@ def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
     )
 
 
-def test_a_full_disk_without_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_without_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = bundle.build()
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "other"))
     python = tmp_path / "python-that-writes-nothing"
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with pytest.raises(PreflightError, match=f"^localhost: can't write to {tmp_path}/other: "):
+    with pytest.raises(
+        PreflightError, match=f"^localhost: can't write to {tmp_path}/other: "
+    ):
         Link.open(LOCALHOST, LocalTransport(), str(python), made)
 
 
 @pytest.mark.parametrize(("role", "lives"), [("agent", True), ("worker", False)])
-def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(link: Link, role: str, lives: bool) -> None:
+def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(
+    link: Link, role: str, lives: bool
+) -> None:
     """A cleaner of /tmp takes what is old; what an agent left that is dead is ended."""
     job = f"1121-000000-{secrets.token_hex(4)}"
     run_dir = places.make_run_dir(job, 0)
     waits = [sys.executable, "-c", "print(flush=True); input()", role]
     process = subprocess.Popen(
-        waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, processes.MARK: job}
+        waits,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, processes.MARK: job},
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         process.stdout.readline()
         os.utime(run_dir, (1, 1))
-        with closing(Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())) as other:
+        with closing(
+            Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+        ) as other:
             other.route_to("")  # it has swept by now
         assert (process.poll() is None) is lives
         assert run_dir.exists() is lives
@@ -216,8 +255,14 @@ def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
     waits = [sys.executable, "-c", "print(flush=True); input()"]
     with ExitStack() as stack:
         agents = [
-            stack.enter_context(subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env))
-            for _ in range(3)  # the last one has no directory: what a dead agent has left
+            stack.enter_context(
+                subprocess.Popen(
+                    waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+                )
+            )
+            for _ in range(
+                3
+            )  # the last one has no directory: what a dead agent has left
         ]
         for agent in agents:
             assert agent.stdout is not None
@@ -226,7 +271,9 @@ def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
             processes.note(agent.pid, places.make_run_dir(job, rank) / places.PID)
             stack.callback(shutil.rmtree, places.run_dir(job, rank), ignore_errors=True)
         assert link.sweep(job, node_rank) == p.Final(reason="swept")
-        assert [rank for rank, agent in enumerate(agents) if agent.poll() is None] == left
+        assert [
+            rank for rank, agent in enumerate(agents) if agent.poll() is None
+        ] == left
         assert [rank for rank in (0, 1) if places.run_dir(job, rank).exists()] == left
 
 
@@ -245,15 +292,21 @@ def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
     assert link.jobs("job-777") == ()
 
 
-def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(link: Link, agent: PlayedAgent) -> None:
-    listing.remember(places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0))
+def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
+    link: Link, agent: PlayedAgent
+) -> None:
+    listing.remember(
+        places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0)
+    )
     with ExitStack() as stack:
         while places.listens(path := agent.run_dir / "readers"):
             conn = stack.enter_context(socket.socket(socket.AF_UNIX))
             conn.setblocking(False)
             if conn.connect_ex(str(path)) == errno.EAGAIN:
                 break  # no more connections fit into its queue
-        assert [(one.job, one.is_running) for one in link.jobs(agent.job)] == [(agent.job, True)]
+        assert [(one.job, one.is_running) for one in link.jobs(agent.job)] == [
+            (agent.job, True)
+        ]
         with pytest.raises(PreflightError) as caught:
             link.stop(agent.job, 0)
     assert str(caught.value) == (
@@ -274,7 +327,10 @@ def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
     link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes]
 ) -> None:
     terms = replace(START.terms, lease_s=0.5)
-    listing.remember(places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0, terms=terms))
+    listing.remember(
+        places.job_dir(agent.job, 0),
+        replace(START, job=agent.job, node_rank=0, terms=terms),
+    )
     process.send_signal(signal.SIGSTOP)
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     with pytest.raises(PreflightError) as caught:
@@ -282,21 +338,28 @@ def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
     assert str(caught.value) == (
         f"localhost: the agent of job {agent.job} (pid {process.pid}) has been stopped by a signal for 0.5 s."
     )
-    assert [one.job for one in link.jobs(agent.job)] == [agent.job], "the conversation goes on"
+    assert [one.job for one in link.jobs(agent.job)] == [agent.job], (
+        "the conversation goes on"
+    )
 
 
 def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
     link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes]
 ) -> None:
     terms = replace(START.terms, lease_s=30.0)
-    listing.remember(places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0, terms=terms))
+    listing.remember(
+        places.job_dir(agent.job, 0),
+        replace(START, job=agent.job, node_rank=0, terms=terms),
+    )
     process.send_signal(signal.SIGSTOP)
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
     with conn:
         assert select.select([conn], [], [], 20.0)[0]
         conn.recv(65536)
-        assert not select.select([conn], [], [], 2.5)[0], "three looks at its process end nothing"
+        assert not select.select([conn], [], [], 2.5)[0], (
+            "three looks at its process end nothing"
+        )
         process.send_signal(signal.SIGCONT)
         conn.sendall(p.encode(HELLO, 1))
         assert next(link.events()) == (1, HELLO)
@@ -305,7 +368,10 @@ def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
 def test_a_template_that_has_no_time_is_there() -> None:
     folder = places.make_warm_dir("testowner", "key")
     try:
-        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        with (
+            socket.socket(socket.AF_UNIX) as listener,
+            socket.socket(socket.AF_UNIX) as first,
+        ):
             listener.bind(str(folder / places.TEMPLATE))
             listener.listen(0)
             first.connect(str(folder / places.TEMPLATE))
@@ -319,9 +385,16 @@ def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     (folder / "rank0.result").write_bytes(b"12345")
-    link.fetch(p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2), lambda data: None, limit_bytes=5)
+    link.fetch(
+        p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2),
+        lambda data: None,
+        limit_bytes=5,
+    )
     link.route_to("")
-    assert sorted(path.name for path in folder.iterdir()) == ["rank0.result", "rank0.result.fetched"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "rank0.result",
+        "rank0.result.fetched",
+    ]
 
 
 TOUCHES_OFTEN = """
@@ -341,9 +414,16 @@ def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
     file.parent.mkdir()
     file.write_bytes(data)
     file.chmod(0o600)
-    env = {**os.environ, **marks, "DISTMAGIC_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    env = {
+        **os.environ,
+        **marks,
+        "DISTMAGIC_HOME": str(tmp_path),
+        "PYTHONPATH": str(REPOSITORY),
+    }
     argv = [sys.executable, "-c", TOUCHES_OFTEN]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as contact:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as contact:
         assert contact.stdin is not None
         assert contact.stdout is not None
         assert isinstance(p.decode(contact.stdout.readline())[1], p.Facts)
@@ -383,21 +463,36 @@ def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
     tmp_path: Path, marks: dict[str, str]
 ) -> None:
     job = f"1121-000000-{secrets.token_hex(4)}"
-    env = {**os.environ, **marks, "DISTMAGIC_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    env = {
+        **os.environ,
+        **marks,
+        "DISTMAGIC_HOME": str(tmp_path),
+        "PYTHONPATH": str(REPOSITORY),
+    }
     argv = [sys.executable, "-c", FLOODED]
     (tmp_path / "jobs").mkdir()
     try:
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as contact:
-            said, _ = contact.communicate(p.encode(replace(START, job=job, node_rank=0)), timeout=30)
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        ) as contact:
+            said, _ = contact.communicate(
+                p.encode(replace(START, job=job, node_rank=0)), timeout=30
+            )
     finally:
         shutil.rmtree(places.run_dir(job, 0), ignore_errors=True)
     messages = [p.decode(line)[1] for line in said.splitlines()]
-    assert [type(message) for message in messages[:2]] == [p.Facts, p.Hello]  # and not that it was refused
+    assert [type(message) for message in messages[:2]] == [
+        p.Facts,
+        p.Hello,
+    ]  # and not that it was refused
 
 
 def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> None:
     port = link.free_port("127.0.0.1")
-    with socket.socket() as there, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+    with (
+        socket.socket() as there,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
         there.bind(("127.0.0.1", port))
         other.bind(("127.0.0.1", port))
         assert link.free_port("127.0.0.1") != port
@@ -418,24 +513,49 @@ def first_answer(folder: Path, **env: str) -> dict[str, object]:
 
 
 def test_modules_in_the_working_directory_are_not_pythons_own(tmp_path: Path) -> None:
-    for name in ("base64", "zlib", "hashlib", "json", "os", "stat", "secrets", "token", "copy", "socket"):
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the user's own {name}')")
+    for name in (
+        "base64",
+        "zlib",
+        "hashlib",
+        "json",
+        "os",
+        "stat",
+        "secrets",
+        "token",
+        "copy",
+        "socket",
+    ):
+        (tmp_path / f"{name}.py").write_text(
+            f"raise SystemExit('the user's own {name}')"
+        )
     assert first_answer(tmp_path)["error"] == ""
 
 
 def test_no_home_no_directory_of_that_name(tmp_path: Path) -> None:
     found = first_answer(tmp_path, DISTMAGIC_HOME="~no-such-user/distmagic")
     assert found["home"] == "~no-such-user/distmagic"
-    assert found["error"] == "HOME is not set, and this user has no entry in the password file"
+    assert (
+        found["error"]
+        == "HOME is not set, and this user has no entry in the password file"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("mode", "members", "is_refused"),
-    [(0o770, ["eve"], True), (0o770, ["me", "root"], False), (0o1770, ["eve"], False), (0o750, ["eve"], False)],
+    [
+        (0o770, ["eve"], True),
+        (0o770, ["me", "root"], False),
+        (0o1770, ["eve"], False),
+        (0o750, ["eve"], False),
+    ],
 )
 def test_a_folder_that_others_of_a_group_can_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, members: list[str], is_refused: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: int,
+    members: list[str],
+    is_refused: bool,
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -447,5 +567,7 @@ def test_a_folder_that_others_of_a_group_can_change(
     if not is_refused:
         program["distmagic_trust"](str(shared / "home"))
         return
-    with pytest.raises(OSError, match=r"^eve \(of group \d+\) can replace what is in .*/shared$"):
+    with pytest.raises(
+        OSError, match=r"^eve \(of group \d+\) can replace what is in .*/shared$"
+    ):
         program["distmagic_trust"](str(shared / "home"))

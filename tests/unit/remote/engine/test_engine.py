@@ -22,7 +22,9 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_an_exception_is_logged_without_torch_s_compiler() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
     assert "Something else" in done.stderr
     assert "ConnectionResetError: the lead is gone" in done.stderr
@@ -63,8 +65,14 @@ except DistNetworkError as error:
 
 
 def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it() -> None:
-    done = subprocess.run([sys.executable, "-c", MEETING], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["agent"] * 3 + ['{"call": "x", "round": 3}', "other agent", "gone"]
+    done = subprocess.run(
+        [sys.executable, "-c", MEETING], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["agent"] * 3 + [
+        '{"call": "x", "round": 3}',
+        "other agent",
+        "gone",
+    ]
     assert [line for line in done.stderr.splitlines() if "anew" in line] == [
         "Meeting the other nodes anew: wait timeout after 15000ms, keys: /a",
         "Meeting the other nodes anew: once more",

@@ -14,12 +14,20 @@ from tests.builders.messages import START
 def test_ranks_do_not_see_the_variables_of_the_one_task_around_them():
     host = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "4", "SLURM_NTASKS": "1", "PMI_RANK": "0",
             "SLURM_JOB_ID": "17", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
-    env = engine.environment(replace(START, env={}, defaults={}), host, Path("/f"), Path("/r"))
-    assert set(env) & set(host) == {"SLURM_JOB_ID", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"}
+    env = engine.environment(
+        replace(START, env={}, defaults={}), host, Path("/f"), Path("/r")
+    )
+    assert set(env) & set(host) == {
+        "SLURM_JOB_ID",
+        "SLURM_GPUS_ON_NODE",
+        "CUDA_VISIBLE_DEVICES",
+    }
 
 
 def test_a_template_fits_whichever_step_asks_for_it(monkeypatch):
-    warm = protocol.TemplateRequest(owner="me", idle_s=1.0, lease_s=1.0, env={}, defaults={})
+    warm = protocol.TemplateRequest(
+        owner="me", idle_s=1.0, lease_s=1.0, env={}, defaults={}
+    )
     monkeypatch.setenv("SLURM_STEP_ID", "4")
     first = template_client.variables(warm)
     monkeypatch.setenv("SLURM_STEP_ID", "5")

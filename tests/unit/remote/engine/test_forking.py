@@ -14,7 +14,9 @@ import pytest
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire.protocol import TemplateRequest
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="hosts run Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="hosts run Linux"
+)
 
 
 def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -42,9 +44,16 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs the tests may ignore it
         forking.remember(dict(os.environ), ())
         forking.run(middle)
-    """).format(act=textwrap.indent(textwrap.dedent(act).strip(), " " * 4).strip(), before=before)
+    """).format(
+        act=textwrap.indent(textwrap.dedent(act).strip(), " " * 4).strip(),
+        before=before,
+    )
     return subprocess.run(
-        [sys.executable, "-u", "-c", program], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-u", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
 
 
@@ -109,13 +118,29 @@ def test_an_exception_is_shown_as_ever() -> None:
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_what_a_template_is_named_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_template_is_named_after(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def key(**env: str) -> str:
-        warm = TemplateRequest(owner="ab", idle_s=1.0, lease_s=1.0, env=env, defaults={"OMP_NUM_THREADS": "1"})
+        warm = TemplateRequest(
+            owner="ab",
+            idle_s=1.0,
+            lease_s=1.0,
+            env=env,
+            defaults={"OMP_NUM_THREADS": "1"},
+        )
         return template_client._key(template_client.variables(warm), 0o022, ())
 
     first = key()
-    assert key(RANK="3", MASTER_ADDR="10.0.0.1", GLOO_SOCKET_IFNAME="eth0", TORCHELASTIC_RUN_ID="x") == first
+    assert (
+        key(
+            RANK="3",
+            MASTER_ADDR="10.0.0.1",
+            GLOO_SOCKET_IFNAME="eth0",
+            TORCHELASTIC_RUN_ID="x",
+        )
+        == first
+    )
     assert key(COLOUR="red") != first
     assert key(OMP_NUM_THREADS="4") != first
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

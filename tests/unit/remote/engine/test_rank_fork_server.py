@@ -17,7 +17,9 @@ import pytest
 from distmagic.remote.engine import forking, process_title, rank_fork_server
 from distmagic.remote.system import processes
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="hosts run Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="hosts run Linux"
+)
 
 _ENGINE = """
 import json, os, signal, sys, threading, time
@@ -63,17 +65,31 @@ def run_engine(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]
     """Run a program as an engine that was forked from a template, to its end."""
     (tmp_path / "mine.py").touch()
     from_agent = json.dumps({"paths": [str(tmp_path)]})
-    env = {**os.environ, processes.MARK: process_title.JOB_PLACEHOLDER, "DISTMAGIC_WORKER": from_agent}
-    program = program.replace("def start():\n", f'def start():\n    os.environ["{processes.MARK}"] = "job-7"\n')
+    env = {
+        **os.environ,
+        processes.MARK: process_title.JOB_PLACEHOLDER,
+        "DISTMAGIC_WORKER": from_agent,
+    }
+    program = program.replace(
+        "def start():\n",
+        f'def start():\n    os.environ["{processes.MARK}"] = "job-7"\n',
+    )
     argv = [sys.executable, "-u", "-c", program, process_title.ROLE_PLACEHOLDER]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=50, check=False
+    )
 
 
 def test_ranks_are_children_of_the_engine(tmp_path: Path) -> None:
     done = run_engine(_ENGINE, tmp_path)
     assert done.stderr == ""
     *ranks, engine = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [code for _, code in engine["told"]] == [0, 1, -signal.SIGKILL, -signal.SIGTERM]
+    assert [code for _, code in engine["told"]] == [
+        0,
+        1,
+        -signal.SIGKILL,
+        -signal.SIGTERM,
+    ]
     assert len({pid for pid, _ in engine["told"]}) == 4
     for number, rank in enumerate(ranks):
         assert rank == {
@@ -110,7 +126,9 @@ start()
 """
 
 
-def test_a_rank_that_can_not_be_forked_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
+def test_a_rank_that_can_not_be_forked_is_an_error_and_no_endless_wait(
+    tmp_path: Path,
+) -> None:
     done = run_engine(_ENGINE.removesuffix("\nstart()\n") + _FORKS_FAIL, tmp_path)
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -133,8 +151,12 @@ def test_a_child_is_waited_for_as_popen_does() -> None:
     sleeper.returncode = -15
 
 
-def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"}))
+def test_modules_of_the_user_ask_for_a_fresh_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"})
+    )
 
     def needs_exec(*names: str) -> bool:
         folder = tmp_path / secrets.token_hex(4)
@@ -145,7 +167,10 @@ def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path: Path, monkeypatch: 
         with zipfile.ZipFile(tmp_path / "code", "w") as archive:
             archive.writestr("sources.json", json.dumps({"roots": [str(folder)]}))
         at_home = {"paths": [], "code": str(tmp_path / "code")}
-        found = {rank_fork_server._needs_exec({"DISTMAGIC_WORKER": json.dumps(one)}) for one in (in_work_dir, at_home)}
+        found = {
+            rank_fork_server._needs_exec({"DISTMAGIC_WORKER": json.dumps(one)})
+            for one in (in_work_dir, at_home)
+        }
         (answer,) = found
         return answer
 

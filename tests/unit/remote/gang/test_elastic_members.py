@@ -11,9 +11,13 @@ from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol as p
 from tests.builders.messages import START
 
-MEMBERSHIP = p.Membership(secret="00ff", address="", lead_address="", port=1, nodes=3, lost_after_s=4.0)
+MEMBERSHIP = p.Membership(
+    secret="00ff", address="", lead_address="", port=1, nodes=3, lost_after_s=4.0
+)
 TERMS = p.JobTerms(lease_s=60.0, max_nodes=3)
-LEAD = replace(START, node_rank=0, hosts=("a", "b", "c"), membership=MEMBERSHIP, terms=TERMS)
+LEAD = replace(
+    START, node_rank=0, hosts=("a", "b", "c"), membership=MEMBERSHIP, terms=TERMS
+)
 LATER = 2 * FORM_S
 
 
@@ -22,8 +26,12 @@ def members(lead: p.StartNode = LEAD, **heard: bool) -> ElasticMembers:
     return ElasticMembers(lead, lambda node_rank: heard.get(f"node{node_rank}"), 0.0)
 
 
-def hosts_after(found: ElasticMembers, host: str, now: float = LATER, *, is_ending: bool = False) -> tuple[str, ...]:
-    return found.add(p.AddNode(host=host, request_id="a1"), now, is_ending=is_ending).hosts
+def hosts_after(
+    found: ElasticMembers, host: str, now: float = LATER, *, is_ending: bool = False
+) -> tuple[str, ...]:
+    return found.add(
+        p.AddNode(host=host, request_id="a1"), now, is_ending=is_ending
+    ).hosts
 
 
 def test_a_host_that_was_lost_comes_back_as_a_new_node():
@@ -45,7 +53,11 @@ def test_hosts_are_counted_one_after_the_other():
     [
         ({"node1": True, "node2": True}, "b", "b is a node of this job"),
         ({"node1": True, "node2": False}, "a", "a is a node of this job"),
-        ({"node1": True, "node2": True}, "d", "it has 3 nodes, and --nnodes allows no more"),
+        (
+            {"node1": True, "node2": True},
+            "d",
+            "it has 3 nodes, and --nnodes allows no more",
+        ),
     ],
 )
 def test_who_is_not_let_in(heard, host, why):
@@ -62,7 +74,10 @@ def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic():
         replace(LEAD, terms=replace(TERMS, max_nodes=0)),
         replace(LEAD, lead=False),
     ):
-        with pytest.raises(ValueError, match=r"^this job is not elastic, or its first host is another one$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^this job is not elastic, or its first host is another one$",
+        ):
             hosts_after(members(start, node2=False), "c")
 
 
@@ -71,4 +86,6 @@ def test_a_node_that_is_about_to_begin_is_there_although_nobody_has_heard_it():
     assert hosts_after(found, "c", LATER) == ("a", "b", "c", "c")
     with pytest.raises(ValueError, match=r"^c is a node of this job$"):
         hosts_after(found, "c", LATER + FORM_S - 1)
-    assert hosts_after(found, "c", LATER + FORM_S + 1) == ("a", "b", "c", "c", "c"), "it never came"
+    assert hosts_after(found, "c", LATER + FORM_S + 1) == ("a", "b", "c", "c", "c"), (
+        "it never came"
+    )

@@ -11,13 +11,29 @@ from hypothesis import strategies as st
 
 from distmagic.remote.agent.lease import Lease
 from distmagic.remote.gang import liveness
-from distmagic.remote.gang.datagrams import NOBODY, PHASES, REASONS, SIZE_BYTES, Datagram, seal, unseal
+from distmagic.remote.gang.datagrams import (
+    NOBODY,
+    PHASES,
+    REASONS,
+    SIZE_BYTES,
+    Datagram,
+    seal,
+    unseal,
+)
 from distmagic.remote.gang.liveness import FORM_S, Gang, News, OwnState
 
 SECRET = bytes(range(32))
 LOST_S = 4.0
 A_DATAGRAM = Datagram(
-    node_rank=3, to=0, counter=7, echo=5, phase="stopping", reason="failed", culprit=1, formations=4, is_detached=True
+    node_rank=3,
+    to=0,
+    counter=7,
+    echo=5,
+    phase="stopping",
+    reason="failed",
+    culprit=1,
+    formations=4,
+    is_detached=True,
 )
 
 DATAGRAMS = st.builds(
@@ -68,7 +84,9 @@ class Net:
         self.now = 100.0
         self.nodes: dict[int, Gang] = {
             0: liveness.lead(SECRET, 3, LOST_S, self.now),
-            **{i: liveness.member(SECRET, i, "node0", LOST_S, self.now) for i in (1, 2)},
+            **{
+                i: liveness.member(SECRET, i, "node0", LOST_S, self.now) for i in (1, 2)
+            },
         }
         self.down: set[int] = set()
         self.news: dict[int, list[News]] = {0: [], 1: [], 2: []}
@@ -77,7 +95,11 @@ class Net:
     def step(self, seconds: float = 0.1) -> None:
         self.now += seconds
         for node, gang in self.nodes.items():
-            self.news[node] += [one for one in gang.poll(self.now) if one not in self.news[node] or one.kind == "lost"]
+            self.news[node] += [
+                one
+                for one in gang.poll(self.now)
+                if one not in self.news[node] or one.kind == "lost"
+            ]
         while any(gang.outbox for gang in self.nodes.values()):
             for node, gang in self.nodes.items():
                 self._carry(node, gang)
@@ -132,13 +154,19 @@ def test_one_that_comes_back_is_told(net):
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_who_stops_is_heard_by_all(net, who):
-    net.nodes[who].announce(OwnState(phase="stopping", reason="failed", culprit=who), net.now)
-    net.step()
-    net.step()
-    assert {node for node in net.nodes if any(news.kind == "stops" for news in net.news[node])} == (
-        {1, 2} if who == 0 else {0}
+    net.nodes[who].announce(
+        OwnState(phase="stopping", reason="failed", culprit=who), net.now
     )
-    heard = next(news for node in net.nodes for news in net.news[node] if news.kind == "stops")
+    net.step()
+    net.step()
+    assert {
+        node
+        for node in net.nodes
+        if any(news.kind == "stops" for news in net.news[node])
+    } == ({1, 2} if who == 0 else {0})
+    heard = next(
+        news for node in net.nodes for news in net.news[node] if news.kind == "stops"
+    )
     assert (heard.reason, heard.culprit) == ("failed", who)
 
 
@@ -221,13 +249,19 @@ def test_what_is_held_back_does_not_prove_that_its_sender_is_alive_now(net):
 
 def test_forged_and_reflected_datagrams_change_nothing(net):
     before = {node: net.told(node) for node in net.nodes}
-    stop = Datagram(node_rank=1, to=0, counter=10**6, echo=0, phase="stopping", reason="failed")
+    stop = Datagram(
+        node_rank=1, to=0, counter=10**6, echo=0, phase="stopping", reason="failed"
+    )
     for gang in net.nodes.values():
         gang.receive(seal(bytes(32), stop), "evil", net.now)
         gang.receive(b"\0" * SIZE_BYTES, "evil", net.now)
-        gang.receive(seal(SECRET, replace(stop, echo=10**9)), "evil", net.now)  # echoes what was never said
+        gang.receive(
+            seal(SECRET, replace(stop, echo=10**9)), "evil", net.now
+        )  # echoes what was never said
     for sender, _, data in net.seen:
-        net.nodes[int(sender.removeprefix("node"))].receive(data, "evil", net.now)  # back to whoever has sent it
+        net.nodes[int(sender.removeprefix("node"))].receive(
+            data, "evil", net.now
+        )  # back to whoever has sent it
     net.run(1.0)
     assert {node: net.told(node) for node in net.nodes} == before
 
@@ -235,7 +269,11 @@ def test_forged_and_reflected_datagrams_change_nothing(net):
 def test_a_word_to_one_member_is_no_word_to_another(net):
     """Else whoever records what the lead says to one could tell another that the lead still lives."""
     net.run(10.0)
-    to_one = [data for sender, address, data in net.seen if (sender, address) == ("node0", "node1")]
+    to_one = [
+        data
+        for sender, address, data in net.seen
+        if (sender, address) == ("node0", "node1")
+    ]
     net.down = {2}
     before = net.nodes[2].peers[0].last_counter
     for data in to_one:
@@ -263,7 +301,9 @@ def test_the_lead_asks_all_to_form_anew(net):
 
 
 def test_all_learn_from_the_lead_that_a_job_is_detached(net):
-    net.nodes[1].announce(OwnState(is_detached=True), net.now)  # only the lead has a say in that
+    net.nodes[1].announce(
+        OwnState(is_detached=True), net.now
+    )  # only the lead has a say in that
     net.run(0.2)
     assert [gang.is_detached for gang in net.nodes.values()] == [False, False, False]
     net.nodes[0].announce(OwnState(is_detached=True), net.now)
@@ -295,7 +335,10 @@ def test_a_kept_job_only_loses_its_notebook():
 
 
 def test_nobody_leaves_a_short_job_before_the_others_know_although_none_has_joined_yet():
-    lead, member = liveness.lead(SECRET, 2, LOST_S, 0.0), liveness.member(SECRET, 1, "lead", LOST_S, 0.0)
+    lead, member = (
+        liveness.lead(SECRET, 2, LOST_S, 0.0),
+        liveness.member(SECRET, 1, "lead", LOST_S, 0.0),
+    )
     assert lead.may_leave  # a member that never says a word is not waited for
     member.poll(0.0)
     ((_, data),) = member.outbox

@@ -17,7 +17,9 @@ from distmagic.transports import Process
 from tests.builders.keepers import LocalKeeper
 from tests.lab.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="keepers run on Linux nodes")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="keepers run on Linux nodes"
+)
 
 
 def is_alive(pid: int) -> bool:
@@ -37,7 +39,9 @@ def read_all(process: Process) -> bytes:
 
 def sleeper(transport: LocalKeeper) -> int:
     """Start a process that starts another one in a session of its own, as a contact starts an agent; return that one."""
-    process = transport.start(("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!; cat"))
+    process = transport.start(
+        ("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!; cat")
+    )
     return int(process.read())
 
 
@@ -51,7 +55,11 @@ def test_the_process_has_a_session_of_its_own_and_knows_who_came():
     with LocalKeeper() as node:
         text = 'import os; print(os.getsid(0) == os.getpid(), os.environ["DISTMAGIC_CLIENT"], os.getcwd())'
         process = node.start((sys.executable, "-c", text))
-        assert read_all(process).decode().split() == ["True", "10.0.0.9", os.path.expanduser("~")]
+        assert read_all(process).decode().split() == [
+            "True",
+            "10.0.0.9",
+            os.path.expanduser("~"),
+        ]
 
 
 def test_what_a_process_has_started_outlives_it_and_its_usher():
@@ -67,11 +75,15 @@ def test_what_a_process_has_started_outlives_it_and_its_usher():
 
 def test_a_process_whose_usher_is_killed_ends_also_if_it_ignores_sigterm():
     with LocalKeeper() as node:
-        process = node.start(("sh", "-c", "trap '' TERM; echo $$; while :; do sleep 1; done"))
+        process = node.start(
+            ("sh", "-c", "trap '' TERM; echo $$; while :; do sleep 1; done")
+        )
         pid = int(process.read())
         (step,) = node._local._processes._open
         os.kill(step.pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(pid), "the process to be killed", keeper.KILL_S + 10)
+        wait_until(
+            lambda: not is_alive(pid), "the process to be killed", keeper.KILL_S + 10
+        )
 
 
 def test_sigterm_is_passed_on_to_all_and_leaves_nothing():
@@ -153,7 +165,9 @@ def test_the_lease_in_time():
     assert not lease.is_due(139.0)
     assert lease.is_over(140.0, has_job=False)
     assert not lease.is_over(140.0, has_job=True)
-    assert not lease.is_due(140.0 + LOOK_S), "it looks again after a while, not all the time"
+    assert not lease.is_due(140.0 + LOOK_S), (
+        "it looks again after a while, not all the time"
+    )
     assert lease.is_over(146.0, has_job=False)
     for now in range(146, 250):
         lease.renew(now)
@@ -173,7 +187,10 @@ def test_an_usher_without_a_keeper_says_so():
     node = LocalKeeper()
     process = node.usher({"argv": ["true"]}, patience_s=0.1)
     assert process.wait(20) == usher.NO_KEEPER
-    assert "distmagic: no keeper answers on here: No such file or directory" in process.stderr()
+    assert (
+        "distmagic: no keeper answers on here: No such file or directory"
+        in process.stderr()
+    )
     node.close()
 
 
@@ -199,9 +216,17 @@ def test_the_log_of_the_batch_script_is_removed_once_it_is_up(tmp_path):
     node = {"SLURM_JOB_ID": "17000017", "SLURMD_NODENAME": "here"}
     from distmagic.transports import program_text
 
-    settings = {"leads": True, "first_lease_s": 0.2, "lease_s": 1, "idle_s": 1, "step": []}
+    settings = {
+        "leads": True,
+        "first_lease_s": 0.2,
+        "lease_s": 1,
+        "idle_s": 1,
+        "step": [],
+    }
     with log.open("w") as file:
         command = program_text.command(sys.executable, "keeper", settings)
-        done = subprocess.run(command, env={**os.environ, **node}, stderr=file, timeout=30, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **node}, stderr=file, timeout=30, check=False
+        )
     assert done.returncode == 0
     assert not log.exists()

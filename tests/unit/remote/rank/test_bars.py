@@ -50,16 +50,29 @@ def rank(tmp_path):
     """Run a script as a rank would: tqdm hooked, no terminal, no IPython."""
 
     def run(
-        script: str, *, first: str = "", fallback: str | None = None, flags: tuple[str, ...] = (), **env: str
+        script: str,
+        *,
+        first: str = "",
+        fallback: str | None = None,
+        flags: tuple[str, ...] = (),
+        **env: str,
     ) -> Seen:
         posted = tmp_path / "posted.json"
-        text = BLOCKED + first + BEFORE.format(fallback=fallback) + textwrap.dedent(script) + AFTER
+        text = (
+            BLOCKED
+            + first
+            + BEFORE.format(fallback=fallback)
+            + textwrap.dedent(script)
+            + AFTER
+        )
         (tmp_path / "script.py").write_text(text)
         done = subprocess.run(
             [sys.executable, *flags, str(tmp_path / "script.py")], check=False, capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), "POSTED_FILE": str(posted), **env},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
-        return Seen(json.loads(posted.read_text()), done.stdout.decode(), done.stderr.decode())
+        return Seen(
+            json.loads(posted.read_text()), done.stdout.decode(), done.stderr.decode()
+        )
 
     return run
 
@@ -159,14 +172,20 @@ def test_description_postfix_unit_and_unknown_total(rank):
         bar.set_description("wrote")
         bar.close()
     """)
-    assert (seen.last["desc"], seen.last["postfix"], seen.last["unit"]) == ("wrote", "loss=0.5, lr=1e-3", "B")
+    assert (seen.last["desc"], seen.last["postfix"], seen.last["unit"]) == (
+        "wrote",
+        "loss=0.5, lr=1e-3",
+        "B",
+    )
     assert (seen.last["n"], seen.last["total"]) == (1024, None)
     assert seen.last["rate"] > 0
     assert seen.bars[0]["desc"] == "read"
 
 
 def test_a_unit_scale_that_is_a_number_scales(rank):
-    seen = rank("from tqdm import trange\nfor _ in trange(4, unit_scale=32, unit='img'): pass\n")
+    seen = rank(
+        "from tqdm import trange\nfor _ in trange(4, unit_scale=32, unit='img'): pass\n"
+    )
     assert (seen.last["n"], seen.last["total"]) == (128, 128)
 
 
@@ -191,7 +210,11 @@ def test_a_total_that_is_set_later_and_n_by_hand(rank):
         bar.refresh()
         bar.close()
     """)
-    assert [(bar["n"], bar["total"]) for bar in seen.bars] == [(0, None), (4, 9), (4, 9)]
+    assert [(bar["n"], bar["total"]) for bar in seen.bars] == [
+        (0, None),
+        (4, 9),
+        (4, 9),
+    ]
 
 
 @pytest.mark.parametrize("how", ["disable=True", "delay=60"])
@@ -201,7 +224,12 @@ def test_a_silent_bar_stays_silent(rank, how):
 
 
 def test_the_variable_that_silences_tqdm_is_heeded(rank):
-    assert rank("from tqdm import trange\nfor _ in trange(3): pass\n", TQDM_DISABLE="1").bars == []
+    assert (
+        rank(
+            "from tqdm import trange\nfor _ in trange(3): pass\n", TQDM_DISABLE="1"
+        ).bars
+        == []
+    )
 
 
 def test_a_bar_with_a_file_of_its_own_is_left_alone(rank):
@@ -304,7 +332,9 @@ def test_installing_twice_changes_only_where_bars_go(rank):
 
 def test_a_host_without_tqdm_uses_the_one_that_travels(rank, tmp_path):
     tqdm = pytest.importorskip("tqdm")
-    shutil.copytree(Path(tqdm.__file__).parent, tmp_path / "bundle" / "fallback" / "tqdm")
+    shutil.copytree(
+        Path(tqdm.__file__).parent, tmp_path / "bundle" / "fallback" / "tqdm"
+    )
     archive = shutil.make_archive(str(tmp_path / "bundle"), "zip", tmp_path / "bundle")
     script = "from tqdm.auto import trange\nfor _ in trange(5): pass\nprint(sys.modules['tqdm'].__file__)"
     seen = rank(script, fallback=f"{archive}/fallback", flags=("-S",))
@@ -338,7 +368,9 @@ def test_classes_that_were_pickled_in_a_notebook(rank, tmp_path):
     for needed in ("cloudpickle", "ipywidgets"):
         pytest.importorskip(needed)
     kernel = [sys.executable, "-c", MADE_IN_A_NOTEBOOK]
-    (tmp_path / "call").write_bytes(subprocess.run(kernel, check=True, stdout=subprocess.PIPE).stdout)
+    (tmp_path / "call").write_bytes(
+        subprocess.run(kernel, check=True, stdout=subprocess.PIPE).stdout
+    )
     seen = rank(f"""
         import pickle
         with open({str(tmp_path / "call")!r}, "rb") as file:
@@ -355,6 +387,9 @@ def test_classes_that_were_pickled_in_a_notebook(rank, tmp_path):
 
 
 def test_a_bar_that_was_there_before_goes_on_drawing(rank):
-    seen = rank("bar.update(2)\nbar.close()\n", first="from tqdm import tqdm\nbar = tqdm(total=2)\n")
+    seen = rank(
+        "bar.update(2)\nbar.close()\n",
+        first="from tqdm import tqdm\nbar = tqdm(total=2)\n",
+    )
     assert seen.bars == []
     assert seen.err.count("\r") >= 2

@@ -32,7 +32,9 @@ def a_snapshot(step: int, job: str) -> Snapshot:
         ([a_snapshot(3, "older"), a_snapshot(99, "oldest")], 1),
     ],
 )
-def test_a_snapshot_of_this_job_comes_before_any_other(found: list[Snapshot | None], rank: int | None) -> None:
+def test_a_snapshot_of_this_job_comes_before_any_other(
+    found: list[Snapshot | None], rank: int | None
+) -> None:
     assert checkpoint.newest(found, "now") == rank
 
 
@@ -42,7 +44,11 @@ def test_without_a_job_the_newest_is_taken() -> None:
 
 @pytest.mark.parametrize(
     ("writer", "reader", "words"),
-    [("job-1", "job-1", "this job"), ("job-1", "job-2", "job job-1"), ("", "job-2", "an unknown job")],
+    [
+        ("job-1", "job-1", "this job"),
+        ("job-1", "job-2", "job job-1"),
+        ("", "job-2", "an unknown job"),
+    ],
 )
 def test_one_line_says_which_snapshot_was_taken(
     tmp_path: Path,
@@ -58,11 +64,15 @@ def test_one_line_says_which_snapshot_was_taken(
     checkpoint.save({"epoch": 7}, path, step=7)
     monkeypatch.setenv("DISTMAGIC_JOB", reader)
     assert checkpoint.load(path) == {"epoch": 7}
-    line = f"distmagic.checkpoint: {path}: took step 7, from {HOST}, written by {words}\n"
+    line = (
+        f"distmagic.checkpoint: {path}: took step 7, from {HOST}, written by {words}\n"
+    )
     assert capsys.readouterr().err == line
 
 
-def test_other_local_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_local_ranks_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     checkpoint.save({}, tmp_path / "snapshot.pt", step=1)
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +81,11 @@ def test_other_local_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_killed_ranks_of_this_host_were_writing_is_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    kept = [f".snapshot.pt.{HOST}.{os.getppid()}", f".snapshot.pt.other.{ended.pid}", f".snapshot.pt.{HOST}.mine"]
+    kept = [
+        f".snapshot.pt.{HOST}.{os.getppid()}",
+        f".snapshot.pt.other.{ended.pid}",
+        f".snapshot.pt.{HOST}.mine",
+    ]
     for name in (*kept, f".snapshot.pt.{HOST}.{ended.pid}"):
         (tmp_path / name).write_bytes(b"half of it")
     checkpoint.save({}, tmp_path / "snapshot.pt", step=1)
@@ -90,7 +104,9 @@ dist.destroy_process_group()
 """
 
 
-def test_a_stale_snapshot_of_another_run_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_snapshot_of_another_run_does_not_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A host that was away comes back with the file of an earlier experiment, which went on for longer."""
     monkeypatch.setenv("DISTMAGIC_JOB", "now")
     checkpoint.save({"weights": "ours"}, tmp_path / "0.pt", step=10)
@@ -105,6 +121,11 @@ def test_a_stale_snapshot_of_another_run_does_not_win(tmp_path: Path, monkeypatc
         for rank in range(2)
     ]  # fmt: skip
     ends = [rank.communicate(timeout=50) for rank in ranks]
-    assert [json.loads(out) for out, _ in ends] == [{"weights": "ours"}, {"weights": "ours"}]
+    assert [json.loads(out) for out, _ in ends] == [
+        {"weights": "ours"},
+        {"weights": "ours"},
+    ]
     said = [line for _, err in ends for line in err.splitlines() if "distmagic" in line]
-    assert said == [f"distmagic.checkpoint: {tmp_path}/0.pt: took step 10, from {HOST}, written by this job"]
+    assert said == [
+        f"distmagic.checkpoint: {tmp_path}/0.pt: took step 10, from {HOST}, written by this job"
+    ]

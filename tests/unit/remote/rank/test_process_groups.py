@@ -122,13 +122,18 @@ print(process_groups.use())
     [
         pytest.param("", id="a torch that keeps its groups elsewhere"),
         pytest.param(
-            "c10d._world = types.SimpleNamespace(pg_map={Group(): ()})", id="a backend that counts no operations"
+            "c10d._world = types.SimpleNamespace(pg_map={Group(): ()})",
+            id="a backend that counts no operations",
         ),
     ],
 )
 def test_what_can_not_be_known_passes_as_used(world, tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [sys.executable, "-c", ODD.format(world=world)], capture_output=True, text=True, check=True, env=env
+        [sys.executable, "-c", ODD.format(world=world)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
     )
     assert done.stdout == "used\n"

@@ -90,10 +90,21 @@ def test_a_step_alone_makes_no_row_and_a_metric_alone_has_no_step(agent):
 
 
 def test_names_and_values_that_json_finds_hard(agent):
-    report.report(**{'a "quoted" näme\n': math.nan, "up": math.inf, "down": -math.inf, "tiny": 5e-324})
+    report.report(
+        **{
+            'a "quoted" näme\n': math.nan,
+            "up": math.inf,
+            "down": -math.inf,
+            "tiny": 5e-324,
+        }
+    )
     metrics = agent.rows[0].metrics
     assert math.isnan(metrics['a "quoted" näme\n'])
-    assert (metrics["up"], metrics["down"], metrics["tiny"]) == (math.inf, -math.inf, 5e-324)
+    assert (metrics["up"], metrics["down"], metrics["tiny"]) == (
+        math.inf,
+        -math.inf,
+        5e-324,
+    )
 
 
 def test_numbers_of_other_libraries(agent):
@@ -103,12 +114,26 @@ def test_numbers_of_other_libraries(agent):
         c=np.array(2), d=True, e="0.125", f=torch.tensor(True),
     )  # fmt: skip
     assert (agent.messages[0].step, agent.messages[0].total) == (7.0, 9.0)
-    assert agent.rows[0].metrics == {"a": 0.5, "b": 0.5, "c": 2.0, "d": 1.0, "e": 0.125, "f": 1.0}
+    assert agent.rows[0].metrics == {
+        "a": 0.5,
+        "b": 0.5,
+        "c": 2.0,
+        "d": 1.0,
+        "e": 0.125,
+        "f": 1.0,
+    }
 
 
 def test_what_is_no_number_is_left_out_with_one_line(agent, capfd):
     torch = pytest.importorskip("torch")
-    bad = {"text": "abc", "list": [1], "vector": torch.zeros(3), "huge": 10**400, "complex": 1j, "none": None}
+    bad = {
+        "text": "abc",
+        "list": [1],
+        "vector": torch.zeros(3),
+        "huge": 10**400,
+        "complex": 1j,
+        "none": None,
+    }
     report.report(step="here", **bad, loss=1.0)
     report.report(step=object(), meta=torch.zeros((), device="meta"))
     assert agent.rows == [protocol.MetricRow(at_s=0.0, metrics={"loss": 1.0})]
@@ -127,7 +152,12 @@ def test_what_the_agent_does_not_take_goes_with_the_next_call(agent, clock):
     clock.now += 1
     report.report(step=3, loss=3.0)
     assert len(agent.packets) == 1
-    assert [(row.at_s, row.metrics["loss"]) for row in agent.rows] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert [(row.at_s, row.metrics["loss"]) for row in agent.rows] == [
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+    ]
 
 
 def test_pending_rows_are_bounded_thinned_evenly_and_keep_the_last(agent, clock):
@@ -150,7 +180,9 @@ def test_a_fast_loop_sends_fewer_packets_and_loses_nothing(agent, clock):
         report.report(step=step, loss=float(step))
     assert 50 <= len(agent.packets) <= 60
     report.flush()
-    assert [row.metrics["loss"] for row in agent.rows] == [float(step) for step in range(400)]
+    assert [row.metrics["loss"] for row in agent.rows] == [
+        float(step) for step in range(400)
+    ]
 
 
 def test_packets_stay_small_enough_for_the_socket(agent, capfd):
@@ -248,7 +280,12 @@ def test_a_forked_child_is_silent(agent):
 def test_track_counts_and_closes(agent):
     assert list(report.track("abcd", desc="letters")) == list("abcd")
     first, last = agent.bars[0], agent.bars[-1]
-    assert (first.n, first.total, first.desc, first.closed) == (0.0, 4.0, "letters", False)
+    assert (first.n, first.total, first.desc, first.closed) == (
+        0.0,
+        4.0,
+        "letters",
+        False,
+    )
     assert (last.n, last.closed, last.id) == (4.0, True, first.id)
     assert last.rate > 0
 

@@ -27,7 +27,9 @@ json.dump([dataclasses.asdict(bar) for bar in POSTED], open(sys.argv[1], "w"))
 """
 
 
-def posted(script: str, folder: Path, *, before: str = BEFORE) -> tuple[list[dict], str]:
+def posted(
+    script: str, folder: Path, *, before: str = BEFORE
+) -> tuple[list[dict], str]:
     """Run a script as a rank would; return the bars that it posted, and what it wrote."""
     found = [str(REPOSITORY), str(Path(rich.__file__).parents[1])]
     done = subprocess.run(
@@ -49,10 +51,18 @@ for _ in track(range(5), description="[red]epoch[/red]"):
 def test_a_tracked_loop_is_a_bar(when, tmp_path):
     is_before = when == "before"
     before = (
-        "import rich.progress\n" + BEFORE.replace('assert "rich" not in sys.modules\n', "") if is_before else BEFORE
+        "import rich.progress\n"
+        + BEFORE.replace('assert "rich" not in sys.modules\n', "")
+        if is_before
+        else BEFORE
     )
     bars, out = posted(TRACK, tmp_path, before=before)
-    assert (bars[0]["desc"], bars[0]["n"], bars[0]["total"], bars[0]["closed"]) == ("epoch", 0, 5, False)
+    assert (bars[0]["desc"], bars[0]["n"], bars[0]["total"], bars[0]["closed"]) == (
+        "epoch",
+        0,
+        5,
+        False,
+    )
     assert (bars[-1]["n"], bars[-1]["total"], bars[-1]["closed"]) == (5, 5, True)
     assert {bar["id"] for bar in bars} == {bars[0]["id"]}
     assert out.count("epoch") == 1, "the last state goes to the log"

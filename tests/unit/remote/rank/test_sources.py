@@ -66,7 +66,9 @@ def sources_of(folder: Path, *names: str, script: str = RANK) -> str:
     code = folder / "code.zip"
     with zipfile.ZipFile(code, "w") as archive:
         texts = {CELL: TEXT, OTHER: OTHER_TEXT}
-        archive.writestr("sources.json", json.dumps({"texts": texts, "labels": {CELL: "Cell In[3]"}}))
+        archive.writestr(
+            "sources.json", json.dumps({"texts": texts, "labels": {CELL: "Cell In[3]"}})
+        )
     done = subprocess.run(
         [sys.executable, "-c", script.format(cell=CELL, other=OTHER), str(code), *names],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -84,7 +86,10 @@ def sources_of(folder: Path, *names: str, script: str = RANK) -> str:
         ("Config", "@dataclass\nclass Config:\n    lr: float = 0.1\n"),
         ("Wrapped", TEXT[TEXT.index("class Wrapped") : TEXT.index("\nclass Outer")]),
         ("Outer", TEXT[TEXT.index("class Outer") : TEXT.index("\nclass Borrowed")]),
-        ("Outer.Inner", TEXT[TEXT.index("    class Inner") : TEXT.index("\nclass Borrowed")]),
+        (
+            "Outer.Inner",
+            TEXT[TEXT.index("    class Inner") : TEXT.index("\nclass Borrowed")],
+        ),
         ("Borrowed", "class Borrowed:\n    helper = helper\n"),
         ("helper", OTHER_TEXT),
     ],

@@ -62,7 +62,10 @@ def test_a_ranks_threads_as_their_user_knows_them():
         frame("torch/distributed/c10d_logger.py", 81, "wrapper"),
         frame("torch/distributed/distributed_c10d.py", 2810, "all_reduce"),
     )
-    assert other.frames == (frame("loader.py", 7, "fill", mine=True), frame("queue.py", 171, "get"))
+    assert other.frames == (
+        frame("loader.py", 7, "fill", mine=True),
+        frame("queue.py", 171, "get"),
+    )
 
 
 @pytest.mark.parametrize(("file", "shown", "mine"), [
@@ -81,8 +84,12 @@ def test_a_ranks_threads_as_their_user_knows_them():
     ('/a "b", line 3 in c.py', '/a "b", line 3 in c.py', True),
 ])  # fmt: skip
 def test_whose_a_file_is(file, shown, mine):
-    (main,) = threads_of(f'Thread 0x1 (most recent call first):\n  File "{file}", line 4 in f\n', SOURCES)
-    assert [(f.file, f.line, f.function, f.mine) for f in main.frames] == [(shown, 4, "f", mine)]
+    (main,) = threads_of(
+        f'Thread 0x1 (most recent call first):\n  File "{file}", line 4 in f\n', SOURCES
+    )
+    assert [(f.file, f.line, f.function, f.mine) for f in main.frames] == [
+        (shown, 4, "f", mine)
+    ]
 
 
 def test_frames_of_distmagic_are_hidden_wherever_they_are():
@@ -97,9 +104,12 @@ def test_of_two_dumps_the_last_counts():
 
 
 def test_deep_stacks_are_bounded_and_keep_the_users_innermost_frame():
-    inner = "".join(f'  File "/usr/lib/python3.11/json.py", line {i} in scan\n' for i in range(99))
+    inner = "".join(
+        f'  File "/usr/lib/python3.11/json.py", line {i} in scan\n' for i in range(99)
+    )
     (main,) = threads_of(
-        f'Thread 0x1 (most recent call first):\n{inner}  File "/me/run.py", line 1 in f\n  ...\n', SOURCES
+        f'Thread 0x1 (most recent call first):\n{inner}  File "/me/run.py", line 1 in f\n  ...\n',
+        SOURCES,
     )
     assert len(main.frames) == stacks.MAX_FRAMES
     assert main.frames[0] == frame("/me/run.py", 1, "f", mine=True, text="a")
@@ -108,7 +118,8 @@ def test_deep_stacks_are_bounded_and_keep_the_users_innermost_frame():
 
 def test_very_many_threads_are_bounded():
     text = "".join(
-        f'Thread 0x{i:x} (most recent call first):\n  File "/me/run.py", line 1 in f\n\n' for i in range(1, 90)
+        f'Thread 0x{i:x} (most recent call first):\n  File "/me/run.py", line 1 in f\n\n'
+        for i in range(1, 90)
     )
     assert len(threads_of(text, SOURCES)) == 9
 
@@ -127,11 +138,25 @@ def test_when_an_answer_is_whole():
     assert not any(is_whole(TEXT[:cut], BUNDLE) for cut in range(end))
     assert is_whole(TEXT[:end], BUNDLE)
     assert is_whole(TEXT, BUNDLE)
-    assert is_whole('Thread 0x1 (most recent call first):\n  File "a", line 1 in f\n  ...\n', BUNDLE)
-    assert not is_whole(TEXT + "Thread 0x1 (most recent call first):\n", BUNDLE)  # a second one has begun
+    assert is_whole(
+        'Thread 0x1 (most recent call first):\n  File "a", line 1 in f\n  ...\n', BUNDLE
+    )
+    assert not is_whole(
+        TEXT + "Thread 0x1 (most recent call first):\n", BUNDLE
+    )  # a second one has begun
 
 
-LINES = st.sampled_from([*TEXT.splitlines(), "", "...", "  ...", '  File "', "Thread 0x", "  <no Python frame>"])
+LINES = st.sampled_from(
+    [
+        *TEXT.splitlines(),
+        "",
+        "...",
+        "  ...",
+        '  File "',
+        "Thread 0x",
+        "  <no Python frame>",
+    ]
+)
 
 
 @given(st.lists(LINES | st.text(max_size=60), max_size=200).map("\n".join))
@@ -146,10 +171,23 @@ def test_any_text_gives_threads_that_travel(text):
 
 def test_the_largest_answer_travels():
     name = "\\U0001f600" * 40 + "/me.py"
-    block = "".join(f'  File "/{name}", line 999999999 in {"f" * 400}\n' for _ in range(100))
-    text = "".join(f"Thread 0x{i:x} (most recent call first):\n{block}\n" for i in range(1, 100))
+    block = "".join(
+        f'  File "/{name}", line 999999999 in {"f" * 400}\n' for _ in range(100)
+    )
+    text = "".join(
+        f"Thread 0x{i:x} (most recent call first):\n{block}\n" for i in range(1, 100)
+    )
     assert (
-        len(p.encode(p.Stacks(request_id="a", rank=0, local_rank=0, threads=threads_of(text, SOURCES))))
+        len(
+            p.encode(
+                p.Stacks(
+                    request_id="a",
+                    rank=0,
+                    local_rank=0,
+                    threads=threads_of(text, SOURCES),
+                )
+            )
+        )
         < p.MAX_LINE_BYTES
     )
 
@@ -164,7 +202,11 @@ def process(tmp_path):
 
     def start(code: str) -> subprocess.Popen[bytes]:
         head = f"from pathlib import Path; from distmagic.remote.rank import stacks; stacks.answer(Path({str(tmp_path)!r}))\n"
-        started.append(subprocess.Popen([sys.executable, "-c", head + code], stdout=subprocess.PIPE))
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", head + code], stdout=subprocess.PIPE
+            )
+        )
         assert started[-1].stdout.readline() == b"up\n"
         return started[-1]
 
@@ -183,7 +225,10 @@ def test_a_process_answers_while_its_main_thread_hangs_in_c(process, tmp_path):
     for _ in range(3):
         os.kill(child.pid, stacks.SIGNAL)
     file = stacks.file_of(tmp_path, child.pid)
-    text = wait_until(lambda: text if (text := file.read_text()).count("\n") == 6 else "", "three answers")
+    text = wait_until(
+        lambda: text if (text := file.read_text()).count("\n") == 6 else "",
+        "three answers",
+    )
     (main,) = threads_of(text, Sources())
     assert [(f.file, f.function) for f in main.frames] == [("<string>", "<module>")]
     assert child.poll() is None
@@ -194,7 +239,9 @@ def test_a_process_answers_while_its_main_thread_hangs_in_c(process, tmp_path):
     "import signal, time; signal.signal(stacks.SIGNAL, signal.SIG_DFL); print('up', flush=True); print(7, flush=True); time.sleep(99)",
     "import os, time; print('up', flush=True); os.closerange(3, 100); print(7, flush=True); time.sleep(99)",
 ])  # fmt: skip
-def test_a_process_that_would_die_of_the_signal_or_write_elsewhere_is_not_ready(process, tmp_path, code):
+def test_a_process_that_would_die_of_the_signal_or_write_elsewhere_is_not_ready(
+    process, tmp_path, code
+):
     child = process(code)
     assert child.stdout.readline() == b"7\n"
     assert not stacks.is_ready(tmp_path, child.pid)

@@ -27,8 +27,14 @@ warnings.warn_explicit("too late", RuntimeWarning, "/tmp/ipykernel_71/123.py", 9
 
 
 def test_a_warning_of_a_cell_names_the_cell_as_tracebacks_do():
-    done = subprocess.run([sys.executable, "-c", WARN], capture_output=True, text=True, check=True)
-    assert [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")] == [
+    done = subprocess.run(
+        [sys.executable, "-c", WARN], capture_output=True, text=True, check=True
+    )
+    assert [
+        line
+        for line in done.stderr.splitlines()
+        if line.strip() and not line.startswith(" ")
+    ] == [
         "Cell In[3], line 3: UserWarning: too hot",
         "/somewhere/train.py:3: UserWarning: too hot",
         "log: Cell In[3], line 9: RuntimeWarning: too late",
@@ -62,7 +68,9 @@ def test_a_result_that_finds_no_room_says_how_much_it_needs(tmp_path, monkeypatc
     value = bytes(1_000_000)
     needed = parcel.measure(value)
     monkeypatch.setattr(parcel, "dump", dump)
-    monkeypatch.setattr(worker.shutil, "disk_usage", lambda _: type("", (), {"free": 4096})())
+    monkeypatch.setattr(
+        worker.shutil, "disk_usage", lambda _: type("", (), {"free": 4096})()
+    )
     ended = worker._keep(rank_in(tmp_path), value)
     assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
     assert ended.meaning == (
@@ -80,7 +88,12 @@ class Odd:
 
 def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path):
     ended = worker._keep(rank_in(tmp_path), Odd(RuntimeError("I stay here")))
-    assert (ended.outcome, ended.code, ended.result_bytes, ended.failure) == ("returned", 0, None, None)
+    assert (ended.outcome, ended.code, ended.result_bytes, ended.failure) == (
+        "returned",
+        0,
+        None,
+        None,
+    )
     assert ended.meaning == (
         "its result is lost: result is a tests.unit.remote.rank.test_worker.Odd, which can't be pickled "
         "(RuntimeError: I stay here). Return only what can be pickled: numbers, tensors, a state_dict()."
@@ -90,18 +103,30 @@ def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path):
 def test_a_result_for_which_there_is_no_memory_fails_no_rank(tmp_path):
     ended = worker._keep(rank_in(tmp_path), {"a": Odd(MemoryError())})
     assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
-    assert ended.meaning == "its result is lost: there is not enough memory to write it to a file"
+    assert (
+        ended.meaning
+        == "its result is lost: there is not enough memory to write it to a file"
+    )
 
 
 def test_a_result_is_kept_without_the_part_that_can_not_be_pickled(tmp_path):
-    ended = worker._keep(rank_in(tmp_path), {"loss": 0.5, "trainer": Odd(RuntimeError("I stay here"))})
-    assert (ended.outcome, ended.result_bytes) == ("returned", (tmp_path / "rank3.result").stat().st_size)
-    assert ended.meaning.startswith("this was left out of its result: result['trainer'] is a tests.unit")
+    ended = worker._keep(
+        rank_in(tmp_path), {"loss": 0.5, "trainer": Odd(RuntimeError("I stay here"))}
+    )
+    assert (ended.outcome, ended.result_bytes) == (
+        "returned",
+        (tmp_path / "rank3.result").stat().st_size,
+    )
+    assert ended.meaning.startswith(
+        "this was left out of its result: result['trainer'] is a tests.unit"
+    )
     assert parcel.load(tmp_path / "rank3.result")["loss"] == 0.5
 
 
 def test_the_globals_of_a_program_are_no_result(tmp_path):
     program = tmp_path / "train.py"
     program.write_text("import threading\nlock = threading.Lock()\n")
-    ended = worker._keep(rank_in(tmp_path), runpy.run_path(str(program), run_name="__main__"))
+    ended = worker._keep(
+        rank_in(tmp_path), runpy.run_path(str(program), run_name="__main__")
+    )
     assert (ended.outcome, ended.meaning, ended.result_bytes) == ("returned", "", 0)

@@ -58,17 +58,28 @@ def test_nothing_there(home):
 
 
 def test_what_is_old_goes(home):
-    old, young = make(home / "blobs" / SHA, 8 * DAY_S), make(home / "blobs" / SHA[::-1], 6 * DAY_S)
+    old, young = (
+        make(home / "blobs" / SHA, 8 * DAY_S),
+        make(home / "blobs" / SHA[::-1], 6 * DAY_S),
+    )
     job = make(home / "jobs" / "old" / "0-a" / "rank0.stdout.log", 8 * DAY_S)
     expiry.expire(NOW)
-    assert (old.exists(), young.exists(), job.parent.parent.exists()) == (False, True, False)
+    assert (old.exists(), young.exists(), job.parent.parent.exists()) == (
+        False,
+        True,
+        False,
+    )
     assert (home / "jobs").is_dir()
 
 
 def test_files_that_were_never_finished_go_soon(home):
     old, young, whole = (
         make(home / "blobs" / name, age_s)
-        for name, age_s in ((f"{SHA}.abc", 3700.0), (f"{SHA}.def", 3500.0), (SHA, 3700.0))
+        for name, age_s in (
+            (f"{SHA}.abc", 3700.0),
+            (f"{SHA}.def", 3500.0),
+            (SHA, 3700.0),
+        )
     )
     expiry.expire(NOW)
     assert (old.exists(), young.exists(), whole.exists()) == (False, True, True)
@@ -111,40 +122,61 @@ def make_job(home: Path, name: str, age_s: float, *, fetched: bool = True) -> Pa
     return folder.parent
 
 
-def test_results_that_nobody_has_fetched_do_not_count_nor_does_the_newest_job(home, monkeypatch):
+def test_results_that_nobody_has_fetched_do_not_count_nor_does_the_newest_job(
+    home, monkeypatch
+):
     """A job is over in the night, its results are large, and another contact comes before its user does."""
     monkeypatch.setattr(expiry, "KEPT_BYTES", 300_000)
     newest = make_job(home, "newest", 3600.0)
-    second, third, fourth = (make_job(home, f"fetched{n}", 3600.0 * n) for n in (2, 3, 4))
+    second, third, fourth = (
+        make_job(home, f"fetched{n}", 3600.0 * n) for n in (2, 3, 4)
+    )
     unfetched = make_job(home, "unfetched", 3600.0 * 5, fetched=False)
     old = make_job(home, "old", 8 * DAY_S, fetched=False)
     expiry.expire(NOW)
-    assert [job.exists() for job in (newest, second, third, fourth)] == [True, True, False, False]
+    assert [job.exists() for job in (newest, second, third, fourth)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert (unfetched.exists(), old.exists()) == (True, False)
 
 
-def test_on_a_full_disk_unfetched_results_count_too_but_for_the_newest_job(home, monkeypatch):
+def test_on_a_full_disk_unfetched_results_count_too_but_for_the_newest_job(
+    home, monkeypatch
+):
     monkeypatch.setattr(expiry, "KEPT_BYTES", 100_000)
     monkeypatch.setattr(places, "FULL_BYTES", 1 << 62)
-    newest, other = (make_job(home, f"job{n}", 3600.0 * n, fetched=False) for n in (1, 2))
+    newest, other = (
+        make_job(home, f"job{n}", 3600.0 * n, fetched=False) for n in (1, 2)
+    )
     expiry.expire(NOW)
     assert (newest.exists(), other.exists()) == (True, False)
 
 
 def begun_by(owner: str, job: Path, age_s: float) -> Path:
     """Have a job's folder say who began it."""
-    listing.remember(job / "0-a", replace(START, job=job.name, terms=replace(START.terms, owner=owner)))
+    listing.remember(
+        job / "0-a",
+        replace(START, job=job.name, terms=replace(START.terms, owner=owner)),
+    )
     for path in (job / "0-a" / listing.FILE, job / "0-a", job):
         os.utime(path, (NOW - age_s, NOW - age_s))
     return job
 
 
-@pytest.mark.parametrize("full_bytes", [0, 1 << 62], ids=["a disk with room", "a full disk"])
+@pytest.mark.parametrize(
+    "full_bytes", [0, 1 << 62], ids=["a disk with room", "a full disk"]
+)
 def test_nobody_pushes_out_what_another_one_began(home, monkeypatch, full_bytes):
     """Several people work as one user of a host."""
     monkeypatch.setattr(expiry, "KEPT_BYTES", 300_000)
     monkeypatch.setattr(places, "FULL_BYTES", full_bytes)
-    mine = [begun_by("me@a:/x.ipynb", make_job(home, f"mine{n}", 3600.0 * n), 3600.0 * n) for n in (1, 2, 3, 4)]
+    mine = [
+        begun_by("me@a:/x.ipynb", make_job(home, f"mine{n}", 3600.0 * n), 3600.0 * n)
+        for n in (1, 2, 3, 4)
+    ]
     hers = begun_by("she@b:/x.ipynb", make_job(home, "hers", 3600.0 * 9), 3600.0 * 9)
     old = begun_by("she@b:/x.ipynb", make_job(home, "old", 8 * DAY_S), 8 * DAY_S)
     expiry.expire(NOW)
@@ -155,9 +187,14 @@ def test_nobody_pushes_out_what_another_one_began(home, monkeypatch, full_bytes)
 @pytest.mark.parametrize(("name", "is_one"), [
     ("me@a:train.py (process {}-abcdef)", True), ("me@a:notebook (kernel {})", True), ("me@a:/Untitled ({}).ipynb", False),
 ])  # fmt: skip
-def test_the_runs_of_one_script_are_kept_as_those_of_one_owner(home, monkeypatch, name, is_one):
+def test_the_runs_of_one_script_are_kept_as_those_of_one_owner(
+    home, monkeypatch, name, is_one
+):
     monkeypatch.setattr(expiry, "KEPT_BYTES", 100_000)
-    jobs = [begun_by(name.format(n), make_job(home, f"job{n}", 3600.0 * n), 3600.0 * n) for n in (1, 2)]
+    jobs = [
+        begun_by(name.format(n), make_job(home, f"job{n}", 3600.0 * n), 3600.0 * n)
+        for n in (1, 2)
+    ]
     expiry.expire(NOW)
     assert [job.exists() for job in jobs] == [True, not is_one]
 
@@ -247,7 +284,9 @@ def test_what_nobody_uses_of_what_was_sent(home):
     make(home / "blobs" / ("c" * 64), 30.0, 100)  # touched by an agent that lives
     assert expiry.unused(own.name, NOW) == [(old, 100)]
     arriving = make(home / "blobs" / f".{SHA}.0123456789ab", 10.0, 100)
-    assert expiry.unused(own.name, NOW) == []  # of another notebook's payload, whose first files are old by now
+    assert (
+        expiry.unused(own.name, NOW) == []
+    )  # of another notebook's payload, whose first files are old by now
     arriving.unlink()
     expiry.remove([old, home / "gone"])
     assert (old.exists(), own.exists()) == (False, True)

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.records import journal as journals
-from distmagic.remote.records.journal import FILE, Journal, expand, log_name, read, replay
+from distmagic.remote.records.journal import (
+    FILE,
+    Journal,
+    expand,
+    log_name,
+    read,
+    replay,
+)
 from distmagic.remote.wire import protocol as p
 
 
@@ -30,7 +37,9 @@ def decoded(data: bytes) -> list[tuple[int, p.Message]]:
     return [p.decode(line) for line in data.splitlines()]
 
 
-def everything(journal: Journal, after: int = 0, max_bytes: int = 1000) -> list[tuple[int, p.Message]]:
+def everything(
+    journal: Journal, after: int = 0, max_bytes: int = 1000
+) -> list[tuple[int, p.Message]]:
     """Read as a slow reader does: piece by piece."""
     found = []
     while after < journal.last:
@@ -67,10 +76,14 @@ def test_only_the_user_may_read_it(tmp_path):
 def test_a_reader_begins_anywhere(tmp_path, small_memory, after, max_bytes):
     journal = filled(tmp_path, 1000)
     assert journal._first > 900
-    assert everything(journal, after, max_bytes) == [(i, notice(i)) for i in range(after + 1, 1001)]
+    assert everything(journal, after, max_bytes) == [
+        (i, notice(i)) for i in range(after + 1, 1001)
+    ]
 
 
-def test_a_long_journal_is_not_read_from_its_beginning_again_and_again(tmp_path, small_memory, monkeypatch):
+def test_a_long_journal_is_not_read_from_its_beginning_again_and_again(
+    tmp_path, small_memory, monkeypatch
+):
     journal = filled(tmp_path, 5000)
     seen = 0
     real = journals.read
@@ -108,15 +121,21 @@ def filling_up(folder: Path, monkeypatch, event: Callable[[int], p.Message]) -> 
     journal = Journal(folder)
     real = os.write
     for i in range(1, 501):
-        if 100 <= i < 400:  # the disk takes half a line, as a disk that is nearly full does
-            monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
+        if (
+            100 <= i < 400
+        ):  # the disk takes half a line, as a disk that is nearly full does
+            monkeypatch.setattr(
+                os, "write", lambda fd, data: real(fd, data[: len(data) // 2])
+            )
         journal.add(event(i))
         assert journal.error == ("No space left on device" if 100 <= i < 400 else "")
         monkeypatch.setattr(os, "write", real)
     return journal
 
 
-def test_numbers_go_on_where_disk_and_memory_have_both_lost_an_event(tmp_path, small_memory, monkeypatch):
+def test_numbers_go_on_where_disk_and_memory_have_both_lost_an_event(
+    tmp_path, small_memory, monkeypatch
+):
     journal = filling_up(tmp_path, monkeypatch, report)
     there = [*range(1, 100), *range(400, 501)]
     assert [n for n, _ in read(tmp_path)] == there
@@ -124,7 +143,10 @@ def test_numbers_go_on_where_disk_and_memory_have_both_lost_an_event(tmp_path, s
     expected.insert(99, (100, p.Skipped(through=399)))
     assert everything(journal) == expected
     assert [p.decode(line) for line in replay(tmp_path, 0)] == expected
-    assert [p.decode(line) for line in replay(tmp_path, 250)] == [(251, p.Skipped(through=399)), *expected[100:]]
+    assert [p.decode(line) for line in replay(tmp_path, 250)] == [
+        (251, p.Skipped(through=399)),
+        *expected[100:],
+    ]
 
 
 def test_how_the_job_goes_is_written_when_there_is_room_again(tmp_path, monkeypatch):
@@ -178,11 +200,18 @@ def small_limit(monkeypatch):
 
 
 @pytest.mark.parametrize("after", [0, 1, 300, 301, 1500, 2999])
-def test_reports_of_weeks_leave_the_rest_whole(tmp_path, small_memory, small_limit, after):
+def test_reports_of_weeks_leave_the_rest_whole(
+    tmp_path, small_memory, small_limit, after
+):
     journal = Journal(tmp_path)
     for i in range(1, 3001):
         journal.add(notice(i) if i % 100 == 1 else report(i))
-    assert sum(path.stat().st_size for path in tmp_path.iterdir() if path.name != "reserve") < 8192 + 30 * 60
+    assert (
+        sum(
+            path.stat().st_size for path in tmp_path.iterdir() if path.name != "reserve"
+        )
+        < 8192 + 30 * 60
+    )
     found = everything(journal, after)
     assert found == [p.decode(line) for line in replay(tmp_path, after)]
     seen = after
@@ -190,9 +219,13 @@ def test_reports_of_weeks_leave_the_rest_whole(tmp_path, small_memory, small_lim
         assert n == seen + 1
         seen = event.through if isinstance(event, p.Skipped) else n
     assert seen == 3000
-    assert [n for n, event in found if isinstance(event, p.Notice)] == [n for n in range(1, 3000, 100) if n > after]
+    assert [n for n, event in found if isinstance(event, p.Notice)] == [
+        n for n in range(1, 3000, 100) if n > after
+    ]
     kept = [n for n, event in found if isinstance(event, p.Progress)]
-    assert kept[-50:] == [n for n in range(2949, 3001) if n % 100 != 1][-len(kept[-50:]) :]
+    assert (
+        kept[-50:] == [n for n in range(2949, 3001) if n % 100 != 1][-len(kept[-50:]) :]
+    )
     assert after > 0 or kept[:10] == list(range(2, 12))
 
 
@@ -228,7 +261,9 @@ def test_torchruns_own_log(tmp_path):
 
 def test_half_a_character_behind_a_gap_is_left_out(tmp_path):
     (tmp_path / log_name(0, "stdout")).write_bytes("€uro".encode())
-    _, event = p.decode(expand(placed(offset=1, size_bytes=5, skipped_bytes=1), tmp_path))
+    _, event = p.decode(
+        expand(placed(offset=1, size_bytes=5, skipped_bytes=1), tmp_path)
+    )
     assert event.text == "uro"
     _, event = p.decode(expand(placed(offset=1, size_bytes=5), tmp_path))
     assert event.text == "\ufffd\ufffduro"
@@ -236,7 +271,9 @@ def test_half_a_character_behind_a_gap_is_left_out(tmp_path):
 
 def test_a_log_that_is_gone_says_so(tmp_path):
     _, event = p.decode(expand(placed(offset=0, size_bytes=5), tmp_path))
-    assert event.text.startswith("[distmagic: the log can't be read: [Errno 2] No such file or directory")
+    assert event.text.startswith(
+        "[distmagic: the log can't be read: [Errno 2] No such file or directory"
+    )
 
 
 def test_text_that_the_log_could_not_take_stands_in_the_event(tmp_path):

@@ -17,7 +17,10 @@ def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
     listing.remember(tmp_path, replace(START, hosts=("a", "b")))
     before = json.loads((tmp_path / listing.FILE).read_text())
     listing.enlisted(tmp_path, ("a", "b", "c"))
-    assert json.loads((tmp_path / listing.FILE).read_text()) == {**before, "hosts": ["a", "b", "c"]}
+    assert json.loads((tmp_path / listing.FILE).read_text()) == {
+        **before,
+        "hosts": ["a", "b", "c"],
+    }
     assert [path.name for path in tmp_path.iterdir()] == [listing.FILE]
 
 
@@ -47,24 +50,41 @@ def noted(start: p.StartNode) -> Path:
 def test_all_terms_of_a_job_are_listed_as_they_were_decided(home):
     noted(replace(START, terms=TERMS))
     (listed,) = listing.jobs()
-    assert (listed.terms, listed.hosts, listed.is_running) == (TERMS, START.hosts, False)
+    assert (listed.terms, listed.hosts, listed.is_running) == (
+        TERMS,
+        START.hosts,
+        False,
+    )
 
 
 @pytest.mark.parametrize("number", [None, 1, 3])
-def test_a_job_of_another_version_is_listed_and_its_agent_is_not_spoken_to(home, number):
+def test_a_job_of_another_version_is_listed_and_its_agent_is_not_spoken_to(
+    home, number
+):
     """The number was not written down by the first version."""
     folder = noted(START)
-    about = {**json.loads((folder / listing.FILE).read_text()), "protocol": number, "terms": "in another form"}
+    about = {
+        **json.loads((folder / listing.FILE).read_text()),
+        "protocol": number,
+        "terms": "in another form",
+    }
     if number is None:
         del about["protocol"]
     (folder / listing.FILE).write_text(json.dumps(about))
-    assert [(one.job, one.hosts, one.protocol) for one in listing.jobs()] == [("j-1", START.hosts, number or 1)]
-    with pytest.raises(ValueError, match=r"^job j-1 was begun by another version") as caught:
+    assert [(one.job, one.hosts, one.protocol) for one in listing.jobs()] == [
+        ("j-1", START.hosts, number or 1)
+    ]
+    with pytest.raises(
+        ValueError, match=r"^job j-1 was begun by another version"
+    ) as caught:
         listing.check_protocol("j-1", START.node_rank)
     assert str(caught.value) == p.another_version("j-1", number or 1)
 
 
-@pytest.mark.parametrize("text", ["", "torn", "[]", '{"protocol": 2}', '{"protocol": "x"}', '{"protocol": [2]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "torn", "[]", '{"protocol": 2}', '{"protocol": "x"}', '{"protocol": [2]}'],
+)
 def test_a_job_file_that_is_none_is_left_out(home, text):
     (noted(START) / listing.FILE).write_text(text)
     assert listing.jobs() == ()

@@ -30,9 +30,7 @@ def content(offset: int, size: int) -> bytes:
 
 
 def gap(size: int) -> bytes:
-    text = (
-        f"\n[distmagic: {size:,} bytes are not kept: of a log this long only the beginning and the newest part are]\n"
-    )
+    text = f"\n[distmagic: {size:,} bytes are not kept: of a log this long only the beginning and the newest part are]\n"
     return text.encode()
 
 
@@ -48,12 +46,25 @@ def path(tmp_path) -> Path:
 def test_what_fits_is_one_file(path):
     log = filled(path, 100)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert (path.read_bytes(), log.end, path.stat().st_mode & 0o777) == (content(0, 100), 100, 0o600)
+    assert (path.read_bytes(), log.end, path.stat().st_mode & 0o777) == (
+        content(0, 100),
+        100,
+        0o600,
+    )
 
 
 def test_up_to_the_limit_nothing_goes(path):
     filled(path, LIMIT)
-    assert [offset for offset, _ in logs.pieces(path)] == [0, 100, 200, 300, 400, 500, 600, 700]
+    assert [offset for offset, _ in logs.pieces(path)] == [
+        0,
+        100,
+        200,
+        300,
+        400,
+        500,
+        600,
+        700,
+    ]
     assert logs.read(path, 0, LIMIT) == content(0, LIMIT)
 
 
@@ -66,10 +77,16 @@ def test_beyond_it_the_beginning_and_the_newest_part_stay(path, step):
     assert (log.end, logs.end(path), offsets[0]) == (5000, 5000, 0)
     first = (path.stat().st_size, offsets[1])
     assert logs.read(path, 0, first[0]) == content(0, first[0])
-    assert logs.read(path, first[1], 5000 - first[1]) == content(first[1], 5000 - first[1])
+    assert logs.read(path, first[1], 5000 - first[1]) == content(
+        first[1], 5000 - first[1]
+    )
     assert first[0] == 100
     assert 600 < 5000 - first[1] <= 700
-    whole = content(0, first[0]) + gap(first[1] - first[0]) + content(first[1], 5000 - first[1])
+    whole = (
+        content(0, first[0])
+        + gap(first[1] - first[0])
+        + content(first[1], 5000 - first[1])
+    )
     assert logs.read(path, 0, 5000) == whole
     with contextlib.ExitStack() as stack:
         parts = logs.open_all(path, stack)
@@ -87,7 +104,12 @@ def test_what_is_gone_is_told_where_it_is_read(path):
         logs.read(path, 0, 10)
 
 
-@given(st.lists(st.integers(1, 350), max_size=60), st.integers(0, 4000), st.integers(1, 500), st.booleans())
+@given(
+    st.lists(st.integers(1, 350), max_size=60),
+    st.integers(0, 4000),
+    st.integers(1, 500),
+    st.booleans(),
+)
 def test_any_writes_are_read_again_or_known_to_be_gone(sizes, offset, size, whole):
     import tempfile
 
@@ -101,13 +123,25 @@ def test_any_writes_are_read_again_or_known_to_be_gone(sizes, offset, size, whol
         size = min(size, end - offset)
         if size <= 0:
             return
-        there = sorted((start, start + piece.stat().st_size) for start, piece in logs.pieces(path))
-        kept = [at for at in range(offset, offset + size) if any(start <= at < stop for start, stop in there)]
+        there = sorted(
+            (start, start + piece.stat().st_size) for start, piece in logs.pieces(path)
+        )
+        kept = [
+            at
+            for at in range(offset, offset + size)
+            if any(start <= at < stop for start, stop in there)
+        ]
         found = logs.read(path, offset, size)
-        for hole in {size - len(kept)} if kept and kept == list(range(kept[0], kept[-1] + 1)) else set():
+        for hole in (
+            {size - len(kept)}
+            if kept and kept == list(range(kept[0], kept[-1] + 1))
+            else set()
+        ):
             found = found.replace(gap(hole), b"")
             assert found == bytes(at % 251 for at in kept)
-        assert (len(kept) == size) == (logs.read(path, offset, size) == content(offset, size))
+        assert (len(kept) == size) == (
+            logs.read(path, offset, size) == content(offset, size)
+        )
 
 
 def test_lines_stay_whole(path):
@@ -128,7 +162,9 @@ def test_lines_from_an_offset_on(path):
         starts.append(log.end)
         log.append(b"line %d\n" % i, whole=True)
     for i, start in enumerate(starts):
-        assert [int(line.split()[1]) for line in logs.lines(path, start)] == list(range(i, 70))
+        assert [int(line.split()[1]) for line in logs.lines(path, start)] == list(
+            range(i, 70)
+        )
     assert list(logs.lines(path, log.end)) == []
 
 
@@ -147,7 +183,13 @@ def test_another_writer_goes_on_at_the_end(path):
 
 
 def test_other_files_are_no_pieces(path):
-    for name in ("rank1.stdout.log.x", "rank1.stdout.log.²", "rank1.stdout.log2", "rank10.stdout.log", "result"):
+    for name in (
+        "rank1.stdout.log.x",
+        "rank1.stdout.log.²",
+        "rank1.stdout.log2",
+        "rank10.stdout.log",
+        "result",
+    ):
         (path.parent / name).write_bytes(b"x" * 7)
     log = filled(path, 150)
     assert [offset for offset, _ in logs.pieces(path)] == [0, 100]

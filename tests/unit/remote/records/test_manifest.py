@@ -14,13 +14,20 @@ from distmagic.remote.records.manifest import ListedFile, Manifest
 
 
 def file(path: str, offset: int = 0, size_bytes: int = 3, pack: int = 0) -> ListedFile:
-    return ListedFile(path=path, pack=pack, offset=offset, size_bytes=size_bytes, is_executable=True)
+    return ListedFile(
+        path=path, pack=pack, offset=offset, size_bytes=size_bytes, is_executable=True
+    )
 
 
 def test_a_manifest_is_read_as_it_was_written():
     whole = Manifest(
         packs=("a" * 64, "b" * 64),
-        files=(file("x"), file("d/y\n\udce9", offset=3, size_bytes=0), file("z", pack=1), file("d/y2", offset=3)),
+        files=(
+            file("x"),
+            file("d/y\n\udce9", offset=3, size_bytes=0),
+            file("z", pack=1),
+            file("d/y2", offset=3),
+        ),
         links=(("l", "../x"),),
         folders=("empty",),
         owned=("", "pkg"),
@@ -31,16 +38,27 @@ def test_a_manifest_is_read_as_it_was_written():
 
 def test_what_a_manifest_owns():
     found = Manifest(owned=("pkg", "mod.py"))
-    assert [path for path in ("pkg/a", "pkg", "pkg2", "mod.py", "x") if found.owns(path)] == ["pkg/a", "pkg", "mod.py"]
+    assert [
+        path for path in ("pkg/a", "pkg", "pkg2", "mod.py", "x") if found.owns(path)
+    ] == ["pkg/a", "pkg", "mod.py"]
     assert Manifest(owned=("",)).owns("anything")
     assert not Manifest().owns("anything")
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a//b", "", ".", "a/./b", "a\0b"])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../x", "a/../../x", "a//b", "", ".", "a/./b", "a\0b"]
+)
 @pytest.mark.parametrize("where", ["files", "links", "folders"])
 def test_a_path_that_leads_out_is_refused(path, where):
     rows = {"files": [[path, 0, 1, 0]], "links": [[path, "x"]], "folders": [path]}
-    found = {"packs": ["a" * 64], "files": [], "links": [], "folders": [], "owned": [], where: rows[where]}
+    found = {
+        "packs": ["a" * 64],
+        "files": [],
+        "links": [],
+        "folders": [],
+        "owned": [],
+        where: rows[where],
+    }
     with pytest.raises(ValueError, match="is no path below a folder"):
         manifest.decode(zlib.compress(json.dumps(found).encode()))
 

@@ -33,21 +33,29 @@ def test_how_long_a_log_may_be(monkeypatch):
     assert places.log_limit_bytes() == places.log_limit_bytes({}) == 64 << 20
     monkeypatch.setenv("DISTMAGIC_LOG_BYTES", "100000")
     assert places.log_limit_bytes() == 100_000
-    assert places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": "65536"}) == 65536  # the job's own goes first
+    assert (
+        places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": "65536"}) == 65536
+    )  # the job's own goes first
 
 
 @pytest.mark.parametrize("text", ["1G", "-1", "65535", "0", "1e9", "²"])
 def test_what_is_no_length_of_a_log(text):
     with pytest.raises(ValueError) as caught:
         places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": text})
-    assert str(caught.value) == f"DISTMAGIC_LOG_BYTES={text} is no number of bytes of at least 65,536"
+    assert (
+        str(caught.value)
+        == f"DISTMAGIC_LOG_BYTES={text} is no number of bytes of at least 65,536"
+    )
 
 
 def test_a_blob_has_the_name_of_its_hash(home):
     assert places.blob(SHA) == home / "blobs" / SHA
 
 
-@pytest.mark.parametrize("name", ["", "../" * 21 + "x", SHA.upper(), SHA[:-1], SHA + "0", "g" * 64, "/etc/passwd"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "../" * 21 + "x", SHA.upper(), SHA[:-1], SHA + "0", "g" * 64, "/etc/passwd"],
+)
 def test_what_is_no_hash(home, name):
     with pytest.raises(ValueError) as caught:
         places.blob(name)
@@ -56,10 +64,15 @@ def test_what_is_no_hash(home, name):
 
 def test_a_jobs_directory_is_named_by_node_and_host(home, monkeypatch):
     monkeypatch.setattr(places.socket, "gethostname", lambda: "node7")
-    assert places.job_dir("1121-094500-abcd", 3) == home / "jobs" / "1121-094500-abcd" / "3-node7"
+    assert (
+        places.job_dir("1121-094500-abcd", 3)
+        == home / "jobs" / "1121-094500-abcd" / "3-node7"
+    )
 
 
-@pytest.mark.parametrize("name", ["", "-", "..", "../../etc", "a/b", "a b", "a\0b", "a.b"])
+@pytest.mark.parametrize(
+    "name", ["", "-", "..", "../../etc", "a/b", "a b", "a\0b", "a.b"]
+)
 def test_what_is_no_job(home, name):
     with pytest.raises(ValueError) as caught:
         places.job_dir(name, 0)
@@ -71,7 +84,9 @@ def test_what_is_no_job(home, name):
 
 def test_a_socket_in_the_run_directory_has_a_short_name():
     path = places.run_dir("1231-235959-" + "f" * 8, 9999) / "readers"
-    assert str(path).startswith(f"/tmp/distmagic-{os.getuid()}-{places.host_id()}-1231-235959-ffffffff-9999")
+    assert str(path).startswith(
+        f"/tmp/distmagic-{os.getuid()}-{places.host_id()}-1231-235959-ffffffff-9999"
+    )
     assert len(str(path)) + len("4294967295") < 107
 
 
@@ -125,12 +140,16 @@ def test_the_home_is_absolute(given, monkeypatch, tmp_path):
 def test_a_user_without_a_home(monkeypatch):
     """Python leaves a `~` of which it knows nothing as it is."""
     monkeypatch.setenv("DISTMAGIC_HOME", "~no-such-user/distmagic")
-    with pytest.raises(FileNotFoundError, match=r"^~no-such-user/distmagic is nowhere: HOME is not set"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^~no-such-user/distmagic is nowhere: HOME is not set"
+    ):
         places.home()
 
 
 def test_whether_the_disk_takes_anything(home):
-    assert places.write_error().startswith(f"[Errno 2] No such file or directory: '{home}/blobs/")
+    assert places.write_error().startswith(
+        f"[Errno 2] No such file or directory: '{home}/blobs/"
+    )
     (home / "blobs").mkdir(parents=True)
     assert places.write_error() == ""
     assert list((home / "blobs").iterdir()) == []
@@ -214,7 +233,11 @@ def as_host(monkeypatch):
     return lambda name: monkeypatch.setattr(places, "host_id", lambda: name)
 
 
-@pytest.mark.parametrize("differs", [0, 1, 2, 3], ids=["processes", "network", "files", "another start of the kernel"])
+@pytest.mark.parametrize(
+    "differs",
+    [0, 1, 2, 3],
+    ids=["processes", "network", "files", "another start of the kernel"],
+)
 def test_what_makes_a_host_another_one(tmp_path, monkeypatch, differs):
     views = [tmp_path / name for name in ("pid", "net", "root", "boot_id")]
     for view in views:
@@ -252,14 +275,17 @@ def test_what_another_host_has_in_tmp_is_neither_found_nor_judged(deserted, as_h
 
 
 @pytest.mark.parametrize(
-    ("age_s", "listens", "goes"), [(90_000, False, True), (80_000, False, False), (90_000, True, False)]
+    ("age_s", "listens", "goes"),
+    [(90_000, False, True), (80_000, False, False), (90_000, True, False)],
 )
 def test_what_no_host_has_used_for_a_day_goes(deserted, as_host, age_s, listens, goes):
     """A container that is started anew has another name in /tmp, and never finds what it left there before."""
     warm = places.make_warm_dir("testowner", "key")
     listeners = [socket.socket(socket.AF_UNIX) for _ in range(2)]
     try:
-        for listener, path in zip(listeners, (deserted / "readers", warm / "template"), strict=True):
+        for listener, path in zip(
+            listeners, (deserted / "readers", warm / "template"), strict=True
+        ):
             listener.bind(str(path))
             listener.listen(1)
             if not listens:
@@ -284,7 +310,10 @@ def test_folders_are_made_private_under_any_umask(home):
         places.make_private(home / "blobs")
     finally:
         os.umask(old)
-    assert [path.stat().st_mode & 0o777 for path in (home, home / "blobs")] == [0o700, 0o700]
+    assert [path.stat().st_mode & 0o777 for path in (home, home / "blobs")] == [
+        0o700,
+        0o700,
+    ]
 
 
 def test_folders_that_are_open_to_others_are_shut(home):
@@ -292,7 +321,10 @@ def test_folders_that_are_open_to_others_are_shut(home):
     home.chmod(0o777)
     (home / "blobs").chmod(0o777)
     places.make_private(home / "blobs")
-    assert [path.stat().st_mode & 0o777 for path in (home, home / "blobs")] == [0o755, 0o700]
+    assert [path.stat().st_mode & 0o777 for path in (home, home / "blobs")] == [
+        0o755,
+        0o700,
+    ]
 
 
 @pytest.mark.needs("lab")

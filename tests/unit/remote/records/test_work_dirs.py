@@ -41,7 +41,9 @@ def write(folder: Path, **texts: str) -> None:
         file.write_text(text)
 
 
-def work_of(project: Path, home: Path, *, owned: tuple[str, ...] = ("",), **more) -> WorkDir:
+def work_of(
+    project: Path, home: Path, *, owned: tuple[str, ...] = ("",), **more
+) -> WorkDir:
     """Return the working directory of a run that brings a folder; its blobs are delivered."""
     tree = packed(contents_of(project), owned, home / "blobs")
     for local in tree.packs:
@@ -51,7 +53,9 @@ def work_of(project: Path, home: Path, *, owned: tuple[str, ...] = ("",), **more
     return WorkDir(manifest=tree.listed.blob.sha256, files=tree.files, **more)
 
 
-def prepared(work: WorkDir, job: str = "j", node_rank: int = 0, *, is_over: bool = True) -> Path:
+def prepared(
+    work: WorkDir, job: str = "j", node_rank: int = 0, *, is_over: bool = True
+) -> Path:
     """Make a directory ready for a job, which is over at once unless it is not."""
     found = work_dirs.prepare(work, job, node_rank)
     if is_over:
@@ -65,7 +69,9 @@ def there(path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_files_come_into_the_directory_and_only_what_changed_is_written_again(project, home):
+def test_files_come_into_the_directory_and_only_what_changed_is_written_again(
+    project, home
+):
     write(project, a="1", d__b="2", d__c="3")
     (project / "run.sh").write_text("")
     (project / "run.sh").chmod(0o755)
@@ -83,7 +89,9 @@ def test_files_come_into_the_directory_and_only_what_changed_is_written_again(pr
     prepared(work_of(project, home), "k")
     assert there(path)["d/b"] == "new"
     after = {name: (path / name).stat().st_ino for name in before}
-    assert [name for name in before if before[name] != after[name]] == ["d/b"], "though all three share a pack"
+    assert [name for name in before if before[name] != after[name]] == ["d/b"], (
+        "though all three share a pack"
+    )
 
 
 def test_what_is_gone_here_goes_there_and_what_ranks_wrote_stays(project, home):
@@ -103,7 +111,9 @@ def test_a_run_removes_only_what_it_owns(project, home, tmp_path):
     write(project, a="1", pkg__b="2")
     path = prepared(work_of(project, home))
     prepared(WorkDir(name=NAME, origin="nb"), "k")
-    assert there(path) == {"a": "1", "pkg/b": "2"}, "a cell without files changes nothing"
+    assert there(path) == {"a": "1", "pkg/b": "2"}, (
+        "a cell without files changes nothing"
+    )
     (project / "a").unlink()
     write(project, pkg__c="3")
     (project / "pkg" / "b").unlink()
@@ -154,7 +164,10 @@ def test_a_link_that_a_rank_has_made_is_not_followed(project, home, tmp_path):
     (path / "data" / "x").unlink()
     (path / "data").rmdir()
     (path / "data").symlink_to(outside)
-    with pytest.raises(OSError, match=f"{path}/data is in the way of a folder of that name; take it away there"):
+    with pytest.raises(
+        OSError,
+        match=f"{path}/data is in the way of a folder of that name; take it away there",
+    ):
         prepared(work_of(project, home), "k")
     shutil.rmtree(project / "data")
     write(project, other="2")
@@ -166,13 +179,17 @@ def test_a_folder_in_the_way_of_a_file_is_named(project, home):
     path = prepared(work_of(project, home))
     write(path, out__result="1")
     write(project, out="file")
-    with pytest.raises(OSError, match=f"{path}/out is in the way of a file of that name.*--fresh"):
+    with pytest.raises(
+        OSError, match=f"{path}/out is in the way of a file of that name.*--fresh"
+    ):
         prepared(work_of(project, home), "k")
     prepared(work_of(project, home, is_fresh=True), "l")
     assert there(path) == {"out": "file"}
 
 
-def test_fresh_begins_with_an_empty_directory_once_for_all_nodes_of_a_job(project, home):
+def test_fresh_begins_with_an_empty_directory_once_for_all_nodes_of_a_job(
+    project, home
+):
     write(project, a="1")
     path = prepared(work_of(project, home))
     write(path, snapshot="5")
@@ -181,15 +198,21 @@ def test_fresh_begins_with_an_empty_directory_once_for_all_nodes_of_a_job(projec
     assert there(path) == {"a": "1"}
     write(path, snapshot="6")
     assert prepared(fresh, "k", 1) == path
-    assert there(path) == {"a": "1", "snapshot": "6"}, "the second node of the job finds it ready"
+    assert there(path) == {"a": "1", "snapshot": "6"}, (
+        "the second node of the job finds it ready"
+    )
 
 
 def test_another_notebook_of_the_same_name_gets_another_directory(project, home):
     write(project, a="1")
     assert prepared(work_of(project, home, origin="here:/a.ipynb")).name == "train"
-    assert prepared(work_of(project, home, origin="here:/b.ipynb"), "k").name == "train-2"
+    assert (
+        prepared(work_of(project, home, origin="here:/b.ipynb"), "k").name == "train-2"
+    )
     assert prepared(work_of(project, home, origin="here:/a.ipynb"), "l").name == "train"
-    assert prepared(work_of(project, home, origin=""), "m").name == "train", "a name that the user has given"
+    assert prepared(work_of(project, home, origin=""), "m").name == "train", (
+        "a name that the user has given"
+    )
 
 
 def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch):
@@ -206,7 +229,9 @@ def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch):
     for work in (work_of(project, home), replace(first, is_fresh=True)):
         found = work_dirs.prepare(work, "two", 0)
         assert found.path.name == "train-2"
-        assert found.notice == (f"job one still runs in {path} with other files; this run's files are in {found.path}")
+        assert found.notice == (
+            f"job one still runs in {path} with other files; this run's files are in {found.path}"
+        )
         work_dirs.leave(found.path, "two", 0)
     work_dirs.leave(path, "one", 0)
     assert prepared(work_of(project, home), "three") == path
@@ -225,7 +250,9 @@ def test_a_job_that_died_holds_nothing(project, home, monkeypatch):
     mark.with_name("far.0.another-host").touch()
     os.utime(mark.with_name("far.0.another-host"), (time.time() - 90,) * 2)
     write(project, a="3")
-    assert prepared(work_of(project, home), "m").name == "train-2", "on another host nobody can look"
+    assert prepared(work_of(project, home), "m").name == "train-2", (
+        "on another host nobody can look"
+    )
     os.utime(mark.with_name("far.0.another-host"), (time.time() - 130,) * 2)
     assert prepared(work_of(project, home), "n") == path
 
@@ -236,7 +263,10 @@ def test_an_agent_holds_its_directory(project, home):
     for one in (mark, path.with_name(".train")):
         os.utime(one, (1, 1))
     work_dirs.touch(path, "j", 0)
-    assert all(time.time() - one.stat().st_mtime < 60 for one in (mark, path.with_name(".train")))
+    assert all(
+        time.time() - one.stat().st_mtime < 60
+        for one in (mark, path.with_name(".train"))
+    )
 
 
 def test_nodes_of_one_home_that_come_at_once(project, home):
@@ -283,7 +313,9 @@ def test_kept_directories_are_listed_and_removed_unless_a_job_uses_them(project,
     path = prepared(work_of(project, home), is_over=False)
     prepared(work_of(project, home, name="other"), "k")
     kept = {one.name: one for one in work_dirs.kept()}
-    assert {name: (one.size_bytes, one.is_used, one.origin) for name, one in kept.items()} == {
+    assert {
+        name: (one.size_bytes, one.is_used, one.origin) for name, one in kept.items()
+    } == {
         "other": (5, False, "nb"),
         "train": (5, True, "nb"),
     }
@@ -308,7 +340,9 @@ def test_a_directory_that_nobody_has_used_for_a_week_goes(project, home):
     used = prepared(work_of(project, home, name="used"), "u", is_over=False)
     now = time.time()
     for one in (path, used):
-        os.utime(one.with_name(f".{one.name}"), (now - expiry.KEPT_DAYS * 86400 - 1,) * 2)
+        os.utime(
+            one.with_name(f".{one.name}"), (now - expiry.KEPT_DAYS * 86400 - 1,) * 2
+        )
     expiry.expire(now - 2)
     assert path.exists(), "not yet"
     expiry.expire(now)

@@ -10,8 +10,12 @@ from distmagic.remote.contact import template_client
 from distmagic.remote.system.customization import customizing_file
 
 
-@pytest.mark.parametrize("name", ["sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py"])
-def test_a_program_for_the_start_of_every_process_is_found_and_leaves_nothing_loaded(name, tmp_path: Path):
+@pytest.mark.parametrize(
+    "name", ["sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py"]
+)
+def test_a_program_for_the_start_of_every_process_is_found_and_leaves_nothing_loaded(
+    name, tmp_path: Path
+):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
@@ -25,4 +29,9 @@ def test_a_program_for_the_start_of_every_process_is_found_and_leaves_nothing_lo
 
 
 def test_no_python_path_has_none():
-    assert customizing_file({}) == customizing_file({"PYTHONPATH": ""}) == customizing_file({"PYTHONPATH": "::"}) == ""
+    assert (
+        customizing_file({})
+        == customizing_file({"PYTHONPATH": ""})
+        == customizing_file({"PYTHONPATH": "::"})
+        == ""
+    )

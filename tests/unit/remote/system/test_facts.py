@@ -19,7 +19,12 @@ from tests import REPOSITORY
 
 @pytest.fixture(autouse=True)
 def _plain_host(monkeypatch, tmp_path):
-    for name in ("SSH_CONNECTION", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    for name in (
+        "SSH_CONNECTION",
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
 
@@ -48,7 +53,22 @@ def test_a_mask_ends_at_its_first_invalid_device(mask, count):
     assert facts.visible(4, mask) == count
 
 
-@pytest.mark.parametrize("mask", [None, "", "-1", "0", "3,2,1,0", " 2 , 3 ", "0,-1,2", "0,9,1", "9", "0,,1", "0,1,0"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        "",
+        "-1",
+        "0",
+        "3,2,1,0",
+        " 2 , 3 ",
+        "0,-1,2",
+        "0,9,1",
+        "9",
+        "0,,1",
+        "0,1,0",
+    ],
+)
 def test_a_mask_is_read_as_torch_reads_it(monkeypatch, mask):
     import torch
 
@@ -78,7 +98,9 @@ class _Nvml:
         return 0
 
 
-@pytest.mark.parametrize(("error", "count"), [(0, 8), (9, 0)])  # 9: NVML_ERROR_DRIVER_NOT_LOADED
+@pytest.mark.parametrize(
+    ("error", "count"), [(0, 8), (9, 0)]
+)  # 9: NVML_ERROR_DRIVER_NOT_LOADED
 def test_the_figures_of_nvml(monkeypatch, error, count):
     nvml = _Nvml(8, error)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
@@ -109,13 +131,25 @@ def test_gpus_of_nvidia_amd_and_none(monkeypatch):
 
 
 def test_amd_nodes_that_may_not_be_read_are_not_counted(monkeypatch, tmp_path):
-    for i, text in enumerate(["cpu_cores_count 8\nsimd_count 0\n", "cpu_cores_count 0\nsimd_count 304\n", None]):
+    for i, text in enumerate(
+        [
+            "cpu_cores_count 8\nsimd_count 0\n",
+            "cpu_cores_count 0\nsimd_count 304\n",
+            None,
+        ]
+    ):
         folder = tmp_path / str(i)
         folder.mkdir()
-        (folder / "properties").write_text(text) if text else (folder / "properties").mkdir()
+        (folder / "properties").write_text(text) if text else (
+            folder / "properties"
+        ).mkdir()
     real = Path.glob
     monkeypatch.setattr(
-        Path, "glob", lambda self, pattern: real(tmp_path, pattern) if "kfd" in str(self) else real(self, pattern)
+        Path,
+        "glob",
+        lambda self, pattern: (
+            real(tmp_path, pattern) if "kfd" in str(self) else real(self, pattern)
+        ),
     )
     assert facts._count_amd() == 1
 
@@ -124,12 +158,17 @@ def test_amd_nodes_that_may_not_be_read_are_not_counted(monkeypatch, tmp_path):
     ("text", "version"),
     [
         ("__version__ = '2.13.0+cu130'\ndebug = False\n", "2.13.0+cu130"),
-        ('from typing import Optional\n__all__ = ["__version__"]\n__version__: str = "2.4.1"\n', "2.4.1"),
+        (
+            'from typing import Optional\n__all__ = ["__version__"]\n__version__: str = "2.4.1"\n',
+            "2.4.1",
+        ),
         ("version = compute()\n", "unknown"),
         (None, "unknown"),
     ],
 )
-def test_the_version_of_torch_is_read_from_its_files(monkeypatch, tmp_path, text, version):
+def test_the_version_of_torch_is_read_from_its_files(
+    monkeypatch, tmp_path, text, version
+):
     if text:
         (tmp_path / "version.py").write_text(text)
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
@@ -149,7 +188,9 @@ def test_facts_are_gathered_without_importing_torch(tmp_path):
         "assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules); sys.stdout.buffer.write(protocol.encode(found))"
     )
     root = REPOSITORY
-    line = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True).stdout
+    line = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, check=True
+    ).stdout
     _, found = protocol.decode(line)
     assert (found.executable, found.state_dir) == (sys.executable, str(tmp_path))
     assert (found.address, found.interface) == ("127.0.0.1", "lo")
@@ -176,7 +217,10 @@ def test_the_way_to_a_peer():
     ("connection", "address"),
     [
         ("192.0.2.1 50000 127.0.0.1 22", "127.0.0.1"),
-        ("192.0.2.1 50000 192.0.2.77 22", "127.0.0.1"),  # of another network than the one this machine is in now
+        (
+            "192.0.2.1 50000 192.0.2.77 22",
+            "127.0.0.1",
+        ),  # of another network than the one this machine is in now
         ("nonsense", "127.0.0.1"),
         ("", "127.0.0.1"),
     ],

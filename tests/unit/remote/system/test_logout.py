@@ -15,7 +15,16 @@ from distmagic.remote.system import logout
 from distmagic.remote.system.logout import LogInSession, decide
 
 SCOPE = "0::/user.slice/user-1000.slice/session-5.scope\n"
-PREFIX = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "OOMPolicy=continue", "--")
+PREFIX = (
+    "systemd-run",
+    "--user",
+    "--scope",
+    "--quiet",
+    "--collect",
+    "-p",
+    "OOMPolicy=continue",
+    "--",
+)
 OLD_PREFIX = (*PREFIX[:5], "--")
 KILLS = "b true\nas 0\nas 0"
 
@@ -27,7 +36,13 @@ KILLS = "b true\nas 0\nas 0"
         (LogInSession(cgroup="0::/system.slice/ssh.service\n", kills=True), ()),
         (LogInSession(cgroup=SCOPE), ()),
         (LogInSession(cgroup=SCOPE, kills=True, lingers=True, scope=PREFIX), PREFIX),
-        (LogInSession(cgroup="0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope\n", kills=True), ()),
+        (
+            LogInSession(
+                cgroup="0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope\n",
+                kills=True,
+            ),
+            (),
+        ),
     ],
 )
 def test_what_is_put_in_front(session, prefix):
@@ -38,7 +53,10 @@ def test_what_is_put_in_front(session, prefix):
     ("more", "cure"),
     [
         ({}, "loginctl enable-linger ann (as root, where that is refused)"),
-        ({"scope": PREFIX}, "loginctl enable-linger ann (as root, where that is refused)"),
+        (
+            {"scope": PREFIX},
+            "loginctl enable-linger ann (as root, where that is refused)",
+        ),
         ({"lingers": True}, "systemd-run --user --scope, which does not work here"),
     ],
 )
@@ -53,7 +71,11 @@ def test_systemd_that_kills_is_named_with_its_cure(more, cure):
 
 def test_a_session_that_slurm_has_adopted_is_named():
     with pytest.raises(PermissionError) as caught:
-        decide(LogInSession(cgroup="0::/system.slice/slurmstepd.scope/job_123/step_extern/user/task_0\n"))
+        decide(
+            LogInSession(
+                cgroup="0::/system.slice/slurmstepd.scope/job_123/step_extern/user/task_0\n"
+            )
+        )
     assert str(caught.value) == (
         "what is started here ends with Slurm job 123 (pam_slurm_adopt), so no job can be left alone. "
         "Run it without --detach, or submit it to Slurm"
@@ -65,20 +87,31 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that sets what this host's systemd says in a session: manager, lingering, scopes that begin."""
 
     def say(
-        manager: str, *, lingers: str = "b true", scopes: tuple[tuple[str, ...], ...] = (PREFIX, OLD_PREFIX)
+        manager: str,
+        *,
+        lingers: str = "b true",
+        scopes: tuple[tuple[str, ...], ...] = (PREFIX, OLD_PREFIX),
     ) -> None:
         login1 = "--system get-property org.freedesktop.login1 /org/freedesktop/login1"
         properties = "org.freedesktop.login1.Manager KillUserProcesses KillOnlyUsers KillExcludeUsers"
         program(
             "busctl",
-            {f"{login1} {properties}": manager, f"{login1}/user/self org.freedesktop.login1.User Linger": lingers},
+            {
+                f"{login1} {properties}": manager,
+                f"{login1}/user/self org.freedesktop.login1.User Linger": lingers,
+            },
         )
         program("systemd-run", {" ".join((*scope[1:], "true")): "" for scope in scopes})
         logout._kills.cache_clear()
 
     def program(name: str, answers: dict[str, str]) -> None:
-        cases = "".join(f"{shlex.quote(asked)}) echo {shlex.quote(words)};;\n" for asked, words in answers.items())
-        (tmp_path / name).write_text(f'#!/bin/sh\ncase "$*" in\n{cases}*) exit 1;;\nesac\n')
+        cases = "".join(
+            f"{shlex.quote(asked)}) echo {shlex.quote(words)};;\n"
+            for asked, words in answers.items()
+        )
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\ncase "$*" in\n{cases}*) exit 1;;\nesac\n'
+        )
         (tmp_path / name).chmod(0o755)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -123,7 +156,9 @@ def test_an_older_systemd_knows_no_policy_for_scopes(says):
     says(KILLS, scopes=(OLD_PREFIX,))
     assert logout.survivor_prefix() == OLD_PREFIX
     says(KILLS, scopes=())
-    with pytest.raises(PermissionError, match=r"systemd-run --user --scope, which does not work here$"):
+    with pytest.raises(
+        PermissionError, match=r"systemd-run --user --scope, which does not work here$"
+    ):
         logout.survivor_prefix()
     assert logout.survivor_prefix(must=False) == ()
 

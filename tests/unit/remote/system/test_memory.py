@@ -37,17 +37,36 @@ KERN_LOG = f"Nov 21 12:00:01 gpu-a kernel: [ 1234.567890] {HOST.splitlines()[3]}
 
 
 def a_process(pid: int, name: str = "python") -> processes.ProcessInfo:
-    return processes.ProcessInfo(pid=pid, parent=1, started=1, state="Z", name=name, exit_status=9)
+    return processes.ProcessInfo(
+        pid=pid, parent=1, started=1, state="Z", name=name, exit_status=9
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "kill"),
     [
-        (HOST, Kill(pid=71345, name="python", used_bytes=59767673 << 10, in_cgroup=False)),
-        (CGROUP, Kill(pid=812, name="pt_main_thread", used_bytes=15625000 << 10, in_cgroup=True)),
+        (
+            HOST,
+            Kill(pid=71345, name="python", used_bytes=59767673 << 10, in_cgroup=False),
+        ),
+        (
+            CGROUP,
+            Kill(
+                pid=812,
+                name="pt_main_thread",
+                used_bytes=15625000 << 10,
+                in_cgroup=True,
+            ),
+        ),
         (OLD, Kill(pid=33, name="python3", used_bytes=260000 << 10, in_cgroup=True)),
-        (RED_HAT, Kill(pid=44, name="python", used_bytes=250000 << 10, in_cgroup=False)),
-        (KERN_LOG, Kill(pid=71345, name="python", used_bytes=59767673 << 10, in_cgroup=False)),
+        (
+            RED_HAT,
+            Kill(pid=44, name="python", used_bytes=250000 << 10, in_cgroup=False),
+        ),
+        (
+            KERN_LOG,
+            Kill(pid=71345, name="python", used_bytes=59767673 << 10, in_cgroup=False),
+        ),
     ],
     ids=["host", "cgroup", "old", "red hat", "kern.log"],
 )
@@ -56,7 +75,10 @@ def test_what_kernels_write(text, kill):
     assert memory.kills(f"noise\n{text}{text}") == (kill, kill)
 
 
-@pytest.mark.parametrize("text", ["", "Killed", "eth0: link up\n", "oom_reaper: reaped process 7 (python), now\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "Killed", "eth0: link up\n", "oom_reaper: reaped process 7 (python), now\n"],
+)
 def test_what_is_no_kill(text):
     assert memory.kills(text) == ()
 
@@ -67,7 +89,9 @@ def test_any_text(text):
 
 
 def test_the_record_of_this_process():
-    found = memory.kills(HOST + CGROUP + HOST.replace("71345", "5").replace("59765625", "1000"))
+    found = memory.kills(
+        HOST + CGROUP + HOST.replace("71345", "5").replace("59765625", "1000")
+    )
     for pid, name, in_container, expected in (
         (71345, "python", False, found[0]),
         (5, "python", False, found[2]),
@@ -76,7 +100,10 @@ def test_the_record_of_this_process():
         (6, "python", True, found[2]),
         (6, "sh", True, None),
     ):
-        assert memory.choose(found, a_process(pid, name), in_container=in_container) == expected
+        assert (
+            memory.choose(found, a_process(pid, name), in_container=in_container)
+            == expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,19 +151,28 @@ Change = Callable[[str], None]
 
 
 @pytest.fixture
-def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], memory.Cgroup]:
+def cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], memory.Cgroup]:
     """Return a function that makes the cgroup of a process whose /proc/PID/cgroup says this."""
 
     def make_one(table: str) -> memory.Cgroup:
         real = memory._text_of
-        monkeypatch.setattr(memory, "_text_of", lambda path: table if path == Path("/proc/7/cgroup") else real(path))
+        monkeypatch.setattr(
+            memory,
+            "_text_of",
+            lambda path: table if path == Path("/proc/7/cgroup") else real(path),
+        )
         return memory.Cgroup(7, tmp_path)
 
     return make_one
 
 
 def test_a_cgroup_of_version_2(cgroup, tmp_path):
-    make(tmp_path / "jobs/a/memory.events", "low 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")
+    make(
+        tmp_path / "jobs/a/memory.events",
+        "low 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n",
+    )
     make(tmp_path / "jobs/a/memory.max", "max\n")
     make(tmp_path / "jobs/memory.max", "16000000000\n")
     one = cgroup("0::/jobs/a\n")
@@ -169,7 +205,9 @@ def test_no_cgroup(cgroup, table):
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., memory.Watch]:
+def watch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., memory.Watch]:
     """Return a function that begins to watch a host without /dev/kmsg, and then changes its log and its count."""
 
     def begin(log: str = "", host_kills: int = 0) -> memory.Watch:
@@ -200,12 +238,17 @@ def test_why(watch, cgroup, tmp_path):
     make(tmp_path / "memory.max", "4000000000\n")
     limited = cgroup("0::/x\n")
     make(tmp_path / "memory.events", "oom_kill 4\n")
-    assert watch().why(a_process(7), limited) == "it reached its memory limit of 4.0 GB (its cgroup has counted a kill)"
+    assert (
+        watch().why(a_process(7), limited)
+        == "it reached its memory limit of 4.0 GB (its cgroup has counted a kill)"
+    )
 
 
 def test_a_real_process_that_nobody_killed():
     """With this machine's own kernel log and cgroups, whatever they are."""
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
     watch, cgroup = memory.Watch(), memory.Cgroup(child.pid)
     process = processes.read(child.pid)
     child.kill()

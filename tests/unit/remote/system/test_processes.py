@@ -68,7 +68,9 @@ def test_a_process_as_proc_shows_it(start):
     assert found.state in "SRD"
     assert found.started > 0
     for table in (processes.everything(), processes.descendants(os.getpid())):
-        assert [(p.parent, p.started) for p in table if p.pid == found.pid] == [(os.getpid(), found.started)]
+        assert [(p.parent, p.started) for p in table if p.pid == found.pid] == [
+            (os.getpid(), found.started)
+        ]
 
 
 def test_a_name_with_brackets(start):
@@ -87,10 +89,18 @@ def test_a_number_that_nobody_has(start):
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [("os._exit(7)", 7), ("os._exit(0)", 0), ("os.kill(os.getpid(), 9)", -9), ("os.abort()", -6)]
+    ("how", "code"),
+    [
+        ("os._exit(7)", 7),
+        ("os._exit(0)", 0),
+        ("os.kill(os.getpid(), 9)", -9),
+        ("os.abort()", -6),
+    ],
 )
 def test_a_zombie_tells_how_it_ended(start, how, code):
-    child = start(f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {how}")
+    child = start(
+        f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {how}"
+    )
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     found = processes.read(child.pid)
     assert found is not None
@@ -100,7 +110,9 @@ def test_a_zombie_tells_how_it_ended(start, how, code):
 
 
 def process(pid: int, parent: int, state: str = "S") -> ProcessInfo:
-    return ProcessInfo(pid=pid, parent=parent, started=pid, state=state, name=f"p{pid}", exit_status=0)
+    return ProcessInfo(
+        pid=pid, parent=parent, started=pid, state=state, name=f"p{pid}", exit_status=0
+    )
 
 
 def test_descendants_of_a_table():
@@ -188,7 +200,9 @@ reaped = processes.reap()
 print(json.dumps([orphan, tree, lived, before, end.has_begun, end.is_done, end.survivors, list(reaped.items()), processes.reap()]))
 """
     )
-    orphan, tree, lived, before, begun, done, survivors, reaped, again = json.loads(child.communicate(timeout=30)[0])
+    orphan, tree, lived, before, begun, done, survivors, reaped, again = json.loads(
+        child.communicate(timeout=30)[0]
+    )
     assert (tree, lived) == ([orphan], [orphan])
     assert (before, begun, done, survivors) == (False, True, True, [])
     assert (reaped, again) == ([[orphan, 9]], {})
@@ -219,7 +233,10 @@ def test_sweep_spares_an_agent_and_its_orphans(start):
     assert processes.sweep(job, spared=(lives,)) == ()
     assert dead.wait() == -9
     left = {process.pid for process in processes.marked(job)}
-    assert (len(left), left) == (2, before - {dead.pid})  # the agent, and the orphan that it has adopted
+    assert (len(left), left) == (
+        2,
+        before - {dead.pid},
+    )  # the agent, and the orphan that it has adopted
 
 
 def test_a_process_that_was_written_down_is_found_as_long_as_it_runs(start, tmp_path):
@@ -227,7 +244,9 @@ def test_a_process_that_was_written_down_is_found_as_long_as_it_runs(start, tmp_
     process = up(child)
     processes.note(child.pid, tmp_path / "pid")
     assert processes.noted(tmp_path / "pid") == processes.read(child.pid)
-    (tmp_path / "earlier").write_text(f"{child.pid} {process.started - 1}")  # of a process before it with this number
+    (tmp_path / "earlier").write_text(
+        f"{child.pid} {process.started - 1}"
+    )  # of a process before it with this number
     (tmp_path / "torn").write_text(f"{child.pid}")
     assert processes.noted(tmp_path / "earlier") is None
     assert processes.noted(tmp_path / "torn") is None
@@ -259,7 +278,9 @@ class Tree:
 @pytest.fixture
 def tree(monkeypatch) -> Tree:
     made = Tree(11, 12)
-    monkeypatch.setattr(termination.processes, "descendants", lambda root: tuple(made.alive.values()))
+    monkeypatch.setattr(
+        termination.processes, "descendants", lambda root: tuple(made.alive.values())
+    )
     monkeypatch.setattr(termination.processes, "send", made.send)
     return made
 
@@ -316,10 +337,19 @@ def test_what_can_not_be_ended_is_named(tree):
         (127, ""),
         (-9, "SIGKILL: killed from outside"),
         (137, "SIGKILL: killed from outside"),
-        (-11, "SIGSEGV: segmentation fault: native code touched memory that isn't its own"),
-        (139, "SIGSEGV: segmentation fault: native code touched memory that isn't its own"),
+        (
+            -11,
+            "SIGSEGV: segmentation fault: native code touched memory that isn't its own",
+        ),
+        (
+            139,
+            "SIGSEGV: segmentation fault: native code touched memory that isn't its own",
+        ),
         (-6, "SIGABRT: aborted by native code; its last words are on stderr"),
-        (-7, "SIGBUS: bus error: often /dev/shm is full (DataLoader workers) or a mapped file was cut short"),
+        (
+            -7,
+            "SIGBUS: bus error: often /dev/shm is full (DataLoader workers) or a mapped file was cut short",
+        ),
         (-15, "SIGTERM: asked to end from outside"),
         (-2, "SIGINT: Interrupt"),
         (-40, "signal 40"),
@@ -334,7 +364,11 @@ def test_meanings(code, meaning):
     assert exit_codes.outcome_of(code) == ("signalled" if code < 0 else "exited")
 
 
-@pytest.mark.parametrize(("code", "is_oom"), [(-9, True), (137, True), (-15, False), (1, False)])
+@pytest.mark.parametrize(
+    ("code", "is_oom"), [(-9, True), (137, True), (-15, False), (1, False)]
+)
 def test_out_of_memory(code, is_oom):
     text = "SIGKILL: the host ran out of memory and its kernel ended the process"
-    assert (exit_codes.meaning_of(code, out_of_memory=memory.HOST_WIDE) == text) is is_oom
+    assert (
+        exit_codes.meaning_of(code, out_of_memory=memory.HOST_WIDE) == text
+    ) is is_oom

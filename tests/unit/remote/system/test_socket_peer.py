@@ -57,7 +57,9 @@ def test_another_user_is_not_ours(listener):
     def connect() -> bool:
         with socket.socket(socket.AF_UNIX) as conn:
             conn.connect(listener.getsockname())
-            return socket_peer.is_ours(conn)  # for the other user it is we who are a stranger
+            return socket_peer.is_ours(
+                conn
+            )  # for the other user it is we who are a stranger
 
     assert not as_other(connect)
     accepted, _ = listener.accept()
@@ -65,7 +67,10 @@ def test_another_user_is_not_ours(listener):
         assert not socket_peer.is_ours(accepted)
         with pytest.raises(PermissionError) as caught:
             socket_peer.check(accepted)
-    assert str(caught.value) == "the process at the other end of a socket of distmagic is not this user's"
+    assert (
+        str(caught.value)
+        == "the process at the other end of a socket of distmagic is not this user's"
+    )
 
 
 def test_a_socket_that_is_closed_is_nobodys():

@@ -36,16 +36,28 @@ def test_a_value_that_can_be_pickled_is_kept_whole(tmp_path):
 @pytest.mark.parametrize(
     ("value", "path"),
     [
-        pytest.param({"loss": 0.5, "lock": threading.Lock()}, "result['lock']", id="dict"),
-        pytest.param(OrderedDict(lock=threading.Lock()), "result['lock']", id="OrderedDict"),
+        pytest.param(
+            {"loss": 0.5, "lock": threading.Lock()}, "result['lock']", id="dict"
+        ),
+        pytest.param(
+            OrderedDict(lock=threading.Lock()), "result['lock']", id="OrderedDict"
+        ),
         pytest.param([1, [2, threading.Lock()]], "result[1][1]", id="list in a list"),
-        pytest.param((1, {"a": threading.Lock()}), "result[1]['a']", id="dict in a tuple"),
+        pytest.param(
+            (1, {"a": threading.Lock()}), "result[1]['a']", id="dict in a tuple"
+        ),
         pytest.param(Pair(1, threading.Lock()), "result[1]", id="named tuple"),
         pytest.param(Outcome(0.5, threading.Lock()), "result.guard", id="dataclass"),
-        pytest.param(Outcome(0.5, None, [threading.Lock()]), "result.history[0]", id="list in a dataclass"),
+        pytest.param(
+            Outcome(0.5, None, [threading.Lock()]),
+            "result.history[0]",
+            id="list in a dataclass",
+        ),
     ],
 )
-def test_what_can_not_be_pickled_is_named_by_its_path_and_all_else_is_kept(value, path, tmp_path):
+def test_what_can_not_be_pickled_is_named_by_its_path_and_all_else_is_kept(
+    value, path, tmp_path
+):
     rest, sentence = kept(value, tmp_path)
     assert sentence == f"{path} is a lock, which can't be pickled"
     assert type(rest) is type(value)
@@ -66,7 +78,9 @@ def test_the_other_parts_are_as_they_were(tmp_path):
 def test_of_many_parts_the_first_are_named_and_the_others_counted(tmp_path):
     rest, sentence = kept({n: threading.Lock() for n in range(10)}, tmp_path)
     assert len(rest) == 10
-    assert sentence.startswith("result[0] is a lock, which can't be pickled; result[1] is a lock")
+    assert sentence.startswith(
+        "result[0] is a lock, which can't be pickled; result[1] is a lock"
+    )
     assert sentence.endswith("; and 7 more parts")
 
 
@@ -85,21 +99,28 @@ def test_a_value_that_holds_itself_ends(tmp_path):
 
 
 def test_a_value_of_very_many_parts_ends(tmp_path):
-    rest, sentence = kept([Fraction(n) for n in range(left_out.MAX_TRIALS + 5)] + [threading.Lock()], tmp_path)
+    rest, sentence = kept(
+        [Fraction(n) for n in range(left_out.MAX_TRIALS + 5)] + [threading.Lock()],
+        tmp_path,
+    )
     assert rest[:2] == [Fraction(0), Fraction(1)]
     assert "(OverflowError: it has too many parts to try each of them)" in sentence
     assert len(rest) == left_out.MAX_TRIALS + 6
 
 
 def test_a_value_of_which_nothing_can_be_kept_raises(tmp_path):
-    with pytest.raises(parcel.Unpicklable, match=r"^result is a lock, which can't be pickled\."):
+    with pytest.raises(
+        parcel.Unpicklable, match=r"^result is a lock, which can't be pickled\."
+    ):
         left_out.dump(threading.Lock(), tmp_path / "result")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_globals_of_a_program_are_known(tmp_path):
     (tmp_path / "train.py").write_text("loss = 0.5\n")
-    assert left_out.is_program(runpy.run_path(str(tmp_path / "train.py"), run_name="__main__"))
+    assert left_out.is_program(
+        runpy.run_path(str(tmp_path / "train.py"), run_name="__main__")
+    )
     assert left_out.is_program(runpy.run_module("this", run_name="__main__"))
     assert not left_out.is_program({"__name__": "x", "loss": 0.5})
     assert not left_out.is_program({})

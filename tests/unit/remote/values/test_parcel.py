@@ -52,9 +52,15 @@ TENSORS = {
     "every second": lambda: torch.arange(20)[5::2],
     "conj": lambda: torch.randn(4, dtype=torch.complex64).conj(),
     "neg": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
-    "conj, one column": lambda: torch.randn(100, 50, dtype=torch.complex64).conj()[:, 3],
-    "neg, one column": lambda: torch.randn(100, 50, dtype=torch.complex64).conj().imag[:, 3],
-    "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "conj, one column": lambda: torch.randn(100, 50, dtype=torch.complex64).conj()[
+        :, 3
+    ],
+    "neg, one column": lambda: (
+        torch.randn(100, 50, dtype=torch.complex64).conj().imag[:, 3]
+    ),
+    "channels last": lambda: torch.randn(2, 3, 4, 4).to(
+        memory_format=torch.channels_last
+    ),
 }
 
 
@@ -92,7 +98,14 @@ def test_quantized_meta_and_attributes_travel(tmp_path):
 def test_requires_grad_and_parameters_are_kept(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     model[0].weight.requires_grad_(False)
-    back = through({"model": model, "state": model.state_dict(), "leaf": torch.ones(2, requires_grad=True)}, tmp_path)
+    back = through(
+        {
+            "model": model,
+            "state": model.state_dict(),
+            "leaf": torch.ones(2, requires_grad=True),
+        },
+        tmp_path,
+    )
     assert isinstance(back["model"][0].weight, torch.nn.Parameter)
     assert not back["model"][0].weight.requires_grad
     assert back["model"][0].bias.requires_grad
@@ -148,7 +161,10 @@ def test_views_of_different_types_share_their_stretch(tmp_path):
     assert back[0][6] == 0x3F
 
 
-@pytest.mark.parametrize("make", [lambda t: t[3], lambda t: t[:, 3], lambda t: t[::100, ::10], lambda t: t[3:4, 5]])
+@pytest.mark.parametrize(
+    "make",
+    [lambda t: t[3], lambda t: t[:, 3], lambda t: t[::100, ::10], lambda t: t[3:4, 5]],
+)
 def test_a_small_view_of_a_large_storage_is_small(make):
     assert size_of(make(torch.zeros(2000, 500))) < 12_000
 
@@ -162,7 +178,10 @@ def test_chunks_that_make_up_a_storage_stay_together(tmp_path):
 def test_memory_of_another_device_passes_in_chunks(monkeypatch):
     monkeypatch.setattr(storages, "CHUNK_BYTES", 7)
     tensor = torch.arange(100, dtype=torch.uint8)
-    chunks = [bytes(chunk) for chunk in storages._over_the_cpu(tensor.untyped_storage(), 3, 30)]
+    chunks = [
+        bytes(chunk)
+        for chunk in storages._over_the_cpu(tensor.untyped_storage(), 3, 30)
+    ]
     assert b"".join(chunks) == bytes(range(3, 30))
     assert max(map(len, chunks)) == 7
 
@@ -171,7 +190,9 @@ def test_memory_of_another_device_passes_in_chunks(monkeypatch):
 def test_tensors_of_a_gpu_come_back_on_the_cpu(tmp_path):
     model = torch.nn.Linear(3, 3).cuda()
     large = torch.arange(1000.0, device="cuda")
-    back, views = through([model, [large[5:10], large[7:12], large.to_sparse()]], tmp_path)
+    back, views = through(
+        [model, [large[5:10], large[7:12], large.to_sparse()]], tmp_path
+    )
     assert torch.equal(back.weight, model.weight.cpu())
     assert {view.device.type for view in views} == {"cpu"}
     views[0][2] = 70
@@ -185,7 +206,14 @@ def test_bare_storages_are_shared_with_tensors(tmp_path):
 
 
 def test_numpy_arrays_are_writable_views_of_the_file(tmp_path):
-    back = through({"a": np.arange(10.0), "f": np.asfortranarray(np.ones((3, 4))), "s": np.arange(10)[::2]}, tmp_path)
+    back = through(
+        {
+            "a": np.arange(10.0),
+            "f": np.asfortranarray(np.ones((3, 4))),
+            "s": np.arange(10)[::2],
+        },
+        tmp_path,
+    )
     back["a"][0] = 9
     assert back["a"][0] == 9
     assert back["f"].flags.f_contiguous
@@ -221,7 +249,12 @@ def run_python(code: str, *flags: str) -> str:
 
     root = str(REPOSITORY)
     code = f"import sys; sys.path.insert(0, {root!r}); {code}"
-    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -253,7 +286,9 @@ def cell(source: str, **names) -> dict:
 
 
 def test_loaded_functions_share_the_globals_of_the_given_main(tmp_path):
-    names = cell("n = 1\ndef bump():\n    global n\n    n += 1\n    return n\ndef peek():\n    return n")
+    names = cell(
+        "n = 1\ndef bump():\n    global n\n    n += 1\n    return n\ndef peek():\n    return n"
+    )
     parcel.dump([names["bump"], names["peek"]], tmp_path / "value")
     main = {"__name__": "__main__"}
     bump, peek = parcel.load(tmp_path / "value", main)
@@ -302,7 +337,9 @@ def test_submodules_that_stay_behind_are_not_asked_for(tmp_path):
     import distmagic
     import distmagic.state.model
 
-    names = cell("def train(x):\n    return distmagic.report, x.state", distmagic=distmagic)
+    names = cell(
+        "def train(x):\n    return distmagic.report, x.state", distmagic=distmagic
+    )
     parcel.dump(names["train"], tmp_path / "value")
     assert b"distmagic.state.model" not in (tmp_path / "value").read_bytes()
     assert distmagic.state
@@ -324,7 +361,10 @@ def test_a_part_that_cannot_be_pickled_is_named(tmp_path):
     model.lock = threading.Lock()
     with pytest.raises(parcel.ParcelError) as caught:
         parcel.dump({"loss": 1.0, "model": [model]}, tmp_path / "value")
-    assert caught.value.message == "result['model'][0].lock is a lock, which can't be pickled."
+    assert (
+        caught.value.message
+        == "result['model'][0].lock is a lock, which can't be pickled."
+    )
     assert "state_dict()" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -332,7 +372,9 @@ def test_a_part_that_cannot_be_pickled_is_named(tmp_path):
 def test_parts_of_modules_read_as_in_the_users_code(tmp_path):
     model = torch.nn.Sequential(collections.OrderedDict(first=torch.nn.Linear(2, 2)))
     model.first.stream = (i for i in range(3))
-    with pytest.raises(parcel.ParcelError, match=r"result\.first\.stream is a generator"):
+    with pytest.raises(
+        parcel.ParcelError, match=r"result\.first\.stream is a generator"
+    ):
         parcel.dump(model, tmp_path / "value")
 
 
@@ -348,13 +390,20 @@ def test_an_object_that_refuses_is_the_culprit(tmp_path):
         def __reduce__(self):
             raise RuntimeError("no")
 
-    with pytest.raises(parcel.ParcelError, match=r"result\[1\] is a .*Stubborn, which can't be pickled"):
+    with pytest.raises(
+        parcel.ParcelError, match=r"result\[1\] is a .*Stubborn, which can't be pickled"
+    ):
         parcel.dump([1, Stubborn()], tmp_path / "value")
 
 
 def test_a_part_among_very_many_is_told_by_what_pickle_said(tmp_path):
-    with pytest.raises(parcel.ParcelError, match=r"result is a list, .* \(TypeError: cannot pickle '_thread.lock'"):
-        parcel.dump([*({} for _ in range(10_000)), threading.Lock()], tmp_path / "value")
+    with pytest.raises(
+        parcel.ParcelError,
+        match=r"result is a list, .* \(TypeError: cannot pickle '_thread.lock'",
+    ):
+        parcel.dump(
+            [*({} for _ in range(10_000)), threading.Lock()], tmp_path / "value"
+        )
 
 
 def test_a_limit_is_kept_before_any_buffer_is_written(tmp_path):
@@ -391,11 +440,17 @@ def test_garbage_is_refused(tmp_path):
         parcel.load(path)
     parcel.dump(torch.zeros(10), path)
     whole = path.read_bytes()
-    for old, new in ((b'"windows":[[', b'"windows":[[9'), (b'"rows":[[0', b'"rows":[[7'), (whole[64:80], b"\0" * 16)):
+    for old, new in (
+        (b'"windows":[[', b'"windows":[[9'),
+        (b'"rows":[[0', b'"rows":[[7'),
+        (whole[64:80], b"\0" * 16),
+    ):
         broken = whole.replace(old, new, 1)
         table = broken.index(b'{"buffers"')
         length = broken.index(b"]]}", table) + 3 - table
-        path.write_bytes(broken[: table + length] + parcel._TRAILER.pack(table, length, parcel._END))
+        path.write_bytes(
+            broken[: table + length] + parcel._TRAILER.pack(table, length, parcel._END)
+        )
         with pytest.raises(parcel.ParcelError, match=r"damaged|can't be rebuilt"):
             parcel.load(path)
 
@@ -423,7 +478,9 @@ def rank(what, tmp_path: Path):
 
 
 def test_a_call_is_called_in_main(tmp_path):
-    names = cell("rate = 2\ndef train(n):\n    return n * rate\ndef thunk():\n    return train(21)")
+    names = cell(
+        "rate = 2\ndef train(n):\n    return n * rate\ndef thunk():\n    return train(21)"
+    )
     value, main = rank(call.Call(names["thunk"]), tmp_path)
     assert value == 42
     assert main.rate == 2
@@ -431,7 +488,9 @@ def test_a_call_is_called_in_main(tmp_path):
 
 
 def test_a_coroutine_is_run(tmp_path):
-    names = cell("import asyncio\nasync def train():\n    await asyncio.sleep(0)\n    return 42")
+    names = cell(
+        "import asyncio\nasync def train():\n    await asyncio.sleep(0)\n    return 42"
+    )
     assert rank(call.Call(names["train"]), tmp_path)[0] == 42
 
 
@@ -456,9 +515,15 @@ def test_a_whole_cell_gives_its_last_expression(source, value, tmp_path):
 
 def test_a_whole_cell_keeps_its_lines_and_its_name(tmp_path):
     with pytest.raises(ZeroDivisionError) as caught:
-        rank(call.Whole("# the magic's line\n\ndef f():\n    return 1 / 0\nf()", "<cell 7>"), tmp_path)
+        rank(
+            call.Whole(
+                "# the magic's line\n\ndef f():\n    return 1 / 0\nf()", "<cell 7>"
+            ),
+            tmp_path,
+        )
     frames = [
-        (entry.path if isinstance(entry.path, str) else str(entry.path), entry.lineno) for entry in caught.traceback
+        (entry.path if isinstance(entry.path, str) else str(entry.path), entry.lineno)
+        for entry in caught.traceback
     ]
     assert [(str(path).rsplit("/", 1)[-1], line + 1) for path, line in frames[-2:]] == [
         ("<cell 7>", 5),

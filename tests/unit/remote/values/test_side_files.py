@@ -24,10 +24,16 @@ def split(value: object, folder: Path) -> tuple[Path, Seen]:
     path = folder / "value"
     size = parcel.dump(value, path, seen=seen, beside=folder)
     assert size == path.stat().st_size
-    assert {file.name for file in folder.iterdir()} == {"value", *(side_file.sha256 for side_file in seen.side_files)}
+    assert {file.name for file in folder.iterdir()} == {
+        "value",
+        *(side_file.sha256 for side_file in seen.side_files),
+    }
     for side_file in seen.side_files:
         file = folder / side_file.sha256
-        assert (file.stat().st_size, file.stat().st_mode & 0o777) == (side_file.size_bytes, 0o600)
+        assert (file.stat().st_size, file.stat().st_mode & 0o777) == (
+            side_file.size_bytes,
+            0o600,
+        )
     return path, seen
 
 
@@ -40,7 +46,9 @@ def test_every_value_has_one_place_and_side_files_are_large(sizes):
     numbers = [number for group in groups for number in group]
     assert len(set(numbers)) == len(numbers)
     assert len(groups) <= side_files.AT_MOST
-    assert all(sum(sizes[n] for n in group) >= side_files.LARGE_BYTES for group in groups)
+    assert all(
+        sum(sizes[n] for n in group) >= side_files.LARGE_BYTES for group in groups
+    )
     left = sum(size for n, size in enumerate(sizes) if n not in numbers)
     assert left < max(side_files.LARGE_BYTES, 2 * sum(sizes) / side_files.AT_MOST)
 
@@ -49,12 +57,18 @@ def test_large_values_stand_alone_and_small_ones_share():
     assert side_files.grouped([]) == []
     assert side_files.grouped([MB - 1]) == []
     assert side_files.grouped([MB, 5, 2 * MB]) == [[0], [2]]
-    assert side_files.grouped([400_000, 3 * MB, 400_000, 0, 400_000, 7]) == [[1], [0, 2, 4]]
+    assert side_files.grouped([400_000, 3 * MB, 400_000, 0, 400_000, 7]) == [
+        [1],
+        [0, 2, 4],
+    ]
 
 
 def test_there_are_never_very_many():
     assert len(side_files.grouped([MB] * 10_000)) <= side_files.AT_MOST
-    assert side_files.grouped([1000 * MB, *[MB] * 20]) == [[0], [*range(1, 17)]]  # 16 MiB are large beside 1 GiB
+    assert side_files.grouped([1000 * MB, *[MB] * 20]) == [
+        [0],
+        [*range(1, 17)],
+    ]  # 16 MiB are large beside 1 GiB
 
 
 # ---- there and back
@@ -79,7 +93,9 @@ def test_tensors_arrays_bytes_and_text_come_back(tmp_path):
     assert back["small"][0].eq(1).all()
     back["tensor"].fill_(7)
     back["array"][:] = 7
-    assert torch.equal(parcel.load(path)["tensor"], value["tensor"])  # a change is private
+    assert torch.equal(
+        parcel.load(path)["tensor"], value["tensor"]
+    )  # a change is private
 
 
 def test_views_share_their_memory_again(tmp_path):
@@ -95,7 +111,9 @@ def test_many_parameters_share_side_files(tmp_path):
     path, seen = split(model.state_dict(), tmp_path)
     assert 1 <= len(seen.side_files) <= 4
     back = parcel.load(path)
-    assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(back[name], tensor) for name, tensor in model.state_dict().items()
+    )
 
 
 def test_what_has_not_changed_keeps_its_name(tmp_path):
@@ -126,13 +144,19 @@ def test_a_side_file_that_is_missing_or_cut(tmp_path):
     os.truncate(file, 100)
     with pytest.raises(parcel.ParcelError) as caught:
         parcel.load(path)
-    assert caught.value.message == f"A part of the parcel is missing: {file} is not whole."
+    assert (
+        caught.value.message == f"A part of the parcel is missing: {file} is not whole."
+    )
     file.unlink()
-    with pytest.raises(parcel.ParcelError, match=r"A part of the parcel is missing: .*No such file"):
+    with pytest.raises(
+        parcel.ParcelError, match=r"A part of the parcel is missing: .*No such file"
+    ):
         parcel.load(path)
 
 
-@pytest.mark.parametrize(("old", "new"), [(b'"windows":[[0,', b'"windows":[[9,'), (b",0]]", b",1]]")])
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"windows":[[0,', b'"windows":[[9,'), (b",0]]", b",1]]")]
+)
 def test_a_table_that_points_outside(tmp_path, old, new):
     path, _ = split(torch.zeros(MB), tmp_path)
     whole = path.read_bytes()
@@ -142,7 +166,9 @@ def test_a_table_that_points_outside(tmp_path, old, new):
         parcel.load(path)
 
 
-@pytest.mark.parametrize("value", [torch.zeros(MB), bytes(4 * MB), [bytes(2 * MB), bytes(2 * MB)]])
+@pytest.mark.parametrize(
+    "value", [torch.zeros(MB), bytes(4 * MB), [bytes(2 * MB), bytes(2 * MB)]]
+)
 def test_the_limit_counts_side_files_too_and_nothing_is_left(tmp_path, value):
     with pytest.raises(parcel.TooLarge) as caught:
         parcel.dump(value, tmp_path / "value", limit_bytes=3 * MB, beside=tmp_path)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from distmagic.remote.wire.lines import Lines
 from distmagic.remote.wire.protocol import MAX_LINE_BYTES, BadLine
 
-PIECES = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\x01", b"\n")), max_size=12)
+PIECES = st.lists(
+    st.binary(max_size=12).map(lambda b: b.replace(b"\x01", b"\n")), max_size=12
+)
 
 
 def all_lines(lines: Lines) -> list[bytes]:

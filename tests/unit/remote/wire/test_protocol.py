@@ -19,7 +19,9 @@ from tests.builders.messages import SHA, START, TERMS
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "wire.jsonl"
 BLOB = p.Blob(sha256=SHA, size_bytes=7)
-SECRET = p.Secret(certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----")
+SECRET = p.Secret(
+    certificate="-----BEGIN CERTIFICATE-----", key="-----BEGIN PRIVATE KEY-----"
+)
 LISTED = p.JobListing(
     protocol=2, job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), began_s=1.5, terms=TERMS, is_running=True,
     is_detached=True, reason="done", size_bytes=7, age_s=90.0,
@@ -28,8 +30,16 @@ WORK = p.WorkDir(
     name="train", origin="here:/nb/train.ipynb", manifest=SHA, files=3, size_bytes=7, inside="nb", is_fresh=True,
     path="/home/me/.distmagic/work/train",
 )  # fmt: skip
-KEPT = p.KeptWorkDir(name="train", origin="here:/nb/train.ipynb", size_bytes=7, age_s=90.0, is_used=True)
-WARM = p.TemplateRequest(owner="ab12", idle_s=900.0, lease_s=60.0, env={"A": "1"}, defaults={"OMP_NUM_THREADS": "1"})
+KEPT = p.KeptWorkDir(
+    name="train", origin="here:/nb/train.ipynb", size_bytes=7, age_s=90.0, is_used=True
+)
+WARM = p.TemplateRequest(
+    owner="ab12",
+    idle_s=900.0,
+    lease_s=60.0,
+    env={"A": "1"},
+    defaults={"OMP_NUM_THREADS": "1"},
+)
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),
@@ -43,14 +53,38 @@ MESSAGES = (
             step=10.0,
             total=100.0,
             rows=(
-                p.MetricRow(at_s=1.25, step=10.0, metrics={"loss": 0.5, "bad": math.inf}),
+                p.MetricRow(
+                    at_s=1.25, step=10.0, metrics={"loss": 0.5, "bad": math.inf}
+                ),
                 p.MetricRow(at_s=1.5, metrics={}),
             ),
-            bars=(p.Bar(id=1, desc="épo", n=2.0, total=3.0, unit="b", rate=4.0, postfix="x", closed=True), p.Bar(id=2)),
+            bars=(
+                p.Bar(
+                    id=1,
+                    desc="épo",
+                    n=2.0,
+                    total=3.0,
+                    unit="b",
+                    rate=4.0,
+                    postfix="x",
+                    closed=True,
+                ),
+                p.Bar(id=2),
+            ),
             device="cuda:1",
         ),
     ),
-    (5, p.Output(rank=-1, stream="stderr", offset=10, text="é\n", skipped_bytes=5, size_bytes=3)),
+    (
+        5,
+        p.Output(
+            rank=-1,
+            stream="stderr",
+            offset=10,
+            text="é\n",
+            skipped_bytes=5,
+            size_bytes=3,
+        ),
+    ),
     (
         6,
         p.Ended(
@@ -74,7 +108,19 @@ MESSAGES = (
             rank=3,
             local_rank=1,
             silence="its process is stopped",
-            threads=(p.Thread(frames=(p.Frame(file="Cell In[3]", line=9, function="f", mine=True, text="g()"),)),),
+            threads=(
+                p.Thread(
+                    frames=(
+                        p.Frame(
+                            file="Cell In[3]",
+                            line=9,
+                            function="f",
+                            mine=True,
+                            text="g()",
+                        ),
+                    )
+                ),
+            ),
         ),
     ),
     (12, p.StacksDone(request_id="a1", ranks=2)),
@@ -135,11 +181,18 @@ MESSAGES = (
             ),
             warm=WARM,
             side_files=(SHA,),
-            join_template=p.JoinTemplate(sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", work=WORK),
+            join_template=p.JoinTemplate(
+                sizes=(7, 8), nproc_per_node="gpu", cwd="~/run", work=WORK
+            ),
             work=WORK,
         ),
     ),
-    (0, p.WorkDirReady(path="/home/me/.distmagic/work/train", notice="job j-0 still runs")),
+    (
+        0,
+        p.WorkDirReady(
+            path="/home/me/.distmagic/work/train", notice="job j-0 still runs"
+        ),
+    ),
     (0, p.ListWorkDirs()),
     (0, p.WorkDirs(dirs=(KEPT,))),
     (0, p.RemoveWorkDir(name="train")),
@@ -162,7 +215,12 @@ MESSAGES = (
     (0, p.GetFacts()),
     (0, p.ListTemplates(owner="ab12")),
     (0, p.EndTemplates(owner="ab12")),
-    (0, p.Templates(templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),))),
+    (
+        0,
+        p.Templates(
+            templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),)
+        ),
+    ),
     (0, p.ForkAgent(start=START, env={"A": "1"})),
     (0, p.AgentForked(pid=71)),
     (14, p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-c"))),
@@ -180,11 +238,15 @@ def golden() -> list[bytes]:
 
 
 def test_the_golden_file_has_one_line_a_type():
-    assert [json.loads(line)["t"] for line in golden()] == [codec._NAMES[type(m)] for _, m in MESSAGES]
+    assert [json.loads(line)["t"] for line in golden()] == [
+        codec._NAMES[type(m)] for _, m in MESSAGES
+    ]
     assert {type(message) for _, message in MESSAGES} == set(codec._NAMES)
 
 
-@pytest.mark.parametrize("index", range(len(MESSAGES)), ids=[type(m).__name__ for _, m in MESSAGES])
+@pytest.mark.parametrize(
+    "index", range(len(MESSAGES)), ids=[type(m).__name__ for _, m in MESSAGES]
+)
 def test_the_wire_is_frozen(index):
     """A line that differs here is another protocol: hosts and notebooks of different age would not understand it."""
     n, message = MESSAGES[index]
@@ -212,7 +274,8 @@ def test_unknown_types_are_none_with_their_number():
 
 def test_fields_at_their_default_are_left_out():
     assert (
-        p.encode(p.Progress(rank=0, restart=0, at_s=1.0)) == b'{"t":"progress","n":0,"rank":0,"restart":0,"at_s":1.0}\n'
+        p.encode(p.Progress(rank=0, restart=0, at_s=1.0))
+        == b'{"t":"progress","n":0,"rank":0,"restart":0,"at_s":1.0}\n'
     )
 
 
@@ -224,7 +287,9 @@ def test_a_line_is_one_line_of_ascii():
 
 
 def test_a_private_key_is_not_shown():
-    assert "PRIVATE" not in repr(p.ServeBlobs(blobs=(BLOB,), address="10.0.0.2", secret=SECRET))
+    assert "PRIVATE" not in repr(
+        p.ServeBlobs(blobs=(BLOB,), address="10.0.0.2", secret=SECRET)
+    )
 
 
 def test_numbers_that_are_no_numbers_travel():
@@ -239,20 +304,38 @@ def test_numbers_that_are_no_numbers_travel():
     [
         (b"", "not JSON: b''"),
         (b"Last login: today", "not JSON: b'Last login: today'"),
-        (b'{"t":"data","n":0,"size_bytes":7', 'not JSON: b\'{"t":"data","n":0,"size_bytes":7\''),
+        (
+            b'{"t":"data","n":0,"size_bytes":7',
+            'not JSON: b\'{"t":"data","n":0,"size_bytes":7\'',
+        ),
         (b"[" * 100_000, f"not JSON: {b'[' * 80!r}"),
         (b"\xff\xfe", r"not JSON: b'\xff\xfe'"),
         (b"[1]", "not a message: b'[1]'"),
         (b'{"t":1,"n":0}', 'not a message: b\'{"t":1,"n":0}\''),
         (b'{"t":"agent_gone"}', 'not a message: b\'{"t":"agent_gone"}\''),
-        (b'{"t":"agent_gone","n":true}', 'not a message: b\'{"t":"agent_gone","n":true}\''),
-        (b'{"t":"agent_gone","n":1.0}', 'not a message: b\'{"t":"agent_gone","n":1.0}\''),
+        (
+            b'{"t":"agent_gone","n":true}',
+            'not a message: b\'{"t":"agent_gone","n":true}\'',
+        ),
+        (
+            b'{"t":"agent_gone","n":1.0}',
+            'not a message: b\'{"t":"agent_gone","n":1.0}\'',
+        ),
         (b'{"t":"data","n":0}', "data: size_bytes is missing"),
-        (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: bool in place of int"),
+        (
+            b'{"t":"data","n":0,"size_bytes":true}',
+            "data.size_bytes: bool in place of int",
+        ),
         (b'{"t":"missing_blobs","n":0,"sha256":"x"}', "missing_blobs.sha256: no list"),
         (b'{"t":"offer_blobs","n":0,"blobs":[1]}', "offer_blobs.blobs: no object"),
-        (b'{"t":"offer_blobs","n":0,"blobs":[{"sha256":"x"}]}', "offer_blobs.blobs: size_bytes is missing"),
-        (b'{"t":"ended","n":0,"rank":0,"restart":0,"outcome":"raised","failure":1}', "ended.failure: no object"),
+        (
+            b'{"t":"offer_blobs","n":0,"blobs":[{"sha256":"x"}]}',
+            "offer_blobs.blobs: size_bytes is missing",
+        ),
+        (
+            b'{"t":"ended","n":0,"rank":0,"restart":0,"outcome":"raised","failure":1}',
+            "ended.failure: no object",
+        ),
         (
             b" " * (p.MAX_LINE_BYTES + 1),
             f"a line of {p.MAX_LINE_BYTES + 1} bytes (at most {p.MAX_LINE_BYTES} are allowed)",
@@ -274,7 +357,9 @@ def a(kind: object) -> st.SearchStrategy[object]:
         given_ = {f.name: a(hints[f.name]) for f in fields(kind)}
         optional = {f.name for f in fields(kind) if f.default is not MISSING}
         required = {k: v for k, v in given_.items() if k not in optional}
-        return st.fixed_dictionaries(required, optional={k: given_[k] for k in optional}).map(lambda kw: kind(**kw))
+        return st.fixed_dictionaries(
+            required, optional={k: given_[k] for k in optional}
+        ).map(lambda kw: kind(**kw))
     if origin is tuple:
         return st.lists(a(args[0]), max_size=3).map(tuple)
     if origin is dict:
@@ -294,7 +379,9 @@ SCALARS = {
 ANY_MESSAGE = st.one_of([a(kind) for kind in codec._NAMES])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | TEXT,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
@@ -342,7 +429,13 @@ def test_any_json_in_any_field(index, data):
 )
 def test_numbers_beyond_all_bounds_and_nests(value):
     for name in (b"at_s", b"step", b"rank", b"device", b"rows"):
-        decode_or_wire_error(b'{"t":"progress","n":1,"rank":0,"restart":0,"at_s":1,"' + name + b'":' + value + b"}")
+        decode_or_wire_error(
+            b'{"t":"progress","n":1,"rank":0,"restart":0,"at_s":1,"'
+            + name
+            + b'":'
+            + value
+            + b"}"
+        )
 
 
 def test_half_characters_of_utf16_become_question_marks():

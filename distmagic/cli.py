@@ -73,9 +73,12 @@ def _command(name: str, words: Sequence[str]) -> int:
     from distmagic.api import session
     from distmagic.connection.prompts import asker_of
     from distmagic.screens.choose import screen_for
-    from distmagic.session import programs
+    from distmagic.session import exporting, programs
 
     programs.check_request(request)
+    if request.export is not None:
+        print(exporting.export_program(program, request, hosts))
+        return 0
     with closing(asker_of()) as asker:
         if request.dry_run:
             print(

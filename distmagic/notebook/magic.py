@@ -91,6 +91,9 @@ class Magics:
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names += [request.output] if request.output else []
         plan, filename = self._read(cell, whole=request.whole or request.script)
+        if request.export is not None:
+            print(sanitize.lines(self._export(plan, filename, request)))
+            return None
         names[:0] = plan.targets
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
@@ -118,6 +121,27 @@ class Magics:
                 place.cancel()
                 raise
             return self._launch(request, reaching, payload, screen, names)
+
+    def _export(
+        self, plan: cells.CellPlan, filename: str, request: flags.Request
+    ) -> str:
+        """Write the folder that starts the cell elsewhere, and return what to tell the user of it."""
+        from distmagic.exports import cell_script
+        from distmagic.session import exporting
+
+        hosts = self.notebook.choose(request, os.environ).hosts
+        if plan.call is not None:
+            run_local(
+                self.shell, plan, filename, [name for name, _ in request.spec.env]
+            )
+        text = cell_script.of_cell(plan, self.shell.user_ns)
+        if isinstance(text, str):
+            program = exporting.of_script(text, request)
+        else:
+            with closing(asker_of(self.shell)) as asker:
+                payload = self._pack(plan, filename, request, asker)
+            program = exporting.of_payload(payload, text.why)
+        return exporting.write(program, "cell", request, hosts)
 
     def _place(self, request: flags.Request, asker: NotebookAsker) -> Place:
         """Return where the cell runs, its hosts being reached already as far as they are known."""
@@ -172,7 +196,21 @@ class Magics:
         request: flags.Request,
         asker: NotebookAsker,
     ) -> Payload:
-        """Run the cell's own statements, and pack its call; of a cell that is a script, with its arguments.
+        """Run the cell's own statements, and pack its call."""
+        if plan.call is not None:
+            run_local(
+                self.shell, plan, filename, [name for name, _ in request.spec.env]
+            )
+        return self._pack(plan, filename, request, asker)
+
+    def _pack(
+        self,
+        plan: cells.CellPlan,
+        filename: str,
+        request: flags.Request,
+        asker: NotebookAsker,
+    ) -> Payload:
+        """Pack the cell's call; of a cell that runs whole its text, with the arguments of a script.
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
@@ -186,7 +224,6 @@ class Magics:
                 limit_bytes=limit_bytes,
                 argv=argv,
             )
-        run_local(self.shell, plan, filename, [name for name, _ in request.spec.env])
         thunk = cells.make_thunk(
             plan, self.shell.user_ns, filename, self.shell.compile.flags
         )

@@ -45,25 +45,41 @@ def with_tree(
     `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none, and
     `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
     """
-    contents = Contents()
-    owned = []
-    inside = ""
-    folder = _named_folder(sync) if sync is not None else payload.folder
-    if folder is not None:
-        current = current.resolve()
-        folder = folder.resolve()
-        at, inside = place_of(folder, current)
-        contents.add(contents_of(folder), at)
-        owned.append(at)
-        _check_script(payload.script, contents, folder)
+    contents, owned, inside = gather(payload, sync, current)
     notice = _left_out(contents)
-    owned += [_add_module(contents, module) for module in payload.modules]
     if not owned:
         return payload
+    folder = _folder_of(payload, sync)
     what = f"The folder {folder}" if folder is not None else _in_words(payload.modules)
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
     return replace(payload, tree=tree, notice=notice)
+
+
+def gather(
+    payload: Payload, sync: str | None, current: Path
+) -> tuple[Contents, list[str], str]:
+    """Return all files that hosts need, the places that are theirs alone, and where ranks begin.
+
+    Raises what `with_tree` raises, but for the limit.
+    """
+    contents = Contents()
+    owned = []
+    inside = ""
+    folder = _folder_of(payload, sync)
+    if folder is not None:
+        current = current.resolve()
+        at, inside = place_of(folder, current)
+        contents.add(contents_of(folder), at)
+        owned.append(at)
+        _check_script(payload.script, contents, folder)
+    owned += [add_module(contents, module) for module in payload.modules]
+    return contents, owned, inside
+
+
+def _folder_of(payload: Payload, sync: str | None) -> Path | None:
+    folder = _named_folder(sync) if sync is not None else payload.folder
+    return None if folder is None else folder.resolve()
 
 
 def _named_folder(sync: str) -> Path:
@@ -93,7 +109,7 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
     )
 
 
-def _add_module(contents: Contents, module: LocalModule) -> str:
+def add_module(contents: Contents, module: LocalModule) -> str:
     """Add the files of a local module, where an import finds them; return their place."""
     if module.file is not None:
         path = f"{module.name}.py"

@@ -34,6 +34,7 @@ PACKAGES = (
     "request",
     "payload",
     "planning",
+    "exports",
     "state",
     "render",
     "transports",

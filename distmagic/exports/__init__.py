@@ -14,16 +14,17 @@ a system has for them.
 Nothing here reaches a host or submits a job, and no value depends on a clock or on chance. In this order:
 
     job.py           what is exported: program, resources, variables                       pure
-    quoting.py       a value as a word of a shell, a text of YAML, Python or a Dockerfile  pure
+    quoting.py       a value as a word of a shell, a text of YAML or of a Dockerfile  pure
     cell_script.py   a cell as a program                                                   pure
     parts.py         lines that several systems share: variables, torchrun's command       pure
     slurm.py         two forms: a task a node, a task a rank                               pure
     skypilot.py      two forms: static rendezvous, c10d                                    pure
     osmo.py          two forms: torchrun, and ranks by --size, --offset, --world_size      pure
-    sing.py          image, entry point and the five variables                             pure
+    sing.py          image, entry point, settings                                          pure
     by_hand.py       torchrun: one command a host, or one for all                          pure
     systems.py       the table of them all                                                 pure
     run_call.py      travels as it is with a pickled call: makes it on every rank
-    start_ranks.py   travels as it is with OSMO's second form
+    start_ranks.py   travels as it is with OSMO's second form: starts the ranks of a task
+    sing_entry.py    travels as it is to SING Cloud: becomes torchrun on every node
     folder.py        writes the files
 """

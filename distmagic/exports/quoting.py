@@ -1,4 +1,4 @@
-r"""A value of the user as a word of a shell, a text of YAML, of Python, of a Dockerfile. Pure, and the only such place.
+r"""A value of the user as a word of a shell, a text of YAML, of a Dockerfile. Pure, and the only such place.
 
 Whatever a value has in it, what comes out is one printable line: nothing in it can end a line of a script, a directive of
 sbatch or a block of YAML. A word may have variables in it, as `variable` makes them: they alone are expanded.
@@ -26,7 +26,7 @@ def bash(word: str) -> str:
     if not word:
         return "''"
     parts = []
-    for place, part in enumerate(word.split(_MARK)):
+    for place, part in enumerate(pieces(word)):
         if place % 2:
             parts.append(f'"${part}"')
         elif part:
@@ -96,15 +96,9 @@ def yaml_block(text: str, indent: str) -> str:
     return f" |\n{block}"
 
 
-def python(word: str) -> str:
-    """Return a word as an expression of Python, its variables being those of `os.environ`."""
-    parts = []
-    for place, part in enumerate(word.split(_MARK)):
-        if place % 2:
-            parts.append(f"os.environ[{part!r}]")
-        elif part or not word:
-            parts.append(ascii(part))
-    return " + ".join(parts)
+def pieces(word: str) -> list[str]:
+    """Return a word as texts, and between them the names of its variables: every second piece is a name."""
+    return word.split(_MARK)
 
 
 def dockerfile(words: Iterable[str]) -> str:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from distmagic.exports import by_hand, skypilot, slurm
+from distmagic.exports import by_hand, osmo, sing, skypilot, slurm
 from distmagic.exports.job import PROGRAM, File, Job, text_file
 
 _FILES: dict[str, Callable[[Job], tuple[File, ...]]] = {
     "slurm": slurm.files,
     "skypilot": skypilot.files,
+    "osmo": osmo.files,
+    "sing": sing.files,
     "torchrun": by_hand.files,
 }
 _README: dict[str, Callable[[Job], tuple[str, ...]]] = {
     "slurm": slurm.readme,
     "skypilot": skypilot.readme,
+    "osmo": osmo.readme,
+    "sing": sing.readme,
     "torchrun": by_hand.readme,
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from distmagic.errors import SpecError
 from distmagic.request.allocation import check_option
 
-SYSTEMS = ("slurm", "skypilot", "torchrun")
+SYSTEMS = ("slurm", "skypilot", "osmo", "sing", "torchrun")
 IMAGE = "pytorch/pytorch:latest"
 # The options of sbatch that mean something to the others too.
 _FOR_ALL = ("gpus-per-node", "cpus-per-task", "mem")
@@ -32,7 +32,7 @@ class ExportRequest:
 
     `nodes` is None where the line does not say it. `options` are sbatch's own, by their long names, "" being the value of
     a switch; the other systems take a few of them. `setup` is shell that every node runs first, `image` a container's.
-    Raises `SpecError`.
+    `results` is a dataset of OSMO or a URL, which gets what the first node's ranks write. Raises `SpecError`.
     """
 
     system: str
@@ -41,6 +41,7 @@ class ExportRequest:
     options: tuple[tuple[str, str], ...] = ()
     setup: str = field(default="", repr=False)  # may hold secrets
     image: str = IMAGE
+    results: str = ""
 
     def __post_init__(self) -> None:
         if self.system not in SYSTEMS:
@@ -67,6 +68,14 @@ class ExportRequest:
             raise SpecError(
                 f"--image {self.image!r} is not the name of a container image.",
                 f"Write it as docker pull takes it: {IMAGE}.",
+            )
+        if self.results and not re.fullmatch(
+            r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?|[a-z0-9]+://[A-Za-z0-9._/@:+-]+",
+            self.results,
+        ):
+            raise SpecError(
+                f"--results {self.results!r} is neither a dataset's name nor a URL.",
+                "Write --results my-results, or --results s3://bucket/folder.",
             )
         _read_gpus(self.option("gpus-per-node"))
         _read_cpus(self.option("cpus-per-task"))

@@ -259,7 +259,6 @@ def _allocation(
         ("nodes", args.nodes),
         ("setup", args.setup),
         ("idle", args.idle),
-        ("image", args.image),
     ):
         if args.on is None and args.export is None and value is not None:
             raise SpecError(
@@ -268,8 +267,6 @@ def _allocation(
             )
     if args.on is None:
         return None
-    if args.image is not None:
-        raise SpecError("--image is for --export osmo and sing.", "Leave it out.")
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
             "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
@@ -310,6 +307,12 @@ _OF_RUNS = (
 def _export(args: argparse.Namespace) -> ExportRequest | None:
     """Return what is to be written in place of a run. Raises `SpecError` for flags that only a run has."""
     if args.export is None:
+        for name in ("image", "results"):
+            if getattr(args, name) is not None:
+                raise SpecError(
+                    f"--{name} is for files that are exported.",
+                    "Add --export osmo DIR, or leave it out.",
+                )
         return None
     for name in _OF_RUNS:
         if getattr(args, name) not in (None, False):
@@ -323,7 +326,7 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
             f"--export {system} has hosts that {system} chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
-    given = {"setup": args.setup, "image": args.image}
+    given = {"setup": args.setup, "image": args.image, "results": args.results}
     known = {name: value for name, value in given.items() if value is not None}
     return ExportRequest(
         system=system,
@@ -553,6 +556,7 @@ _FLAGS = (
         "SYSTEM DIR",
     ),
     _Flag("image", "container image of --export osmo and sing", "NAME"),
+    _Flag("results", "dataset or URL that gets what --export osmo writes", "NAME"),
     _Flag(
         "connect-timeout",
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",

@@ -50,7 +50,7 @@ def job(
 
 def texts(files: tuple[File, ...]) -> dict[str, str]:
     """Return what the files have in them, by their paths."""
-    return {file.path: file.data.decode() for file in files}
+    return {file.path: file.data.decode(errors="surrogateescape") for file in files}
 
 
 def shown(files: tuple[File, ...]) -> str:

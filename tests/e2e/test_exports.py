@@ -2,90 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.builders.exports import HOSTILE
+from tests.e2e.exports import (
+    VARIABLES,
+    Export,
+    Node,
+    at_once,
+    check_four_ranks,
+    exporter,
+    results,
+)
 from tests.lab import Lab
-from tests.lab.host import LabHost
 from tests.lab.slurm import SlurmLab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
 
-# Each rank leaves what it was given and what it found in a file beside it.
-TRAIN = """
-import json
-import os
-import socket
-import sys
-
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-total = torch.tensor([rank + 1])
-dist.all_reduce(total)
-found = {
-    "total": int(total),
-    "world": dist.get_world_size(),
-    "host": socket.gethostname(),
-    "args": sys.argv[1:],
-    "local_rank": os.environ["LOCAL_RANK"],
-    "variables": {name: value for name, value in os.environ.items() if name.startswith("MY_")},
-}
-with open(f"rank-{rank}.json", "w") as file:
-    json.dump(found, file)
-if sys.argv[1:] == ["fail"] and rank == 1:
-    sys.exit(7)
-dist.destroy_process_group()
-"""
-VARIABLES = {f"MY_{place}": value for place, value in enumerate(HOSTILE)}
-
 
 @pytest.fixture
-def export(tmp_path: Path) -> Iterator[Any]:
-    """Return a function that exports TRAIN with these flags and arguments to a folder that all hosts see."""
-    made: list[Path] = []
-
-    def write(lab: Lab, *flags: str, args: tuple[str, ...] = ()) -> Path:
-        (tmp_path / "train.py").write_text(TRAIN)
-        folder = lab.folder / "exports" / tmp_path.name
-        made.append(folder)
-        system, *others = flags
-        words = ["--export", system, str(folder), "--python", "python3", *others]
-        command = [
-            sys.executable,
-            "-m",
-            "distmagic.cli",
-            "run",
-            *words,
-            "train.py",
-            *args,
-        ]
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-        return folder
-
-    yield write
-    for folder in made:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def results(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return what each rank has left, by rank; and take it away for the next run."""
-    found = {}
-    for path in sorted((folder / "program").glob("rank-*.json")):
-        found[int(path.stem.partition("-")[2])] = json.loads(path.read_text())
-        path.unlink()
-    return found
+def export(tmp_path: Path) -> Iterator[Export]:
+    """Return what exports the program of these tests to a folder that all hosts see."""
+    with exporter(tmp_path) as write:
+        yield write
 
 
 def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:
@@ -99,7 +41,7 @@ def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.needs("slurm")
 @pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
 def test_both_sbatch_files_run_as_they_are(
-    slurm: SlurmLab, export: Any, file: str
+    slurm: SlurmLab, export: Export, file: str
 ) -> None:
     folder = export(
         slurm.lab,
@@ -125,7 +67,7 @@ def test_both_sbatch_files_run_as_they_are(
 
 @pytest.mark.needs("slurm")
 def test_one_option_of_sbatch_changes_the_number_of_nodes(
-    slurm: SlurmLab, export: Any
+    slurm: SlurmLab, export: Export
 ) -> None:
     folder = export(slurm.lab, "slurm")
     code, printed = submit(slurm, folder, "--nodes", "2", "job.sbatch")
@@ -136,7 +78,7 @@ def test_one_option_of_sbatch_changes_the_number_of_nodes(
 @pytest.mark.needs("slurm")
 @pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
 def test_hostile_values_reach_every_rank_of_slurm(
-    slurm: SlurmLab, export: Any, file: str
+    slurm: SlurmLab, export: Export, file: str
 ) -> None:
     variables = [
         word
@@ -159,7 +101,7 @@ def test_hostile_values_reach_every_rank_of_slurm(
 @pytest.mark.needs("slurm")
 @pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
 def test_a_rank_that_fails_ends_the_whole_job(
-    slurm: SlurmLab, export: Any, file: str
+    slurm: SlurmLab, export: Export, file: str
 ) -> None:
     folder = export(
         slurm.lab, "slurm", "--nodes", "2", "--cpus-per-task", "2", args=("fail",)
@@ -175,7 +117,7 @@ def test_a_rank_that_fails_ends_the_whole_job(
 
 
 @pytest.mark.needs("slurm")
-def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Any) -> None:
+def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Export) -> None:
     folder = export(slurm.lab, "slurm")
     away = slurm.lab.folder / "exports"
     done = slurm.login.exec(
@@ -188,25 +130,11 @@ def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Any) -> Non
     assert "node.sh is not here: run sbatch in the folder of this file" in done.stdout
 
 
-def at_once(
-    hosts: tuple[LabHost, ...], lines: list[str]
-) -> list[subprocess.CompletedProcess[str]]:
-    """Run a line of bash on each host, all at the same time."""
-    with ThreadPoolExecutor(len(lines)) as pool:
-        return list(
-            pool.map(
-                lambda host, line: host.exec(["bash", "-c", line], timeout_s=120),
-                hosts,
-                lines,
-            )
-        )
-
-
 @pytest.mark.parametrize(
     "scripts", [("node-0.sh", "node-1.sh"), ("any-node.sh", "any-node.sh")]
 )
 def test_torchruns_commands_by_hand(
-    lab: Lab, export: Any, scripts: tuple[str, str]
+    lab: Lab, export: Export, scripts: tuple[str, str]
 ) -> None:
     folder = export(
         lab,
@@ -217,15 +145,11 @@ def test_torchruns_commands_by_hand(
         f"MY_1={HOSTILE[4]}",
         args=HOSTILE,
     )
-    done = at_once(lab.hosts[:2], [f"bash {folder}/{script}" for script in scripts])
+    done = at_once(
+        lab.hosts[:2], [Node(f"bash {folder}/{script}", {}) for script in scripts]
+    )
     assert [one.returncode for one in done] == [0, 0], done
     found = results(folder)
-    assert sorted((one["host"], one["local_rank"]) for one in found.values()) == [
-        ("dm1", "0"),
-        ("dm1", "1"),
-        ("dm2", "0"),
-        ("dm2", "1"),
-    ]
-    assert {one["total"] for one in found.values()} == {10}
+    check_four_ranks(found)
     assert found[3]["args"] == list(HOSTILE)
     assert found[3]["variables"] == {"MY_1": HOSTILE[4]}

@@ -61,7 +61,7 @@ FOREIGN = {
     "ipywidgets": "screens.board",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
-    "torch": "remote.rank.checkpoint remote.engine.engine remote.values.storages",
+    "torch": "exports.sing_entry remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config",
 }
 SLOW = {

@@ -1,6 +1,6 @@
 """A cell as a program that a person could have written, where its text allows that. Pure.
 
-    the names of the notebook that it uses    as imports, and as plain values
+    the names of the notebook that it uses    as imports, plain values, functions and classes
     the cell's statements                     as they are
     the call that it ends with                behind `if __name__ == "__main__":`
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import ModuleType
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 
 from distmagic.request.cell import CellPlan, names_wanted
 
@@ -37,8 +37,13 @@ class NoProgram:
     why: str
 
 
-def of_cell(plan: CellPlan, namespace: Mapping[str, object]) -> str | NoProgram:
-    """Return the text of a program that does what the cell does on every rank; `namespace` is the notebook's."""
+def of_cell(
+    plan: CellPlan, namespace: Mapping[str, object], texts: Mapping[str, str]
+) -> str | NoProgram:
+    """Return the text of a program that does what the cell does on every rank.
+
+    `namespace` is the notebook's, `texts` are those of its cells by their file names, in the order of their execution.
+    """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
     if "get_ipython()" in plan.text:
         return NoProgram("it has magics of IPython")
@@ -50,10 +55,12 @@ def of_cell(plan: CellPlan, namespace: Mapping[str, object]) -> str | NoProgram:
         if isinstance(main, NoProgram):
             return main
         text = main
-    head = _head(names_wanted(plan), namespace)
-    if isinstance(head, NoProgram):
-        return head
-    program = "\n".join([*head, "", "", ""]) + text.lstrip("\n") if head else text
+    head = _Head(namespace=namespace, texts=texts)
+    missing = head.add(names_wanted(plan))
+    if missing is not None:
+        return missing
+    before = head.text()
+    program = f"{before}\n\n\n" + text.lstrip("\n") if before else text
     try:
         compile(program, "<program>", "exec", dont_inherit=True)
     except SyntaxError as error:  # `await` outside a function, or `from __future__` that no longer comes first
@@ -103,23 +110,87 @@ def _with_guard(plan: CellPlan, text: str) -> str | NoProgram:
     return f'{body}\n\n\nif __name__ == "__main__":\n    {written}\n'
 
 
-def _head(
-    names: Iterable[str], namespace: Mapping[str, object]
-) -> list[str] | NoProgram:
-    """Return the lines that give a program what it uses of other cells."""
-    imports, values = [], []
-    for name in names:
-        if name not in namespace:
-            return NoProgram(f"nothing defines {name}")
-        value = namespace[name]
-        found = _import_of(name, value)
-        if found:
-            imports.append(found)
-        elif _is_plain(value) and len(repr(value)) <= _LONGEST_VALUE:
-            values.append(f"{name} = {value!r}")
-        else:
+@dataclass(slots=True, kw_only=True)
+class _Head:
+    """What a program has before the cell's own text: imports, plain values and definitions of other cells."""
+
+    namespace: Mapping[str, object]
+    texts: Mapping[str, str]
+    imports: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    definitions: dict[str, str] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+
+    def add(self, names: Iterable[str]) -> NoProgram | None:
+        """Add these names, and what they need in turn; return why that can't be done."""
+        for name in names:
+            if name in self.imports or name in self.values or name in self.waiting:
+                continue
+            if name not in self.namespace:
+                return NoProgram(f"nothing defines {name}")
+            missing = self._add_value(name, self.namespace[name])
+            if missing is not None:
+                return missing
+        return None
+
+    def _add_value(self, name: str, value: object) -> NoProgram | None:
+        statement = _import_of(name, value)
+        if statement:
+            self.imports[name] = statement
+            return None
+        if _is_plain(value) and len(repr(value)) <= _LONGEST_VALUE:
+            self.values[name] = f"{name} = {value!r}"
+            return None
+        definition = _definition_of(name, value, self.texts)
+        if not definition:
             return NoProgram(f"{name} is of another cell")
-    return [*imports, *([""] if imports and values else []), *values]
+        # What it needs stands before it: a base class is needed already when it is defined.
+        self.waiting.add(name)
+        missing = self.add(names_wanted(CellPlan(text=definition)))
+        self.definitions[name] = definition
+        return missing
+
+    def text(self) -> str:
+        """Return it as the beginning of a program, "" if there is nothing."""
+        parts = []
+        for lines in (sorted(self.imports.values()), self.values.values()):
+            if lines:
+                parts.append("\n".join(lines))
+        head = "\n\n".join(parts)
+        blocks = [*([head] if head else []), *self.definitions.values()]
+        return "\n\n\n".join(blocks)
+
+
+def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
+    """Return the lines that define a function or a class in a cell, "" where there are none."""
+    if (
+        getattr(value, "__module__", None) != "__main__"
+        or getattr(value, "__name__", None) != name
+    ):
+        return ""
+    if isinstance(value, FunctionType):
+        return _lines_of(name, texts.get(value.__code__.co_filename, ""))
+    if not isinstance(value, type):
+        return ""
+    found = ""
+    for text in texts.values():  # the last one counts
+        found = _lines_of(name, text) or found
+    return found
+
+
+def _lines_of(name: str, text: str) -> str:
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:
+        return ""
+    for node in body:
+        if (
+            isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+            and node.name == name
+        ):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
+    return ""
 
 
 def _import_of(name: str, value: object) -> str:

@@ -134,13 +134,16 @@ class Magics:
             run_local(
                 self.shell, plan, filename, [name for name, _ in request.spec.env]
             )
-        text = cell_script.of_cell(plan, self.shell.user_ns)
+        texts = {
+            name: "".join(linecache.getlines(name)) for name in _labels(self.shell)
+        }
+        text = cell_script.of_cell(plan, self.shell.user_ns, texts)
         if isinstance(text, str):
             program = exporting.of_script(text, request)
         else:
             with closing(asker_of(self.shell)) as asker:
                 payload = self._pack(plan, filename, request, asker)
-            program = exporting.of_payload(payload, text.why)
+            program = exporting.of_payload(payload, text.why, request)
         return exporting.write(program, "cell", request, hosts)
 
     def _place(self, request: flags.Request, asker: NotebookAsker) -> Place:

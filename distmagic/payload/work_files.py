@@ -12,6 +12,7 @@ stands for the current directory, so that relative paths mean there what they me
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,44 +46,46 @@ def with_tree(
     `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none, and
     `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
     """
-    contents, owned, inside = gather(payload, sync, current)
+    folder = named_folder(sync) if sync is not None else payload.folder
+    contents, owned, inside = gather(folder, payload.modules, current, payload.script)
     notice = _left_out(contents)
     if not owned:
         return payload
-    folder = _folder_of(payload, sync)
-    what = f"The folder {folder}" if folder is not None else _in_words(payload.modules)
+    what = (
+        f"The folder {folder.resolve()}"
+        if folder is not None
+        else _in_words(payload.modules)
+    )
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
     return replace(payload, tree=tree, notice=notice)
 
 
 def gather(
-    payload: Payload, sync: str | None, current: Path
+    folder: Path | None,
+    modules: Iterable[LocalModule],
+    current: Path,
+    script: Path | None = None,
 ) -> tuple[Contents, list[str], str]:
     """Return all files that hosts need, the places that are theirs alone, and where ranks begin.
 
-    Raises what `with_tree` raises, but for the limit.
+    `script` has to be among the files of `folder`. Raises what `with_tree` raises, but for the limit.
     """
     contents = Contents()
-    owned = []
+    owned: list[str] = []
     inside = ""
-    folder = _folder_of(payload, sync)
     if folder is not None:
-        current = current.resolve()
+        folder, current = folder.resolve(), current.resolve()
         at, inside = place_of(folder, current)
         contents.add(contents_of(folder), at)
         owned.append(at)
-        _check_script(payload.script, contents, folder)
-    owned += [add_module(contents, module) for module in payload.modules]
+        _check_script(script, contents, folder)
+    owned += [add_module(contents, module) for module in modules]
     return contents, owned, inside
 
 
-def _folder_of(payload: Payload, sync: str | None) -> Path | None:
-    folder = _named_folder(sync) if sync is not None else payload.folder
-    return None if folder is None else folder.resolve()
-
-
-def _named_folder(sync: str) -> Path:
+def named_folder(sync: str) -> Path:
+    """Return the folder after `--sync`. Raises `SpecError` if it is none."""
     folder = Path(sync).expanduser()
     if not folder.is_dir():
         raise SpecError(

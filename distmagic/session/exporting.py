@@ -6,7 +6,7 @@ import ast
 import posixpath
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from distmagic.exports import folder, run_call, systems
 from distmagic.exports.job import PROGRAM, File, Job, Program, text_file
 from distmagic.payload import bundle, local_modules, work_files
 from distmagic.payload.folder import Contents, check_size
+from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program
 from distmagic.request.flags import Request
@@ -27,26 +28,19 @@ _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
 
 def of_script(text: str, request: Request) -> Program:
     """Return the program of a cell whose text is one, with the local modules that it imports."""
-    contents = Contents()
     names = local_modules.imports_of_text(text, _SCRIPT)
-    for module in local_modules.found(names):
-        work_files.add_module(contents, module)
-    check_size(contents, request.payload_limit_bytes, "The local modules of the cell")
+    contents, inside = _of_cell(local_modules.found(names), request)
     script = _SCRIPT
     while script in contents.files:  # the name of a local module
         script = f"_{script}"
     files = (text_file(script, text), *_files(contents))
-    words = (script, *request.args)
-    return _with_zip(Program(files=files, words=words))
+    words = (posixpath.relpath(script, inside or "."), *request.args)
+    return _with_zip(Program(files=files, words=words, inside=inside))
 
 
-def of_payload(payload: Payload, why: str) -> Program:
+def of_payload(payload: Payload, why: str, request: Request) -> Program:
     """Return the program that makes a pickled call; `why` is the reason why the cell's text is no program."""
-    contents = Contents()
-    for module in payload.modules:
-        work_files.add_module(contents, module)
-    check_size(contents, payload.limit_bytes, "The local modules of the cell")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    contents, inside = _of_cell(payload.modules, request)
     own = (
         File(path=_RUNNER, data=Path(run_call.__file__).read_bytes()),
         File(path="call", data=payload.call.path.read_bytes()),
@@ -59,11 +53,22 @@ def of_payload(payload: Payload, why: str) -> Program:
     ]
     return Program(
         files=(*own, *side_files, *_files(contents)),
-        words=(_RUNNER,),
+        words=(posixpath.relpath(_RUNNER, inside or "."),),
+        inside=inside,
         is_bundle=True,
         why=why,
-        python_version=version,
+        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
     )
+
+
+def _of_cell(modules: Iterable[LocalModule], request: Request) -> tuple[Contents, str]:
+    """Return the files that a cell brings, its local modules and the folder after `--sync`; and where ranks begin."""
+    sync = request.spec.sync
+    named = None if sync is None else work_files.named_folder(sync)
+    contents, _, inside = work_files.gather(named, modules, Path.cwd())
+    limit_bytes = request.payload_limit_bytes
+    check_size(contents, limit_bytes, "What the cell brings")
+    return contents, inside
 
 
 def export_program(
@@ -75,8 +80,10 @@ def export_program(
     payload = pack_program(
         program, sync=request.spec.sync, current=current, limit_bytes=limit_bytes
     )
-    contents, _, inside = work_files.gather(payload, request.spec.sync, current)
-    check_size(contents, limit_bytes, f"The folder {payload.folder}")
+    sync = request.spec.sync
+    named = payload.folder if sync is None else work_files.named_folder(sync)
+    contents, _, inside = work_files.gather(named, (), current, payload.script)
+    check_size(contents, limit_bytes, f"The folder {named}")
     if program.is_module:
         words: tuple[str, ...] = ("-m", program.target, *program.args)
     else:

@@ -14,7 +14,7 @@ from distmagic.request.cell import parse_cell
 
 def written(cell: str, *, whole: bool = False, **names: object) -> str | NoProgram:
     plan = parse_cell(f"#%%distributed --export slurm d\n{cell}", whole=whole)
-    return cell_script.of_cell(plan, names)
+    return cell_script.of_cell(plan, names, {})
 
 
 def test_a_cell_with_all_that_it_needs():
@@ -91,3 +91,63 @@ def test_values_that_a_text_can_not_make():
         assert written("def f(): return V\nf()", V=value) == NoProgram(
             "V is of another cell"
         )
+
+
+FIRST = """
+import json
+import math as m
+
+class Base:
+    size = 2
+
+def decorated(function):
+    return function
+"""
+SECOND = """
+class Model(Base):
+    def area(self):
+        return m.pi * self.size
+
+@decorated
+def helper(
+    n,
+):
+    return json.dumps(n), again
+
+def again():
+    return helper(Model().area())
+"""
+
+
+def test_functions_and_classes_of_other_cells_stand_before_what_needs_them():
+    names: dict[str, object] = {"__name__": "__main__"}
+    for filename, text in (("one", FIRST), ("two", SECOND)):
+        exec(compile(text, filename, "exec"), names)
+    plan = parse_cell("#%%distributed --export slurm d\nagain()", whole=False)
+    found = cell_script.of_cell(plan, names, {"one": FIRST, "two": SECOND})
+    assert isinstance(found, str)
+    assert found.startswith("import json\nimport math as m\n\n\n")
+    order = [
+        "class Base",
+        "class Model(Base)",
+        "def decorated",
+        "@decorated\ndef helper",
+        "def again",
+        "if __name__",
+    ]
+    places = [found.index(words) for words in order]
+    assert places[0] < places[1]
+    assert places[2] < places[3]
+    assert max(places) == places[-1]
+    compile(found, "x", "exec")
+
+
+def test_a_class_that_was_defined_again_is_the_later_one():
+    names: dict[str, object] = {"__name__": "__main__"}
+    texts = {"one": "class A:\n    x = 1\n", "two": "class A:\n    x = 2\n"}
+    for filename, text in texts.items():
+        exec(compile(text, filename, "exec"), names)
+    plan = parse_cell("#%%distributed --export slurm d\nprint(A.x)", whole=False)
+    found = cell_script.of_cell(plan, names, texts)
+    assert "x = 2" in str(found)
+    assert "x = 1" not in str(found)

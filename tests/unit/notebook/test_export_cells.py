@@ -89,6 +89,13 @@ def test_a_cell_that_uses_more_goes_as_the_pickled_call(cells, tmp_path, capsys)
     assert (done.stdout, done.stderr, done.returncode) == ("5000001\n", "", 0)
 
 
+def test_functions_and_classes_of_other_cells_come_along(cells, tmp_path):
+    cells("import json\nclass Model:\n    size = 3")
+    cells("def helper():\n    return json.dumps(Model.size)")
+    cells("%%distributed --export slurm out\nprint(helper())")
+    assert start(tmp_path / "out/program/cell.py").stdout == "3\n"
+
+
 def test_a_pickled_call_that_fails_shows_the_lines_of_the_cell(cells, tmp_path):
     cells("value = object()")
     cells("%%distributed --export slurm out\ndef f():\n    return value, 1 / 0\nf()")
@@ -138,6 +145,15 @@ def test_local_modules_come_along(cells, tmp_path, monkeypatch):
     )
     (tmp_path / "my_local_part.py").unlink()
     assert start(tmp_path / "out/program/cell.py").stdout == "5\n"
+
+
+def test_a_folder_to_sync_comes_along_where_the_cell_finds_it(cells, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.txt").write_text("here")
+    cells(
+        "%%distributed --export slurm out --sync data\ndef f():\n    print(open('data/a.txt').read())\nf()"
+    )
+    assert start(tmp_path / "out/program/cell.py").stdout == "here\n"
 
 
 def test_a_script_of_a_cell_gets_its_arguments(cells, tmp_path):

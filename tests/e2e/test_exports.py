@@ -85,16 +85,17 @@ def test_hostile_values_reach_every_rank_of_slurm(
         for name, value in VARIABLES.items()
         for word in ("--env", f"{name}={value}")
     ]
-    comment = """it's "$HOME" `id` \\ #c ü"""
+    key = """it's "$home" `id` \\ #c ü"""  # which Slurm keeps, in small letters
+    setup = "export MY_SETUP='a  b' MY_KEY=\"$(squeue -h -j $SLURM_JOB_ID -o %w)\""
     folder = export(
-        slurm.lab, "slurm", "--slurm", f"admin-comment={comment}", *variables,
-        "--setup", "export MY_SETUP='a  b'", "--cpus-per-task", "2", args=HOSTILE,
+        slurm.lab, "slurm", "--slurm", f"wckey={key}", *variables,
+        "--setup", setup, "--cpus-per-task", "2", args=HOSTILE,
     )  # fmt: skip
     code, printed = submit(slurm, folder, file)
     assert code == 0, printed
     (found,) = results(folder).values()
     assert found["args"] == list(HOSTILE)
-    assert found["variables"] == {**VARIABLES, "MY_SETUP": "a  b"}
+    assert found["variables"] == {**VARIABLES, "MY_SETUP": "a  b", "MY_KEY": key}
     assert (folder / "environment.sh").stat().st_mode & 0o777 == 0o600
 
 

@@ -99,7 +99,7 @@ class Housekeeping:
             pool.shutdown(wait=False, cancel_futures=True)
             for link in others:
                 link.close()
-            reaching.rest(0, lead)
+            reaching.keep_idle(0, lead)
         raise_first(list(names))
 
     def stop(self, reaching: Reaching, job: Job) -> Stopped:

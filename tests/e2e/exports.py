@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,16 +104,29 @@ class Node:
 
 
 def at_once(
-    hosts: tuple[LabHost, ...], nodes: list[Node], timeout_s: float = 120
+    hosts: tuple[LabHost, ...], nodes: list[Node], timeout_s: float = 150
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a line of bash on each host, all at the same time."""
+    """Run a line of bash on each host, all at the same time; as platforms do, end all when one fails."""
 
     def run(host: LabHost, node: Node) -> subprocess.CompletedProcess[str]:
         set_by = [f"{name}={value}" for name, value in node.variables.items()]
-        return host.exec(["env", *set_by, "bash", "-c", node.line], timeout_s=timeout_s)
+        line = ["env", *set_by, "bash", "-c", node.line]
+        done = host.exec(line, timeout_s=timeout_s)
+        if done.returncode != 0:
+            for other in hosts:
+                _end(other)
+        return done
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         return list(pool.map(run, hosts, nodes))
+
+
+def _end(host: LabHost) -> None:
+    """End what starts ranks on a host, and the ranks, as a platform ends a container in the end."""
+    for process in host.processes():
+        if process.cmdline[:1] and "train.py" in process.cmdline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.outer_pid, signal.SIGKILL)
 
 
 def check_four_ranks(found: dict[int, dict[str, Any]]) -> None:

@@ -41,6 +41,19 @@ where_is_task_13 = (1, 4)
 on_eight_nodes = "sbatch job.sbatch --nodes 8"
 cpus_per_task = 64
 """
+MNIST = REPOSITORY / "notebooks" / "02_mnist_ddp.ipynb"
+RIGHT_OF_MNIST = """
+steps = 150
+learning_rate = 0.4
+accuracy_of_all = 0.667
+gradient = 4
+"""
+WRONG_OF_MNIST = """
+steps = 1200
+learning_rate = 0.05
+accuracy_of_all = 0.55
+gradient = 12
+"""
 OSMO = REPOSITORY / "notebooks" / "06_osmo.ipynb"
 RIGHT_OF_OSMO = """
 offset_of_worker_3 = 24
@@ -191,3 +204,33 @@ def test_osmo(tmp_path: Path) -> None:
 def test_exercises_of_osmo() -> None:
     assert answered(OSMO, RIGHT_OF_OSMO) == ["right"] * 4
     assert answered(OSMO, WRONG_OF_OSMO) == ["not right yet"] * 4
+
+
+def test_mnist_from_one_process_to_many(tmp_path: Path) -> None:
+    cells = executed(MNIST, tmp_path)
+    shares = text_of(cell_with(cells, "num_replicas=2"))
+    first, second = re.findall(r"epoch 0, rank \d: \[(.*)\]", shares)
+    assert sorted(f"{first}, {second}".split(", ")) == list("0123456789")
+
+    averaged = text_of(cell_with(cells, "by hand"))
+    after = re.findall(r"after DDP: \[(.*)\]", averaged)
+    by_hand = re.findall(r"average: \[(.*)\]", averaged)
+    assert after[0] == after[1]
+    for one, other in zip(after[0].split(", "), by_hand[0].split(", "), strict=True):
+        assert abs(float(one) - float(other)) < 3e-6
+
+    trained = text_of(cell_with(cells, "--sync mnist -o run\ntrain(epochs=6, lr=0.1)"))
+    found = re.search(r"2 ranks, 66 steps each, test accuracy: (\d+\.\d)%", trained)
+    assert found is not None
+    assert float(found[1]) > 80
+    broken = text_of(cell_with(cells, "without ="))
+    assert len(set(re.findall(r"\[(.*)\]", broken))) == 1, "the same losses everywhere"
+    assert "132 in one process, 132 on each of two ranks" in broken
+    played = text_of(cell_with(cells, "def play(folder, nodes)"))
+    assert found[0] in played, "the image has the same program"
+    assert text_of(cells[-1]).count("not answered yet") == 4
+
+
+def test_exercises_of_mnist() -> None:
+    assert answered(MNIST, RIGHT_OF_MNIST) == ["right"] * 4
+    assert answered(MNIST, WRONG_OF_MNIST) == ["not right yet"] * 4

@@ -55,6 +55,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     sync: str | None = None,
     name: str | None = None,
     fresh: bool = False,
+    fetch: Sequence[str] = (),
     timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
     node_lost_after_s: float = 10.0,
@@ -92,6 +93,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         sync                 folder of this machine that is brought there; only what has changed is sent
         name                 name of the run's working directory; None: that of this script or notebook
         fresh                begin in an empty working directory
+        fetch                patterns of files that rank 0 leaves there and that are brought here: ["checkpoints/*.pt"]
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
         node_lost_after_s    a host that the others have not heard for this time is lost
@@ -136,6 +138,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "sync": sync,
         "name": name,
         "fresh": fresh,
+        "fetch": tuple(fetch),
         "timeout_s": timeout_s,
         "hang_timeout_s": hang_timeout_s,
         "node_lost_after_s": node_lost_after_s,

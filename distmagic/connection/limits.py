@@ -25,6 +25,7 @@ from distmagic.remote.wire.codec import Limit, Wrong
 from distmagic.state.fold_ranks import KEPT_RANKS
 
 MOST_JOBS = 10_000  # of one host
+MOST_FILES = 10_000  # of one answer
 _LARGEST = 1 << 63
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and line breaks
 
@@ -221,6 +222,10 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "lease_s": LEASE, "owner": NAME, "max_restarts": COUNT, "timeout_s": SECONDS_OR_NONE,
         "hang_timeout_s": SECONDS_OR_NONE, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
     },
+    protocol.FoundFiles: {"files": items(1000)},
+    protocol.FoundFile: {"path": PATH, "size_bytes": SIZE, "changed_s": DATE},
+    protocol.FileBegins: {"size_bytes": exact_whole(0, _LARGEST), "offset": exact_whole(0, _LARGEST)},
+    protocol.FileEnds: {},
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
     protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},

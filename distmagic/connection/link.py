@@ -25,7 +25,7 @@ from distmagic.planning import preflight
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
-from distmagic.remote.wire.protocol import Blob
+from distmagic.remote.wire.protocol import Blob, FoundFile
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
 
@@ -366,6 +366,42 @@ class Link:
         return self.query(
             protocol.PruneBlobs(removes=removes), protocol.Removed
         ).size_bytes
+
+    def found_files(self, request: protocol.ListFiles) -> tuple[FoundFile, ...]:
+        """Return the files in a job's working directory that fit a pattern. Raises `PreflightError` for too many."""
+        found: list[FoundFile] = []
+        with self._bounded(BOOT_TIMEOUT_S):
+            self.send(request)
+            while some := self._expect(protocol.FoundFiles).files:
+                found += some[: limits.MOST_FILES - len(found)]
+        return tuple(found)
+
+    def read_file(
+        self,
+        request: protocol.ReadFile,
+        begin: Callable[[protocol.FileBegins], object],
+        write: Callable[[bytes], object],
+    ) -> bool:
+        """Hand a file in a job's working directory to `write`, after `begin` has heard how long it is, and what follows.
+
+        Return whether ranks have changed meanwhile what was sent. Raises `PreflightError` if it isn't there.
+        """
+        self.send(request)
+        begins = self._expect(protocol.FileBegins)
+        begin(begins)
+        left = begins.size_bytes - begins.offset
+        while True:
+            answer: object = self._expect(protocol.Data, protocol.FileEnds)
+            if isinstance(answer, protocol.FileEnds):
+                return answer.has_changed or left > 0
+            assert isinstance(answer, protocol.Data)
+            left -= answer.size_bytes
+            if left < 0 or answer.size_bytes < 1:
+                self.close()
+                raise ProtocolError(
+                    f"{self.host.name}: {request.path} is longer than was announced."
+                )
+            self._take(answer.size_bytes, write)
 
     def work_dirs(self) -> tuple[protocol.KeptWorkDir, ...]:
         """Return the working directories that the host keeps."""

@@ -210,6 +210,7 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         sync=args.sync,
         name=args.name,
         fresh=args.fresh,
+        fetch=tuple(args.fetch),
     )
 
 
@@ -371,7 +372,7 @@ def _parser() -> _Parser:
         names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
         if not flag.metavar:
             parser.add_argument(*names, action="store_true", help=flag.help)
-        elif flag.name in ("env", "python", "slurm"):  # may be repeated
+        elif flag.name in ("env", "fetch", "python", "slurm"):  # may be repeated
             parser.add_argument(
                 *names,
                 metavar=flag.metavar,
@@ -548,6 +549,11 @@ _FLAGS = (
         "name",
         "name of the run's working directory on the hosts (the notebook's or script's)",
         "NAME",
+    ),
+    _Flag(
+        "fetch",
+        "files that are brought here after the run: checkpoints/*.pt; may be repeated",
+        "PATTERN",
     ),
     _Flag("fresh", "begin in an empty working directory"),
     _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),

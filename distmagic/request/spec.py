@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from distmagic.errors import SpecError
+from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
@@ -47,7 +48,8 @@ class JobSpec:
 
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
     run's own, or the notebook's on this machine). `sync` is a folder of this machine that is brought there, `name` the
-    name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `timeout_s` bounds the whole run, `hang_timeout_s` the
+    name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `fetch` are
+    patterns of the files that are brought here when the run is over. `timeout_s` bounds the whole run, `hang_timeout_s` the
     time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
     `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
     alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
@@ -71,6 +73,7 @@ class JobSpec:
     sync: str | None = None
     name: str | None = None
     fresh: bool = False
+    fetch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -97,6 +100,13 @@ class JobSpec:
                 f"--name {self.name!r} is not the name of a directory.",
                 "Use letters, digits, and . _ - between them.",
             )
+        for pattern in self.fetch:
+            check_pattern(pattern, "--fetch")
+        if self.fetch and self.detach:
+            raise SpecError(
+                "--fetch needs a notebook that follows the job, and --detach lets go of it.",
+                "Leave one of them out; the run that attach returns has run.fetch.",
+            )
         if self.sync == "":
             raise SpecError(
                 "--sync names no folder.",
@@ -117,6 +127,15 @@ class JobSpec:
     def is_elastic(self) -> bool:
         """Whether the number of nodes may change while the job runs."""
         return self.nnodes is not None and self.nnodes[0] != self.nnodes[1]
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Raise `SpecError` naming `where` for a pattern that can't fit a file below a run's working directory."""
+    if not is_inside(pattern.removeprefix("./")):
+        raise SpecError(
+            f"{where} {pattern!r}: this is no pattern of files in a run's working directory.",
+            "Write checkpoints/*.pt, or **/*.pt.",
+        )
 
 
 def _check_nproc(nproc: Slots | None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from distmagic import sanitize
 from distmagic.clusters import submission
 from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.job_states import JobState
@@ -175,7 +176,10 @@ class Session(Housekeeping):
             followed = launch(
                 reaching, spec, payload, screen, job, owner(), work, self._followed
             )
-        return self._finish(followed, reaching, screen)
+        left = self._finish(followed, reaching, screen)
+        if isinstance(left, Run):
+            fetch(left, spec.fetch)
+        return left
 
     def _with_files(
         self, reaching: Reaching, spec: JobSpec, payload: Payload
@@ -328,6 +332,18 @@ def python_of(host: Host, access: Access) -> str:
     return access.python_of(host.name) or (
         sys.executable if host.is_local else "python3"
     )
+
+
+def fetch(run: Run, patterns: Sequence[str]) -> None:
+    """Bring files of rank 0 to the current directory. A run that went well is not lost to a file that can't be had."""
+    for pattern in patterns:
+        try:
+            paths = run.fetch(pattern)
+        except DistmagicError as error:
+            print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
+        else:
+            names = sanitize.lines(", ".join(map(str, paths)))  # a host has chosen them
+            print(f"fetched {names}", file=sys.stderr)  # noqa: T201
 
 
 def _new_job() -> str:

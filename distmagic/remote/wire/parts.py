@@ -201,6 +201,15 @@ class KeptWorkDir:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A file in a job's working directory: its path below that, and when it was changed, in seconds since 1970."""
+
+    path: str
+    size_bytes: int
+    changed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part)."""
 

@@ -237,6 +237,35 @@ class PruneBlobs:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListFiles:
+    """Ask which files in the working directory of a job's node fit a pattern.
+
+    Any number of `FoundFiles` follow, and one without any at the end.
+    """
+
+    job: str
+    node_rank: int
+    pattern: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFile:
+    """Ask for a file in the working directory of a job's node.
+
+    `size_bytes` of it have come before, with this `sha256`: where they are the same still, only the rest is sent.
+    `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or `Refused`.
+    """
+
+    job: str
+    node_rank: int
+    path: str
+    size_bytes: int = 0
+    sha256: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListWorkDirs:
     """Ask for the working directories that this host keeps; `WorkDirs` follows."""
 

@@ -193,6 +193,11 @@ MESSAGES = (
             path="/home/me/.distmagic/work/train", notice="job j-0 still runs"
         ),
     ),
+    (0, p.ListFiles(job="j-1", node_rank=1, pattern="*.pt")),
+    (0, p.FoundFiles(files=(p.FoundFile(path="a.pt", size_bytes=7, changed_s=1.5),))),
+    (0, p.ReadFile(job="j-1", node_rank=1, path="a.pt", size_bytes=5, sha256=SHA)),
+    (0, p.FileBegins(size_bytes=7, offset=5)),
+    (0, p.FileEnds(has_changed=True)),
     (0, p.ListWorkDirs()),
     (0, p.WorkDirs(dirs=(KEPT,))),
     (0, p.RemoveWorkDir(name="train")),

@@ -25,7 +25,7 @@ from distmagic.planning import preflight
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
-from distmagic.remote.wire.protocol import Blob, FoundFile
+from distmagic.remote.wire.protocol import Blob
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
 
@@ -85,7 +85,7 @@ class Link:
         )
         link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:
-            with link._bounded(BOOT_TIMEOUT_S):
+            with link.bounded(BOOT_TIMEOUT_S):
                 link._boot(python, bundle)
                 link.facts = link._expect(protocol.Facts)
         except BaseException:
@@ -94,9 +94,7 @@ class Link:
         return link
 
     @contextmanager
-    def _bounded(
-        self, timeout_s: float, what: str = "gave no answer"
-    ) -> Iterator[None]:
+    def bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
         """Close the conversation when the block takes too long, and raise `Unreachable`; `what` are its words for why."""
         late = threading.Event()
 
@@ -230,7 +228,7 @@ class Link:
 
     def query(self, request: protocol.Message, kind: type[M]) -> M:
         """Ask something that is answered at once by one line of this kind. Raises what `open` raises."""
-        with self._bounded(BOOT_TIMEOUT_S):
+        with self.bounded(BOOT_TIMEOUT_S):
             self.send(request)
             return self._expect(kind)
 
@@ -244,7 +242,7 @@ class Link:
         self._last = 0
         self.agent_error = ""
         if request.work is not None:
-            with self._bounded(
+            with self.bounded(
                 _patience_s(request.work),
                 "did not bring its files into the working directory",
             ):
@@ -252,7 +250,7 @@ class Link:
                 self.work = self._expect(protocol.WorkDirReady)
         else:
             self.send(request)
-        with self._bounded(BOOT_TIMEOUT_S):
+        with self.bounded(BOOT_TIMEOUT_S):
             self._hello = self._expect_numbered(protocol.Hello)
 
     def attach(self, request: protocol.FollowJob) -> None:
@@ -324,7 +322,7 @@ class Link:
                 f"{self.host.name}: {request.name} is {size:,} bytes long; at most {limit_bytes:,} are taken.",
                 f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
             )
-        self._take(size, write)
+        self.take(size, write)
         return size
 
     def fetch_blob(self, blob: Blob, write: Callable[[bytes], object]) -> None:
@@ -336,9 +334,10 @@ class Link:
             raise ProtocolError(
                 f"{self.host.name}: a file is {size:,} bytes long, and should be {blob.size_bytes:,}."
             )
-        self._take(size, write)
+        self.take(size, write)
 
-    def _take(self, size: int, write: Callable[[bytes], object]) -> None:
+    def take(self, size: int, write: Callable[[bytes], object]) -> None:
+        """Hand the next `size` bytes, which an answer has announced, to `write`."""
         while size > 0:
             most = min(size, _CHUNK)
             data = self._lines.take(most) or self._read(most)
@@ -349,7 +348,7 @@ class Link:
         """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
         found: list[protocol.JobListing] = []
         size_bytes = 0
-        with self._bounded(BOOT_TIMEOUT_S):
+        with self.bounded(BOOT_TIMEOUT_S):
             self.send(protocol.ListJobs(job=job))
             while some := self._expect(protocol.Jobs).jobs:
                 size_bytes += self.line_bytes
@@ -367,42 +366,6 @@ class Link:
             protocol.PruneBlobs(removes=removes), protocol.Removed
         ).size_bytes
 
-    def found_files(self, request: protocol.ListFiles) -> tuple[FoundFile, ...]:
-        """Return the files in a job's working directory that fit a pattern. Raises `PreflightError` for too many."""
-        found: list[FoundFile] = []
-        with self._bounded(BOOT_TIMEOUT_S):
-            self.send(request)
-            while some := self._expect(protocol.FoundFiles).files:
-                found += some[: limits.MOST_FILES - len(found)]
-        return tuple(found)
-
-    def read_file(
-        self,
-        request: protocol.ReadFile,
-        begin: Callable[[protocol.FileBegins], object],
-        write: Callable[[bytes], object],
-    ) -> bool:
-        """Hand a file in a job's working directory to `write`, after `begin` has heard how long it is, and what follows.
-
-        Return whether ranks have changed meanwhile what was sent. Raises `PreflightError` if it isn't there.
-        """
-        self.send(request)
-        begins = self._expect(protocol.FileBegins)
-        begin(begins)
-        left = begins.size_bytes - begins.offset
-        while True:
-            answer: object = self._expect(protocol.Data, protocol.FileEnds)
-            if isinstance(answer, protocol.FileEnds):
-                return answer.has_changed or left > 0
-            assert isinstance(answer, protocol.Data)
-            left -= answer.size_bytes
-            if left < 0 or answer.size_bytes < 1:
-                self.close()
-                raise ProtocolError(
-                    f"{self.host.name}: {request.path} is longer than was announced."
-                )
-            self._take(answer.size_bytes, write)
-
     def work_dirs(self) -> tuple[protocol.KeptWorkDir, ...]:
         """Return the working directories that the host keeps."""
         return self.query(protocol.ListWorkDirs(), protocol.WorkDirs).dirs
@@ -418,7 +381,7 @@ class Link:
 
         Raises `Unreachable` where that takes longer than `STOP_TIMEOUT_S`, and what `events` raises.
         """
-        with self._bounded(STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
+        with self.bounded(STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
             self.attach(protocol.FollowJob(job=job, node_rank=node_rank))
             self.send(protocol.StopNode(grace_s=STOP_GRACE_S))
             for _ in self.events():
@@ -428,7 +391,7 @@ class Link:
         self, timeout_s: float
     ) -> Generator[protocol.Message | None, None, None]:
         """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
-        with self._bounded(timeout_s):
+        with self.bounded(timeout_s):
             while True:
                 _, message = self._next()
                 yield message

@@ -1,4 +1,4 @@
-"""Files that ranks left in their working directories: listed, and fetched to this machine.
+"""Files below a folder of a host: listed, fetched to this machine, and sent there.
 
 A host names the files, and is not trusted with more: nothing that it says has a file written outside of the folder that
 the user has named, through a link, or beyond the room that this disk has.
@@ -10,71 +10,67 @@ import contextlib
 import hashlib
 import os
 import shutil
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from distmagic import sanitize
+from distmagic.connection.file_requests import (
+    Reopening,
+    find_files,
+    read_file,
+    reopening,
+    write_file,
+)
 from distmagic.connection.link import Link
-from distmagic.errors import ConnectionLost, NoResult, ProtocolError, SpecError
-from distmagic.remote.records.manifest import is_inside
-from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import FoundFile
+from distmagic.connection.progress_line import ProgressLine
+from distmagic.errors import NoResult, PayloadError, ProtocolError, SpecError
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.records import found_files
+from distmagic.remote.wire import file_names, protocol
+from distmagic.remote.wire.protocol import Blob, Folder, FoundFile
 from distmagic.request.spec import check_pattern
 
-_TELL_S = 0.5
 _AGAIN = 3  # for a file that a rank writes while it is fetched
-_CHUNK = 1 << 20
 
 
-class WorkFiles:
-    """The files of one job; `open_link` opens a conversation with the host of a node."""
+class RemoteFolder:
+    """A folder of a host; `open_link` opens a conversation with that host."""
 
-    def __init__(self, job: str, open_link: Callable[[int], Link]) -> None:
-        self._job, self._open_link = job, open_link
+    def __init__(self, folder: Folder, open_link: Callable[[], Link]) -> None:
+        self._folder = folder
+        self._open_link = open_link
 
-    def find(self, node_rank: int, pattern: str) -> tuple[FoundFile, ...]:
-        """Return the files in the working directory of a node that fit a pattern, in the order of their paths."""
+    def find(self, pattern: str) -> tuple[FoundFile, ...]:
+        """Return the files that fit a pattern, in the order of their paths. Raises what `find_files` raises."""
         check_pattern(pattern, "pattern")
-        link = self._open_link(node_rank)
-        try:
-            found = link.found_files(
-                protocol.ListFiles(job=self._job, node_rank=node_rank, pattern=pattern)
-            )
-        except BaseException:
-            link.close()
-            raise
-        link.finish()
-        for file in found:
-            if not is_inside(file.path):
-                raise ProtocolError(
-                    f"{link.host.name} named a file that is not in its folder: {file.path!r}."
-                )
-        return found
+        with reopening(self._open_link) as kept:
+            return find_files(kept.link(), self._folder, pattern)
 
-    def fetch(self, node_rank: int, pattern: str, to: Path) -> list[Path]:
+    def fetch(self, pattern: str, to: Path) -> list[Path]:
         """Copy the files that fit a pattern to the folder `to`, each at its path below it; return where they are.
 
         What an earlier call had of a file is not fetched again. Raises `SpecError` if none fits, and `NoResult` for one
         that can't be written here, or that ranks never leave alone.
         """
-        found = self.find(node_rank, pattern)
-        if not found:
-            raise SpecError(
-                f"No file of the run fits {pattern!r}.",
-                "run.files(rank) lists those that there are.",
-            )
-        return [self._fetch(node_rank, file, to) for file in found]
+        check_pattern(pattern, "pattern")
+        with reopening(self._open_link) as kept:
+            found = find_files(kept.link(), self._folder, pattern)
+            if not found:
+                name = kept.link().host.name
+                raise SpecError(
+                    f"No file on {name} fits {pattern!r}.",
+                    "Links are not followed, and * stays in one folder: **/*.pt looks in all of them.",
+                )
+            return [self._fetch(kept, file, to) for file in found]
 
-    def _fetch(self, node_rank: int, file: FoundFile, to: Path) -> Path:
+    def _fetch(self, kept: Reopening, file: FoundFile, to: Path) -> Path:
         try:
             target = _place(to, file.path)
             if _is_same(target, file):
                 return target
             for _ in range(_AGAIN):
-                if self._fetch_once(node_rank, file, to, target):
+                if self._fetch_once(kept, file, to, target):
                     return target
         except OSError as error:
             raise NoResult(
@@ -87,78 +83,102 @@ class WorkFiles:
         )
 
     def _fetch_once(
-        self, node_rank: int, file: FoundFile, to: Path, target: Path
+        self, kept: Reopening, file: FoundFile, to: Path, target: Path
     ) -> bool:
-        """Fetch a file, over a new connection where one breaks in the middle; return whether it came whole."""
-        name = hashlib.sha256(
-            f"{self._job} {node_rank} {file.path}".encode(errors="replace")
-        ).hexdigest()[:32]
+        """Fetch a file; return whether it came whole, unchanged meanwhile."""
+        key = f"{kept.link().host.name} {self._folder} {file.path}"
+        name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
         part = to / f".distmagic-{name}.part"
         line = ProgressLine(file.path, file.size_bytes)
-        descriptor = os.open(
-            part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        with open(descriptor, "r+b") as out:
-            has_changed = self._receive(node_rank, file, out, line)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(part, flags, 0o666), "r+b") as out:
+            has_changed = kept.call(
+                partial(self._receive, file=file, out=out, line=line),
+                lambda: out.seek(0, os.SEEK_END),
+            )
         line.end()
         if has_changed:
             part.unlink()
             return False
-        with contextlib.suppress(
-            OSError, ValueError, OverflowError
-        ):  # a host may tell any time
-            os.utime(part, (file.changed_s, file.changed_s))
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            os.utime(part, (file.changed_s, file.changed_s))  # a host may name any time
         part.replace(target)
         return True
 
     def _receive(
-        self, node_rank: int, file: FoundFile, out: BinaryIO, line: ProgressLine
+        self, link: Link, file: FoundFile, out: BinaryIO, line: ProgressLine
     ) -> bool:
-        before = -1
-        while True:
-            done, sha256 = _have(out)
-            request = protocol.ReadFile(
-                job=self._job,
-                node_rank=node_rank,
-                path=file.path,
-                size_bytes=done,
-                sha256=sha256,
-            )
+        """Append to `out` what it lacks of a file; return whether the file was changed meanwhile."""
+        done = out.seek(0, os.SEEK_END)
 
-            def begin(begins: protocol.FileBegins, done: int = done) -> None:
-                if begins.offset not in (0, done):
-                    raise ProtocolError(
-                        f"{file.path} is sent from byte {begins.offset:,} on, which nobody asked for."
-                    )
-                if (
-                    begins.size_bytes - begins.offset
-                    > shutil.disk_usage(out.fileno()).free
-                ):
-                    raise OSError(
-                        f"it is {begins.size_bytes:,} bytes long, and there is less room"
-                    )
-                out.seek(begins.offset)
-                out.truncate()
-                line.begin_at(begins.offset)
+        def begin(begins: protocol.FileBegins) -> None:
+            if begins.offset not in (0, done):
+                raise ProtocolError(
+                    f"{file.path} is sent from byte {begins.offset:,} on, which nobody asked for."
+                )
+            left = begins.size_bytes - begins.offset
+            if left > shutil.disk_usage(out.fileno()).free:
+                raise OSError(
+                    f"it is {begins.size_bytes:,} bytes long, and there is less room"
+                )
+            out.seek(begins.offset)
+            out.truncate()
+            line.begin_at(begins.offset)
 
-            def write(data: bytes) -> None:
-                out.write(data)
-                line.add(len(data))
+        def write(data: bytes) -> None:
+            out.write(data)
+            line.add(len(data))
 
-            link = self._open_link(node_rank)
-            try:
-                has_changed = link.read_file(request, begin, write)
-            except ConnectionLost:
-                link.close()
-                if done == before:
-                    raise
-                before = done
-            except BaseException:
-                link.close()
-                raise
-            else:
-                link.finish()
-                return has_changed
+        request = protocol.ReadFile(
+            folder=self._folder,
+            path=file_names.quoted(file.path),
+            size_bytes=done,
+            sha256=found_files.digest(out, 0, done) if done else "",
+        )
+        return read_file(link, request, begin, write)
+
+    def send(self, source: Path) -> list[str]:
+        """Copy a file of this machine into the folder, or a folder with all its files; return their paths there.
+
+        Links are left out. What an earlier call has sent of a file is not sent again. Raises `SpecError` for what is no
+        file and no folder, and `PreflightError` where the host can't write it.
+        """
+        files = _files_at(source)
+        with reopening(self._open_link) as kept:
+            return [self._send(kept, path, name) for path, name in files]
+
+    def _send(self, kept: Reopening, path: Path, name: str) -> str:
+        try:
+            status = path.stat()
+            with path.open("rb") as file:
+                sha256 = found_files.digest(file, 0, status.st_size)
+        except OSError as error:
+            raise PayloadError(
+                f"{path} can't be read: {error.strerror or error}."
+            ) from error
+        request = protocol.WriteFile(
+            folder=self._folder,
+            path=file_names.quoted(name),
+            size_bytes=status.st_size,
+            sha256=sha256,
+            is_executable=bool(status.st_mode & 0o100),
+        )
+        blob = Blob(sha256=sha256, size_bytes=status.st_size)
+        local = LocalBlob(blob=blob, path=path, is_users=True)
+        line = ProgressLine(name, status.st_size)
+        sent = 0
+
+        def add(size: int) -> None:
+            nonlocal sent
+            sent += size
+            line.add(size)
+
+        def transfer(link: Link) -> None:
+            write_file(link, request, local, line.begin_at, add)
+
+        kept.call(transfer, lambda: sent)
+        line.end()
+        return name
 
 
 def _place(to: Path, path: str) -> Path:
@@ -186,41 +206,19 @@ def _is_same(target: Path, file: FoundFile) -> bool:
     return found.st_size == file.size_bytes and found.st_mtime == file.changed_s
 
 
-def _have(out: BinaryIO) -> tuple[int, str]:
-    """Return the size and the SHA-256 of what has come of a file."""
-    out.flush()
-    out.seek(0)
-    digest = hashlib.sha256()
-    size = 0
-    while data := out.read(_CHUNK):
-        digest.update(data)
-        size += len(data)
-    return size, digest.hexdigest() if size else ""
-
-
-class ProgressLine:
-    """One line on stderr that says how far a transfer is."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._done = what, total, 0
-        self._began = self._told = time.monotonic()
-
-    def begin_at(self, size: int) -> None:
-        """Count from here: so much has come before."""
-        self._done = size
-
-    def add(self, size: int) -> None:
-        """Count what has come, and tell it from time to time."""
-        self._done += size
-        if time.monotonic() - self._told > _TELL_S:
-            self._tell("\r")
-
-    def end(self) -> None:
-        """Tell how much has come in all."""
-        self._tell("\n")
-
-    def _tell(self, end: str) -> None:
-        self._told = time.monotonic()
-        rate = self._done / max(self._told - self._began, 1e-9) / 1e6
-        text = f"{self._what}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({rate:,.0f} MB/s)"
-        print(f"\r{sanitize.lines(text)}", end=end, file=sys.stderr, flush=True)  # noqa: T201 - a line for people
+def _files_at(source: Path) -> list[tuple[Path, str]]:
+    """Return the file at a path, or all files of a folder, each with its name below the folder that `source` is in."""
+    if source.is_file():
+        return [(source, source.name)]
+    if not source.is_dir():
+        raise SpecError(f"{source} is no file and no folder of this machine.")
+    root = source.resolve()
+    found = []
+    for inner, _, names in os.walk(root):
+        for name in names:
+            path = Path(inner) / name
+            if path.is_file() and not path.is_symlink():
+                found.append((path, f"{root.name}/{path.relative_to(root)}"))
+    if not found:
+        raise SpecError(f"The folder {source} has no file.")
+    return sorted(found)

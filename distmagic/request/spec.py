@@ -131,7 +131,7 @@ class JobSpec:
 
 def check_pattern(pattern: str, where: str) -> None:
     """Raise `SpecError` naming `where` for a pattern that can't fit a file below a run's working directory."""
-    if not is_inside(pattern.removeprefix("./")):
+    if not is_inside(pattern.removeprefix("./").removesuffix("/")):
         raise SpecError(
             f"{where} {pattern!r}: this is no pattern of files in a run's working directory.",
             "Write checkpoints/*.pt, or **/*.pt.",

@@ -7,17 +7,19 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distmagic import sanitize
 from distmagic.connection.link import LOG_LIMIT_BYTES, Link
-from distmagic.connection.remote_files import ProgressLine, WorkFiles
+from distmagic.connection.progress_line import ProgressLine
+from distmagic.connection.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import FoundFile
+from distmagic.remote.wire.protocol import Folder, FoundFile
 from distmagic.state.model import RunState
 
 
@@ -38,7 +40,7 @@ class Run:
     ) -> None:
         self.state = state
         self._files = _Files(state.job, open_link)
-        self._work_files = WorkFiles(state.job, open_link)
+        self._open_link = open_link
         self._shown_in = _cell_number() if shown else None
         # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
         self.results = Results(state, small_results, self._files.fetch)
@@ -96,17 +98,22 @@ class Run:
         `*` in `pattern` stays in one folder, `**` goes through all. Raises `SpecError` for an unknown rank, and
         `PreflightError` for more than 10,000 files.
         """
-        return self._work_files.find(self._node_of(rank), pattern)
+        return self._work_dir(rank).find(pattern)
 
     def fetch(
         self, pattern: str, to: str | os.PathLike[str] = ".", rank: int = 0
     ) -> list[Path]:
         """Copy files of a rank's working directory to the folder `to`; return where they are.
 
-        `run.fetch("checkpoints/*.pt")`: each keeps its path below the working directory. What breaks off goes on where it stopped, also in the next call.
-        Raises `SpecError` where no file fits, and `NoResult` where one can't be written here, or changes all the time.
+        `run.fetch("checkpoints/*.pt")`: each keeps its path below the working directory; the path of a folder stands for
+        all files in it. What breaks off goes on where it stopped, also in the next call. Raises `SpecError` where no file fits, and `NoResult` where one can't be written here, or changes all the time.
         """
-        return self._work_files.fetch(self._node_of(rank), pattern, Path(to))
+        return self._work_dir(rank).fetch(pattern, Path(to))
+
+    def _work_dir(self, rank: int) -> RemoteFolder:
+        node_rank = self._node_of(rank)
+        folder = Folder(job=self.job, node_rank=node_rank)
+        return RemoteFolder(folder, partial(self._open_link, node_rank))
 
     def _node_of(self, rank: int) -> int:
         if rank not in self.state.workers:

@@ -17,17 +17,12 @@ from typing import Any
 import pytest
 
 from distmagic.api import session
-from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.remote_files import WorkFiles
 from distmagic.errors import PayloadTooLarge, WorkerFailed
-from distmagic.request import flags
-from distmagic.request.hosts import parse_hosts
-from distmagic.request.program import split_program
 from distmagic.runner.outcome import Run
-from distmagic.session.programs import run_program
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner
+from tests.e2e.scripts import detached, run
 from tests.lab import Lab, wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
@@ -123,25 +118,6 @@ class SentBytes(runner.Watch):
     def show(self, state: RunState) -> None:
         super().show(state)
         self.total_bytes = [max(node.total_bytes, 0) for node in state.nodes]
-
-
-def run(
-    lab: Lab,
-    line: str,
-    *,
-    hosts: str = "dm1:1",
-    screen: runner.Watch | None = None,
-    **way: Any,
-) -> Run:
-    """Run `%distributed run LINE` on hosts of the lab."""
-    words, program = split_program(flags.split(line))
-    request = flags.parse_words(words, flags.Defaults(access=runner.access(lab, **way)))
-    asker, screen = NotebookAsker(can_ask=False), screen or runner.Watch()
-    found = run_program(
-        session(), request, program, parse_hosts(hosts), request.access, asker, screen
-    )
-    assert isinstance(found, Run)
-    return found
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:
@@ -310,13 +286,7 @@ def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(
         "while not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
         "print(open('data/x.txt').read(), os.getcwd())\n"
     )
-    words, program = split_program(flags.split("--detach wait.py"))
-    request = flags.parse_words(words, flags.Defaults(access=runner.access(ended)))
-    hosts = parse_hosts("dm1:1")
-    asker = NotebookAsker(can_ask=False)
-    left = run_program(
-        session(), request, program, hosts, request.access, asker, runner.Watch()
-    )
+    left = detached(ended, "wait.py")
     (project / "data" / "x.txt").write_text("other data")
     (project / "wait.py").write_text(
         "import os\nprint(open('data/x.txt').read(), os.getcwd())\n"
@@ -365,61 +335,6 @@ def test_twenty_thousand_files_and_the_change_of_one(ended, project):
     assert max(sent[1]) == 0
     assert 0 < max(sent[2]) < 1_000_000, "the list, and one pack"
     assert max(took) < 100
-
-
-def test_files_that_ranks_left_come_back(ended, project, capsys):
-    (project / "save.py").write_text(
-        "import os\n"
-        "rank = os.environ['RANK']\n"
-        "os.makedirs('ck', exist_ok=True)\n"
-        "open(f'ck/rank{rank}.pt', 'wb').write(rank.encode() * 3_000_000)\n"
-        "if not os.path.exists('out'): os.symlink('/etc', 'out')\n"
-    )
-    found = run(ended, "--fetch ck/*.pt --fetch nothing/* save.py", hosts="dm1:1,dm2:1")
-    said = capsys.readouterr().err
-    assert "fetched ck/rank0.pt\n" in said
-    assert "--fetch nothing/*: No file of the run fits 'nothing/*'." in said
-    assert (project / "ck" / "rank0.pt").read_bytes() == b"0" * 3_000_000
-    assert [file.path for file in found.files(1, "ck/**")] == ["ck/rank1.pt"]
-    assert [file.path for file in found.files(1, "out/*")] == []
-    (path,) = found.fetch("ck/*", to=project / "back", rank=1)
-    assert path == project / "back" / "ck" / "rank1.pt"
-    assert path.read_bytes() == b"1" * 3_000_000
-
-
-def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):
-    (project / "write.py").write_text(
-        "import os, itertools, distmagic\n"
-        "for number in itertools.count():\n"
-        "    with open('snapshot.new', 'wb') as file: file.write(str(number % 10).encode() * 2_000_000)\n"
-        "    os.replace('snapshot.new', 'snapshot')\n"
-        "    distmagic.report(step=number + 1)\n"
-        "    if os.path.exists('/tmp/enough'): break\n"
-    )
-    words, program = split_program(flags.split("--detach write.py"))
-    request = flags.parse_words(words, flags.Defaults(access=runner.access(ended)))
-    asker = NotebookAsker(can_ask=False)
-    left = run_program(
-        session(),
-        request,
-        program,
-        parse_hosts("dm1:1"),
-        request.access,
-        asker,
-        runner.Watch(),
-    )
-    reaching = runner.reach(ended, parse_hosts("dm1:1"))
-    files = WorkFiles(left.job, lambda _: reaching.link(0))
-    wait_until(lambda: files.find(0, "snapshot"), "the first snapshot")
-    for number in range(3):
-        (path,) = files.fetch(0, "snapshot", project / f"back{number}")
-        data = path.read_bytes()
-        assert (len(data), len(set(data))) == (2_000_000, 1)
-    for link in reaching.wait():
-        link.close()
-    ended.hosts[0].exec(["touch", "/tmp/enough"]).check_returncode()
-    left.attach()
-    ended.hosts[0].exec(["rm", "/tmp/enough"]).check_returncode()
 
 
 # ---- in a terminal

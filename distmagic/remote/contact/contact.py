@@ -18,7 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from distmagic.remote.contact import blob_receiver, file_sender, relay, template_client
+from distmagic.remote.contact import (
+    blob_receiver,
+    file_exchange,
+    relay,
+    template_client,
+)
 from distmagic.remote.records import expiry, listing, logs, places, work_dirs
 from distmagic.remote.system import facts, logout, processes
 from distmagic.remote.wire import protocol
@@ -26,7 +31,6 @@ from distmagic.remote.wire.lines import Lines
 
 _CHUNK = 1 << 20
 _AGENT_LOG = "agent.log"
-_CWD = "cwd"  # a file beside the journal: where the ranks began
 _GONE_S = 10.0  # its socket is closed already
 _MOST_WORK_DIRS = 1000
 _TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
@@ -42,6 +46,7 @@ class Contact:
         self._lines = Lines()
         self._owner = ""
         self._receiver = blob_receiver.BlobReceiver(self)
+        files = file_exchange.FileExchange(self, umask)
         self._handlers: dict[type, Callable[[Any], None]] = {
             protocol.GetFacts: self._send_facts_again,
             protocol.GetRoute: self._send_route,
@@ -58,8 +63,9 @@ class Contact:
             protocol.ListJobs: self._send_jobs,
             protocol.RemoveJob: self._remove_job,
             protocol.SweepJob: self._sweep_job,
-            protocol.ListFiles: self._send_found_files,
-            protocol.ReadFile: self._send_found_file,
+            protocol.ListFiles: files.list,
+            protocol.ReadFile: files.send,
+            protocol.WriteFile: files.receive,
             protocol.ListWorkDirs: self._send_work_dirs,
             protocol.RemoveWorkDir: self._remove_work_dir,
             protocol.TemplateRequest: self._ensure_template,
@@ -206,7 +212,6 @@ class Contact:
         for each in (folder.parent.parent, folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=each is not folder)
         listing.remember(folder, request)
-        (folder / _CWD).write_text(request.cwd)
         run_dir = places.make_run_dir(request.job, request.node_rank)
         try:
             listener = socket.socket(socket.AF_UNIX)
@@ -328,25 +333,6 @@ class Contact:
         self.say(protocol.Removed(size_bytes=sum(size for _, size in found)))
 
     # ---- working directories
-
-    def _cwd(self, job: str, node_rank: int) -> Path:
-        """Return where the ranks of a job's node began. Raises OSError."""
-        try:
-            return Path((places.job_dir(job, node_rank) / _CWD).read_text())
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"what job {job} kept on this host is gone"
-            ) from None
-
-    def _send_found_files(self, request: protocol.ListFiles) -> None:
-        """Send which files of a job's working directory fit a pattern."""
-        file_sender.send_list(
-            self, self._cwd(request.job, request.node_rank), request.pattern
-        )
-
-    def _send_found_file(self, request: protocol.ReadFile) -> None:
-        """Send a file of a job's working directory, to which ranks may write meanwhile."""
-        file_sender.send_file(self, self._cwd(request.job, request.node_rank), request)
 
     def _send_work_dirs(self, _: protocol.ListWorkDirs) -> None:
         """Send what working directories are here."""

@@ -1,4 +1,4 @@
-"""Files that ranks left in a job's working directory: found by a pattern, and read without following a link."""
+"""Files below a folder: found by a pattern, and read without following a link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import BinaryIO
 
 from distmagic.remote.records.manifest import is_inside
@@ -19,13 +18,19 @@ _LOOK_S = 10.0
 _CHUNK = 1 << 20
 
 
-def find(folder: Path, pattern: str) -> list[FoundFile]:
+def find(folder: str, pattern: str) -> list[FoundFile]:
     """Return the files below a folder whose path fits a pattern: `*` stays in one folder, `**` goes through all.
 
-    No link is followed. Raises ValueError for more than `MOST_FILES`, and for a folder with so many files that it can't
-    be looked through.
+    The path of a file means that file, the path of a folder all that is below it. No link is followed but `folder` itself. Raises
+    ValueError for more than `MOST_FILES`, and for a folder with so many files that it can't be looked through.
     """
-    parts = pattern.removeprefix("./").split("/")
+    named = pattern.removeprefix("./").rstrip("/")
+    place = os.path.join(folder, named)
+    if os.path.isfile(place) and not os.path.islink(place):
+        return [_found(place, named)]  # a name may have the characters of a pattern
+    parts = named.split("/")
+    if os.path.isdir(place) and not os.path.islink(place):
+        parts.append("**")
     found = []
     until = time.monotonic() + _LOOK_S
     for inner, _, names in os.walk(folder):
@@ -38,18 +43,19 @@ def find(folder: Path, pattern: str) -> list[FoundFile]:
             if not fits(path.split("/"), parts):
                 continue
             try:
-                status = os.lstat(os.path.join(inner, name))
+                mode = os.lstat(os.path.join(inner, name)).st_mode
+                if stat.S_ISREG(mode):
+                    found.append(_found(os.path.join(inner, name), path))
             except FileNotFoundError:
                 continue  # gone just now
-            if stat.S_ISREG(status.st_mode):
-                found.append(
-                    FoundFile(
-                        path=path, size_bytes=status.st_size, changed_s=status.st_mtime
-                    )
-                )
         if len(found) > MOST_FILES:
             raise ValueError(f"more than {MOST_FILES:,} files fit {pattern!r}")
     return sorted(found, key=lambda file: file.path)
+
+
+def _found(place: str, path: str) -> FoundFile:
+    status = os.lstat(place)
+    return FoundFile(path=path, size_bytes=status.st_size, changed_s=status.st_mtime)
 
 
 def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -62,13 +68,13 @@ def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(path) and fnmatch.fnmatchcase(path[0], first) and fits(path[1:], rest)
 
 
-def opened(folder: Path, path: str) -> BinaryIO:
+def opened(folder: str, path: str) -> BinaryIO:
     """Open a file below a folder. Raises OSError, and ValueError for a path that leads out of it, also by a link."""
     if not is_inside(path):
         raise ValueError(f"{path[:200]!r} is no path below a folder")
     real = os.path.realpath(folder)
     above = os.path.realpath(os.path.dirname(os.path.join(real, path)))
-    if above != real and not above.startswith(f"{real}/"):
+    if os.path.commonpath([real, above]) != real:
         raise ValueError(f"{path[:200]!r} leads out of {folder}")
     descriptor = os.open(
         os.path.join(above, os.path.basename(path)),

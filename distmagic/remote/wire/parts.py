@@ -201,8 +201,23 @@ class KeptWorkDir:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder on a host: the working directory of a job's node, or the folder `path` where `job` is "".
+
+    A `path` counts from the home, unless it begins with a slash.
+    """
+
+    job: str = ""
+    node_rank: int = 0
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """A file in a job's working directory: its path below that, and when it was changed, in seconds since 1970."""
+    """A file in a folder: its path below that, and when it was changed, in seconds since 1970.
+
+    On the wire the path is percent-encoded, see `file_names`.
+    """
 
     path: str
     size_bytes: int

@@ -62,6 +62,7 @@ from distmagic.remote.wire.parts import (
     Blob,
     Exit,
     Failure,
+    Folder,
     FoundFile,
     Frame,
     JobListing,
@@ -105,6 +106,7 @@ from distmagic.remote.wire.requests import (
     StopNode,
     SweepJob,
     TemplateRequest,
+    WriteFile,
 )
 
 PROTOCOL = 2

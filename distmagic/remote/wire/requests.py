@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from distmagic.remote.wire.codec import message
 from distmagic.remote.wire.parts import (
     Blob,
+    Folder,
     JobTerms,
     JoinTemplate,
     Membership,
@@ -238,30 +239,43 @@ class PruneBlobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListFiles:
-    """Ask which files in the working directory of a job's node fit a pattern.
+    """Ask which files below a folder fit a pattern.
 
     Any number of `FoundFiles` follow, and one without any at the end.
     """
 
-    job: str
-    node_rank: int
+    folder: Folder
     pattern: str
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFile:
-    """Ask for a file in the working directory of a job's node.
+    """Ask for a file below a folder; `path` is percent-encoded.
 
-    `size_bytes` of it have come before, with this `sha256`: where they are the same still, only the rest is sent.
-    `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or `Refused`.
+    The notebook has the first `size_bytes` of it, with this `sha256`: where they are still the same, only the rest is
+    sent. `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or `Refused`.
     """
 
-    job: str
-    node_rank: int
+    folder: Folder
     path: str
     size_bytes: int = 0
     sha256: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteFile:
+    """Offer a file for a folder; `path` is percent-encoded, and its own folders are made.
+
+    `FileBegins` says from which byte on the notebook is to send it. After the last byte comes `FileEnds`, or `Refused`.
+    """
+
+    folder: Folder
+    path: str
+    size_bytes: int
+    sha256: str
+    is_executable: bool = False
 
 
 @message

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.connection.remote_files import WorkFiles
+from distmagic.connection.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, ProtocolError, SpecError
-from distmagic.remote.contact import file_sender
+from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import found_files
 from distmagic.remote.wire import protocol as p
-from distmagic.remote.wire.protocol import FoundFile
+from distmagic.remote.wire.protocol import Folder, FoundFile
 from tests.builders.hosts import HANG_UP, FakeHost, reach
 
 
@@ -31,6 +31,9 @@ class Answers:
     def write(self, data: bytes) -> None:
         self.said.append(data)
 
+    def pieces(self, size: int) -> Iterator[bytes]:
+        raise AssertionError("nothing is sent to this host")
+
 
 class RealFiles:
     """A fake host whose files are those of a real folder; `break_after` are bytes after which a link ends."""
@@ -44,12 +47,12 @@ class RealFiles:
 
     def list(self, request: p.ListFiles) -> list[p.Message | bytes]:
         answers = Answers()
-        file_sender.send_list(answers, self.folder, request.pattern)
+        FileExchange(answers, 0o22).list(request)
         return answers.said
 
     def read(self, request: p.ReadFile) -> list[p.Message | bytes]:
         answers = Answers()
-        file_sender.send_file(answers, self.folder, request)
+        FileExchange(answers, 0o22).send(request)
         if not self.break_after:
             return answers.said
         announced = self.break_after.pop(0)
@@ -61,10 +64,10 @@ class RealFiles:
 
 
 @contextmanager
-def files_of(host: FakeHost) -> Iterator[WorkFiles]:
+def files_of(host: FakeHost, path: Path | str = "") -> Iterator[RemoteFolder]:
     reaching = reach(host)
     reaching.wait()[0].close()
-    yield WorkFiles("j", lambda node_rank: reaching.link(0))
+    yield RemoteFolder(Folder(path=str(path)), lambda: reaching.link(0))
 
 
 @pytest.fixture
@@ -78,27 +81,27 @@ def there(tmp_path: Path) -> RealFiles:
 
 def test_files_come_to_their_place_and_only_once(there, tmp_path):
     to = tmp_path / "here"
-    with files_of(there.host) as files:
-        assert [file.path for file in files.find(0, "**")] == [
+    with files_of(there.host, there.folder) as files:
+        assert [file.path for file in files.find("**")] == [
             "ck/a.pt",
             "ck/b.pt",
             "log.txt",
         ]
-        assert files.fetch(0, "ck/*.pt", to) == [to / "ck/a.pt", to / "ck/b.pt"]
+        assert files.fetch("ck/*.pt", to) == [to / "ck/a.pt", to / "ck/b.pt"]
         assert (to / "ck/a.pt").read_bytes() == (there.folder / "ck/a.pt").read_bytes()
         assert sorted(path.name for path in to.rglob("*")) == ["a.pt", "b.pt", "ck"]
         asked = len(there.host.requests_of(p.ReadFile))
-        files.fetch(0, "ck/*.pt", to)
+        files.fetch("ck/*.pt", to)
         assert len(there.host.requests_of(p.ReadFile)) == asked == 2
         (there.folder / "ck/a.pt").write_bytes(b"new")
-        files.fetch(0, "ck/*.pt", to)
+        files.fetch("ck/*.pt", to)
     assert (to / "ck/a.pt").read_bytes() == b"new"
 
 
 def test_a_transfer_that_breaks_goes_on_where_it_stopped(there, tmp_path):
     there.break_after = [1000, 2000]
-    with files_of(there.host) as files:
-        files.fetch(0, "log.txt", tmp_path / "here")
+    with files_of(there.host, there.folder) as files:
+        files.fetch("log.txt", tmp_path / "here")
     whole = (there.folder / "log.txt").read_bytes()
     assert (tmp_path / "here" / "log.txt").read_bytes() == whole
     asked = [(one.size_bytes, one.sha256) for one in there.host.requests_of(p.ReadFile)]
@@ -117,13 +120,13 @@ def test_a_later_call_goes_on_too_and_begins_anew_where_the_file_is_another(
         there.host.answers[p.ReadFile],
     )
     to = tmp_path / "here"
-    with files_of(there.host) as files:
+    with files_of(there.host, there.folder) as files:
         with pytest.raises(ConnectionLost):
-            files.fetch(0, "log.txt", to)
+            files.fetch("log.txt", to)
         (part,) = to.iterdir()
         part.write_bytes(b"x" * 100)  # of a file that was another one then
         there.host.answers[p.ReadFile] = read
-        files.fetch(0, "log.txt", to)
+        files.fetch("log.txt", to)
     assert (to / "log.txt").read_bytes() == (there.folder / "log.txt").read_bytes()
     assert there.host.requests_of(p.ReadFile)[-1].size_bytes == 100
     assert [path.name for path in to.iterdir()] == ["log.txt"]
@@ -143,13 +146,13 @@ def test_a_file_that_a_rank_writes_is_fetched_again_until_it_is_whole(
             os.utime(log, ns=(1, len(changes)))
 
     monkeypatch.setattr(found_files, "pieces", pieces)
-    with files_of(there.host) as files:
-        files.fetch(0, "log.txt", tmp_path / "here")
+    with files_of(there.host, there.folder) as files:
+        files.fetch("log.txt", tmp_path / "here")
         assert (tmp_path / "here" / "log.txt").read_bytes() == b"n" * 5000
         changes[:] = [bytes([number]) * 5000 for number in range(50)]
         log.write_bytes(b"again")
         with pytest.raises(NoResult) as never:
-            files.fetch(0, "log.txt", tmp_path / "here")
+            files.fetch("log.txt", tmp_path / "here")
     assert never.value.message == "log.txt changed each time while it was fetched."
 
 
@@ -164,8 +167,8 @@ def test_a_file_that_only_grows_is_taken_as_it_was(there, tmp_path, monkeypatch)
             out.write(b"one more line")
 
     monkeypatch.setattr(found_files, "pieces", pieces)
-    with files_of(there.host) as files:
-        files.fetch(0, "log.txt", tmp_path / "here")
+    with files_of(there.host, there.folder) as files:
+        files.fetch("log.txt", tmp_path / "here")
     assert (tmp_path / "here" / "log.txt").read_bytes() == before
 
 
@@ -197,7 +200,7 @@ def test_a_name_that_leads_out_is_refused(path, tmp_path):
         files_of(telling(path)) as files,
         pytest.raises(ProtocolError, match="named a file that is not in its folder"),
     ):
-        files.fetch(0, "**", tmp_path / "here")
+        files.fetch("**", tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,9 +214,9 @@ def test_a_link_on_this_machine_is_not_followed(tmp_path):
         files_of(telling("folder/x")) as files,
         pytest.raises(NoResult, match="folder is a link"),
     ):
-        files.fetch(0, "**", to)
+        files.fetch("**", to)
     with files_of(telling("file")) as files:
-        files.fetch(0, "**", to)
+        files.fetch("**", to)
     assert (to / "file").read_bytes() == b"abc"
     assert not (to / "file").is_symlink()
     assert list((tmp_path / "outside").iterdir()) == []
@@ -225,7 +228,7 @@ def test_a_file_where_a_folder_is_is_refused(tmp_path):
         files_of(telling("x")) as files,
         pytest.raises(NoResult, match=r"x is a folder"),
     ):
-        files.fetch(0, "**", tmp_path)
+        files.fetch("**", tmp_path)
 
 
 def test_a_file_that_finds_no_room_is_refused_before_it_is_sent(tmp_path):
@@ -235,7 +238,7 @@ def test_a_file_that_finds_no_room_is_refused_before_it_is_sent(tmp_path):
         files_of(host) as files,
         pytest.raises(NoResult, match=r"it is .* bytes long, and there is less room"),
     ):
-        files.fetch(0, "**", tmp_path)
+        files.fetch("**", tmp_path)
 
 
 def test_more_bytes_than_were_announced_are_refused(tmp_path):
@@ -250,7 +253,7 @@ def test_more_bytes_than_were_announced_are_refused(tmp_path):
         files_of(host) as files,
         pytest.raises(ProtocolError, match="x is longer than was announced"),
     ):
-        files.fetch(0, "**", tmp_path)
+        files.fetch("**", tmp_path)
 
 
 @pytest.mark.parametrize("offset", [1, 7])
@@ -264,16 +267,16 @@ def test_a_file_begins_where_it_was_asked_for_or_at_its_beginning(offset, tmp_pa
         files_of(host) as files,
         pytest.raises(ProtocolError, match=f"x is sent from byte {offset} on"),
     ):
-        files.fetch(0, "**", tmp_path)
+        files.fetch("**", tmp_path)
 
 
 def test_a_pattern_that_fits_nothing_and_one_that_leads_out_are_told(there, tmp_path):
-    with files_of(there.host) as files:
-        with pytest.raises(SpecError, match=r"No file of the run fits '\*\.bin'"):
-            files.fetch(0, "*.bin", tmp_path)
+    with files_of(there.host, there.folder) as files:
+        with pytest.raises(SpecError, match=r"No file on gpu-a fits '\*\.bin'"):
+            files.fetch("*.bin", tmp_path)
         for pattern in ("/etc/*", "../*", ""):
             with pytest.raises(
                 SpecError,
                 match="this is no pattern of files in a run's working directory",
             ):
-                files.fetch(0, pattern, tmp_path)
+                files.fetch(pattern, tmp_path)

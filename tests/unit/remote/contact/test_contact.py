@@ -522,35 +522,6 @@ def test_working_directories_are_told_and_removed(link: Link) -> None:
     assert link.work_dirs() == ()
 
 
-def test_files_of_a_job_are_found_and_read(link: Link, tmp_path: Path) -> None:
-    folder = places.job_dir("job-1", 0)
-    folder.mkdir(parents=True)
-    work = tmp_path / "work"
-    (work / "ck").mkdir(parents=True)
-    (work / "ck" / "a.pt").write_bytes(b"0123456789")
-    (folder / "cwd").write_text(str(work))
-    (found,) = link.found_files(p.ListFiles(job="job-1", node_rank=0, pattern="**"))
-    assert (found.path, found.size_bytes) == ("ck/a.pt", 10)
-    told: list[p.FileBegins] = []
-    data = bytearray()
-    known = hashlib.sha256(b"0123").hexdigest()
-    request = p.ReadFile(
-        job="job-1", node_rank=0, path="ck/a.pt", size_bytes=4, sha256=known
-    )
-    assert not link.read_file(request, told.append, data.extend)
-    assert (told, bytes(data)) == ([p.FileBegins(size_bytes=10, offset=4)], b"456789")
-    for path, error in (
-        ("../x", "is no path below a folder"),
-        ("ck/b.pt", "No such file"),
-    ):
-        with pytest.raises(PreflightError, match=error):
-            link.read_file(replace(request, path=path), told.append, data.extend)
-    with pytest.raises(
-        PreflightError, match="what job job-2 kept on this host is gone"
-    ):
-        link.found_files(p.ListFiles(job="job-2", node_rank=0, pattern="**"))
-
-
 # ---- the first program
 
 

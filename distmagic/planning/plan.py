@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -302,7 +303,10 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
         words.append(
             shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
         )
-        cwd = node.cwd or f"~/.distmagic/work/{plan.work.name}"
+        cwd = node.cwd
+        if not cwd:
+            cwd = posixpath.join("~/.distmagic/work", plan.work.name, plan.work.inside)
+            cwd = cwd.rstrip("/")
         lines.append(f"cd {_quoted(cwd)} && {' '.join(words)} {program}")
     return "\n".join(lines)
 

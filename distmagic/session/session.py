@@ -23,7 +23,7 @@ from distmagic.connection.reach import UNKNOWN_HOST, Reaching
 from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, WorkerFailed
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
-from distmagic.payload.work_files import with_tree
+from distmagic.payload.work_files import begins_in, with_tree
 from distmagic.planning import plan as planning
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
@@ -134,11 +134,16 @@ class Session(Housekeeping):
         )
 
     def dry_run(
-        self, reaching: Reaching, spec: JobSpec, program: str = "<the cell>"
+        self,
+        reaching: Reaching,
+        spec: JobSpec,
+        program: str = "<the cell>",
+        payload: Payload | None = None,
     ) -> str:
-        """Return the commands that a run would start on every host, having started nothing."""
+        """Return the commands that a run would start on every host, having started nothing. `payload` is a script's."""
         with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
+            inside = begins_in(payload, spec.sync, Path.cwd())
             lease_s = reaching.access.lease_s
             plan, _ = prepare(
                 there,
@@ -146,7 +151,7 @@ class Session(Housekeeping):
                 _new_job(),
                 lease_s=lease_s,
                 owner=owner(),
-                work=work_dir(spec),
+                work=replace(work_dir(spec, payload), inside=inside),
             )
             return planning.commands(
                 plan, [link.facts.executable for link in there], program

@@ -8,6 +8,7 @@ Threads, signal handlers and finalizers of tqdm bars thus never wait for each ot
 
 from __future__ import annotations
 
+import enum
 import itertools
 import json
 import os
@@ -15,8 +16,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from distmagic.remote.wire.protocol import Bar
 
@@ -72,10 +73,50 @@ def report(
             metrics = {name: value for name, value in converted if value is not None}
             break
     now = link.seconds()
+    if metrics:
+        link.source = Source.REPORT
     values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
     link.inbox.append((now, _number("step", step), _number("total", total), values))
     if now >= link.due_s or len(link.inbox) >= _TOGETHER:
         link.pump()
+
+
+class Source(enum.IntEnum):
+    """Where numbers of a rank come from; those of the highest one that has any count."""
+
+    BAR = 1
+    FRAMEWORK = 2
+    REPORT = 3
+
+
+def report_logged(
+    values: Mapping[str, object], source: Source, step: float | None = None
+) -> None:
+    """Report numbers that the user's code logs in another way; what is no number is left out without a word.
+
+    It does nothing where numbers of a higher source have come already, and never raises.
+    """
+    link = _here.link
+    if link is None or source < link.source:
+        return
+    numbers = {}
+    for name, value in values.items():
+        number = _number_or_none(value)
+        if number is not None:
+            numbers[str(name)] = number
+    if numbers:
+        link.source = source
+        row = LoggedRow(link.seconds(), _number_or_none(step), numbers)
+        link.inbox.append(row)
+        link.pump()
+
+
+class LoggedRow(NamedTuple):
+    """Numbers that were logged. Their step is theirs alone: how far the rank is follows from its bars."""
+
+    at_s: float
+    step: float | None
+    values: dict[str, float]
 
 
 def track(
@@ -157,6 +198,18 @@ def _number(name: str, value: Any) -> float | None:
         return None
 
 
+def _number_or_none(value: Any) -> float | None:
+    """Return a value as a number: also a text such as "0.31", and a tensor or array of no dimension."""
+    ndim: object = getattr(value, "ndim", 0)
+    if value is None or isinstance(value, bool) or ndim != 0:
+        return None
+    item = getattr(value, "item", None)
+    try:
+        return float(value if item is None else item())
+    except _NOT_A_NUMBER:
+        return None
+
+
 def _complain(what: str) -> None:
     if not _here.has_complained:
         _here.has_complained = True
@@ -231,8 +284,9 @@ class _Link:
         clock: Callable[[], float],
     ) -> None:
         self.inbox: deque[
-            Bar | tuple[float, float | None, float | None, dict[str, float]]
+            Bar | LoggedRow | tuple[float, float | None, float | None, dict[str, float]]
         ] = deque()
+        self.source = Source.BAR  # of the numbers that have come
         self._send = send
         self._clock = clock
         self._began = clock()
@@ -304,6 +358,8 @@ class _Link:
             new = self.inbox.popleft()
             if isinstance(new, Bar):
                 self._add_bar(new)
+            elif isinstance(new, LoggedRow):
+                self._keep(self._row(*new), len(new.values))
             else:
                 self._add_row(*new)
 
@@ -321,9 +377,12 @@ class _Link:
         self._has_news = True
         if not values:
             return
-        row = self._row(at_s, step, values)
+        self._keep(self._row(at_s, step, values), len(values))
+
+    def _keep(self, row: str, count: int) -> None:
+        """Keep a row of `count` metrics until it is sent."""
         if len(row) > _PACKET_BYTES:
-            _complain(f"{len(values)} metrics in one call are {len(row)} bytes")
+            _complain(f"{count} metrics in one call are {len(row)} bytes")
             return
         self._rows.append(row)
         if len(self._rows) > KEPT_ROWS:

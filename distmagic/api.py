@@ -56,6 +56,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     name: str | None = None,
     fresh: bool = False,
     fetch: Sequence[str] = (),
+    devices: Sequence[str | int] = (),
     timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
     node_lost_after_s: float = 10.0,
@@ -94,6 +95,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         name                 name of the run's working directory; None: that of this script or notebook
         fresh                begin in an empty working directory
         fetch                patterns of files that rank 0 leaves there and that are brought here: ["checkpoints/*.pt"]
+        devices              GPUs of each host that the job may use, by number: [0, 1]; else all
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
         node_lost_after_s    a host that the others have not heard for this time is lost
@@ -139,6 +141,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "name": name,
         "fresh": fresh,
         "fetch": tuple(fetch),
+        "devices": tuple(str(device) for device in devices),
         "timeout_s": timeout_s,
         "hang_timeout_s": hang_timeout_s,
         "node_lost_after_s": node_lost_after_s,

@@ -211,6 +211,7 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         name=args.name,
         fresh=args.fresh,
         fetch=tuple(args.fetch),
+        devices=tuple(args.devices.split(",")) if args.devices else (),
     )
 
 
@@ -555,6 +556,7 @@ _FLAGS = (
         "files that are brought here after the run: checkpoints/*.pt; may be repeated",
         "PATTERN",
     ),
+    _Flag("devices", "GPUs of each host that the job may use: 0,1", "LIST"),
     _Flag("fresh", "begin in an empty working directory"),
     _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
     _Flag(

@@ -24,6 +24,7 @@ LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
+_DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
 _MOST_RESTARTS = 1_000_000
 _KINDS = {
     str: "a text",
@@ -49,7 +50,8 @@ class JobSpec:
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
     run's own, or the notebook's on this machine). `sync` is a folder of this machine that is brought there, `name` the
     name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `fetch` are
-    patterns of the files that are brought here when the run is over. `timeout_s` bounds the whole run, `hang_timeout_s` the
+    patterns of the files that are brought here when the run is over. `devices` are the GPUs of each host that the job
+    may use, by their numbers there (none: all). `timeout_s` bounds the whole run, `hang_timeout_s` the
     time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
     `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
     alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
@@ -74,6 +76,7 @@ class JobSpec:
     name: str | None = None
     fresh: bool = False
     fetch: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -93,6 +96,7 @@ class JobSpec:
             )
         _check_hang_timeout(self)
         _check_env(self.env)
+        _check_devices(self)
         if self.name is not None and not re.fullmatch(
             r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name
         ):
@@ -122,6 +126,13 @@ class JobSpec:
                 f"--on-disconnect {self.on_disconnect!r} is not known.",
                 "Use stop or keep.",
             )
+
+    @property
+    def variables(self) -> tuple[tuple[str, str], ...]:
+        """The variables of every rank: `env`, and the one that names `devices` to CUDA."""
+        if not self.devices:
+            return self.env
+        return (*self.env, (_DEVICES, ",".join(self.devices)))
 
     @property
     def is_elastic(self) -> bool:
@@ -180,6 +191,23 @@ def _check_env(env: tuple[tuple[str, str], ...]) -> None:
                 f"--env {name}: the value has a zero byte in it.",
                 "Variables can't hold one.",
             )
+
+
+def _check_devices(spec: JobSpec) -> None:
+    for device in spec.devices:
+        if not re.fullmatch(r"[A-Za-z0-9/:_-]+", device):
+            raise SpecError(
+                f"--devices {','.join(spec.devices)!r}: {device!r} is no device.",
+                "Write the numbers of GPUs as nvidia-smi has them: --devices 0,1.",
+            )
+    if len(set(spec.devices)) < len(spec.devices):
+        raise SpecError(
+            f"--devices {','.join(spec.devices)} names a device twice.", "Name it once."
+        )
+    if spec.devices and _DEVICES in dict(spec.env):
+        raise SpecError(
+            f"--devices and --env {_DEVICES} both name devices.", "Keep one of them."
+        )
 
 
 def _check_rendezvous(spec: JobSpec) -> None:

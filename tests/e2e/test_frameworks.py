@@ -1,14 +1,15 @@
 """Programs of Accelerate, Lightning, Transformers and hydra run unchanged, and what they log are metrics.
 
-They run where these packages are installed: `pip install accelerate lightning transformers hydra-core`, or the folder of
-them in PYTHONPATH.
+They run where these packages are installed: here, or in folders that the variable FRAMEWORKS names
+(`pip install --target FOLDER accelerate lightning transformers hydra-core rich`).
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,12 +38,12 @@ def run_with(
     lab: Lab, package: str, line: str, screen: runner.Watch | None = None
 ) -> Run:
     """Run a script on two hosts, whose Pythons find `package` where this one does."""
-    spec = importlib.util.find_spec(package)
+    named = os.environ.get("FRAMEWORKS", "")
+    folders = [folder for folder in named.split(os.pathsep) if folder]
+    spec = importlib.machinery.PathFinder.find_spec(package, [*folders, *sys.path])
     if spec is None or spec.origin is None:
         pytest.skip(f"{package} is not installed")
-    places = [str(Path(spec.origin).parents[1])]
-    places += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    here = os.pathsep.join(place for place in places if place != str(REPOSITORY))
+    here = named or str(Path(spec.origin).parents[1])
     line = f"--env PYTHONPATH={here} --fresh {line}"
     return run(lab, line, hosts="dm1:1,dm2:1", screen=screen)
 

@@ -77,12 +77,19 @@ class Link:
 
     @classmethod
     def open(
-        cls, host: Host, transport: Transport, python: str, bundle: LocalBlob
+        cls,
+        host: Host,
+        transport: Transport,
+        python: str,
+        bundle: LocalBlob,
+        before_python: tuple[str, ...] = (),
     ) -> Link:
-        """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`."""
-        link = cls(
-            host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)), transport
-        )
+        """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
+
+        `before_python` are words in front of the Python on its command line.
+        """
+        argv = (*before_python, python, "-u", "-c", boot.BOOTSTRAP)
+        link = cls(host, transport.start(argv), transport)
         link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:
             with link.bounded(BOOT_TIMEOUT_S):

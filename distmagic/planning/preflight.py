@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
+from distmagic.request.command_prefix import SETUP_FAILED
 
 
 def no_python(
@@ -20,6 +21,11 @@ def no_python(
 
     `code` is its exit code, None where that is not known; `by_hand` is the command that runs another one there.
     """
+    if code == SETUP_FAILED:
+        words = f": {stderr[-500:]}" if stderr else ""
+        return PreflightError(
+            host, f"its --setup failed{words}.", f"Try it by hand: {by_hand}"
+        )
     is_shells_answer = code in (126, 127)
     if code in (None, 1) and "not found" in stderr.lower():  # 1: csh
         is_shells_answer = True

@@ -233,6 +233,8 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
+        "setup": args.setup if args.on is None else None,
+        "exec_prefix": args.exec_prefix,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
         "warm_idle_s": args.warm_idle,
@@ -257,7 +259,6 @@ def _allocation(
     for name, value in (
         *options,
         ("nodes", args.nodes),
-        ("setup", args.setup),
         ("idle", args.idle),
     ):
         if args.on is None and value is not None:
@@ -488,7 +489,16 @@ _FLAGS = (
         "NAME[=VALUE]",
         _sbatch_option,
     ),
-    _Flag("setup", "shell that every node runs first: 'module load cuda'", "TEXT"),
+    _Flag(
+        "setup",
+        "shell that every host runs before its Python: 'module load cuda'",
+        "TEXT",
+    ),
+    _Flag(
+        "exec-prefix",
+        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
+        "COMMAND",
+    ),
     _Flag(
         "idle",
         f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",

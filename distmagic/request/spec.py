@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 from distmagic.errors import SpecError
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
+from distmagic.request.command_prefix import words_before_python
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
@@ -260,7 +261,9 @@ class Access:
     `ssh_command` names the system's client to use instead of paramiko. `connect_timeout_s` bounds one connection,
     from the name's look-up to the end of authentication (waiting for an answer typed by the user not counted).
     `lease_s`: how long ranks outlive a notebook that is gone. `warm_idle_s`: how long a host keeps torch loaded after a
-    run (0: not at all). `cold`: start this run as if nothing were loaded. Raises `SpecError`.
+    run (0: not at all). `cold`: start this run as if nothing were loaded. `setup` is shell that hosts run before their
+    Python, which gets its variables; `exec_prefix` is the command line of a program that starts the Python, such as a
+    container's. Raises `SpecError`.
     """
 
     ssh_config: str | None = None
@@ -270,11 +273,25 @@ class Access:
     lease_s: float = LEASE_S
     warm_idle_s: float = WARM_IDLE_S
     cold: bool = False
+    setup: str = field(default="", repr=False)  # may hold secrets
+    exec_prefix: str = ""
 
     def __post_init__(self) -> None:
+        if "\0" in self.setup:
+            raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
+        if self.before_python and any(path.startswith("~") for _, path in self.pythons):
+            raise SpecError(
+                "--python ~/...: behind --setup and --exec-prefix no shell knows what ~ is.",
+                "Name the whole path; after --setup with an activated environment it is not needed.",
+            )
         check_connect_timeout(self.connect_timeout_s)
         check_lease(self.lease_s)
         check_warm_idle(self.warm_idle_s)
+
+    @property
+    def before_python(self) -> tuple[str, ...]:
+        """The words before the Python on its command line."""
+        return words_before_python(self.setup, self.exec_prefix)
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""

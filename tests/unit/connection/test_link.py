@@ -121,6 +121,16 @@ def test_no_python(bundle, code, said, message):
     )
 
 
+def test_a_setup_that_fails_on_a_host(bundle):
+    said = "bash: module: command not found\n"
+    error = refusal(FakeProcess(code=97, stderr=said), bundle)
+    assert isinstance(error, PreflightError)
+    assert str(error) == (
+        "gpu-a: its --setup failed: bash: module: command not found.\n"
+        "Try it by hand: ssh gpu-a"
+    )
+
+
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_python_that_ends_at_once(bundle, deaf):
     error = refusal(

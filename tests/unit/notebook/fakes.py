@@ -90,7 +90,7 @@ class FakeSession:
             raise self.failure
         return payload() if callable(payload) else payload
 
-    def dry_run(self, reaching, spec, program="<the cell>"):
+    def dry_run(self, reaching, spec, program="<the cell>", payload=None):
         self.log.append("dry_run")
         return f"would run {spec.nproc_per_node}"
 

@@ -6,7 +6,6 @@ A `Link` is one `contact` process on the host, reached over a transport. Every w
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -68,6 +67,7 @@ class Link:
         self.line_bytes = 0
         self.agent_error = ""
         self.facts: protocol.Facts
+        self.python: tuple[int, ...] = ()  # its version on the host
         self.warm: protocol.TemplateRequest | None = None
         self.kept: protocol.TemplateRequest | None = None
         self.work: protocol.WorkDirReady | None = None  # of the job that was started
@@ -136,9 +136,8 @@ class Link:
         reply = self._boot_reply(python)
         name = self.host.name
         preflight.check_system(name, reply.system)
-        preflight.check_python(
-            name, reply.python, sys.version_info[:3], str(reply.executable)
-        )
+        self.python = reply.python
+        preflight.check_oldest_python(name, reply.python, str(reply.executable))
         if reply.error:
             raise PreflightError(
                 name,

@@ -13,6 +13,8 @@ from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
 from distmagic.request.command_prefix import SETUP_FAILED
 
+OLDEST_PYTHON = (3, 10)  # of hosts
+
 
 def no_python(
     host: str, python: str, code: int | None, stderr: str, by_hand: str
@@ -48,17 +50,31 @@ def no_python(
     )
 
 
+def check_oldest_python(host: str, found: tuple[int, ...], executable: str) -> None:
+    """Raise `PreflightError` for a Python that our own half does not run on."""
+    if found[:2] < OLDEST_PYTHON:
+        raise PreflightError(
+            host,
+            f"Python {_dots(found)} ({executable}); hosts need Python {_dots(OLDEST_PYTHON)} or a later one.",
+            f"Name another Python on that host: --python {host}=/path/to/python",
+        )
+
+
 def check_python(
     host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str
 ) -> None:
-    """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that."""
+    """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that.
+
+    A script, and a cell that runs as a whole, travel as text and need it not.
+    """
     if found[:2] != ours[:2]:
         wanted = _dots(ours[:2])
         raise PreflightError(
             host,
             f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
             f"functions travel only between equal minor versions.",
-            f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}",
+            f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}. "
+            "A script runs on any of them, and so does a cell with --whole.",
         )
 
 

@@ -1,7 +1,7 @@
 """Programs of Accelerate, Lightning, Transformers and hydra run unchanged, and what they log are metrics.
 
 They run where these packages are installed: here, or in folders that the variable FRAMEWORKS names
-(`pip install --target FOLDER accelerate lightning transformers hydra-core rich`).
+(`pip install --target FOLDER accelerate lightning transformers hydra-core rich`; not below /tmp, hosts have their own).
 """
 
 from __future__ import annotations

@@ -158,15 +158,15 @@ def test_a_connection_that_ends_before_python_speaks(bundle):
     [
         (
             {"python": [2, 7, 18]},
-            "gpu-a: Python 2.7.18 (/usr/bin/python3), but this notebook runs Python ",
+            "gpu-a: Python 2.7.18 (/usr/bin/python3); hosts need Python 3.10 or a later one.",
         ),
         (
             {"python": [], "executable": None},
-            "gpu-a: Python  (None), but this notebook runs Python ",
+            "gpu-a: Python  (None); hosts need Python 3.10 or a later one.",
         ),
         (
             {"python": [3, 6, 0]},
-            "gpu-a: Python 3.6.0 (/usr/bin/python3), but this notebook runs Python ",
+            "gpu-a: Python 3.6.0 (/usr/bin/python3); hosts need Python 3.10 or a later one.",
         ),
         (
             {"system": "darwin"},

@@ -25,6 +25,7 @@ from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 from distmagic.remote.wire.protocol import Blob
+from distmagic.request.command_prefix import interpreter_words
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
 
@@ -88,7 +89,8 @@ class Link:
 
         `before_python` are words in front of the Python on its command line.
         """
-        argv = (*before_python, python, "-u", "-c", boot.BOOTSTRAP)
+        words = (*before_python, *interpreter_words(python))
+        argv = (*words, "-u", "-c", boot.BOOTSTRAP)
         link = cls(host, transport.start(argv), transport)
         link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from distmagic.errors import SpecError
 from distmagic.request.allocation import IDLE_S, AllocationRequest, parse_place
+from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
 from distmagic.request.spec import (
     CONNECT_TIMEOUT_S,
@@ -430,7 +431,7 @@ def _python(text: str) -> tuple[str, str]:
     host, equals, path = text.partition("=")
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
-    if not path:
+    if not path.removeprefix(ENVIRONMENT):
         raise SpecError(
             f"--python {text!r} names no interpreter.",
             "Write --python PATH or --python HOST=PATH.",
@@ -513,7 +514,7 @@ _FLAGS = (
     ),
     _Flag(
         "python",
-        "interpreter of all hosts, or of one; may be repeated",
+        "interpreter of all hosts, or of one, or env:NAME; may be repeated",
         "[HOST=]PATH",
         _python,
     ),

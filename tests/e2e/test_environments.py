@@ -68,6 +68,21 @@ def test_a_setup_that_fails_names_its_host(ended):
     assert "there-is-none" in error.message
 
 
+def test_an_environment_is_named_and_has_its_own_python(ended):
+    found = ended.hosts[0].exec(["sh", "-c", "command -v python3"])
+    python = found.stdout.strip()
+    there = ended.hosts[0].home / "venvs" / "train" / "bin"
+    there.mkdir(parents=True)
+    (there / "python").write_text(f'#!/bin/sh\nINSIDE=venv exec {python} "$@"\n')
+    (there / "python").chmod(0o755)
+    way = runner.access(ended, pythons=(("", "env:venvs/train"),))
+    run = runner.run(ended, "dm1:1", as_value(seen), access=way)
+    assert run.results[0][2] == "venv"
+    way = runner.access(ended, pythons=(("", "env:nothing"),))
+    error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
+    assert error.message.startswith("dm1: there is no env:nothing (the host said: ")
+
+
 def test_a_run_is_inside_of_what_starts_its_python(ended):
     for host in ended.hosts[:2]:
         container = host.home / "container"  # what apptainer does, but for the image

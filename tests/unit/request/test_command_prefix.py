@@ -7,7 +7,11 @@ import subprocess
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.request.command_prefix import SETUP_FAILED, words_before_python
+from distmagic.request.command_prefix import (
+    SETUP_FAILED,
+    interpreter_words,
+    words_before_python,
+)
 from distmagic.request.spec import Access
 from distmagic.transports.quoting import command_line
 
@@ -63,6 +67,59 @@ def test_a_prefix_starts_the_program():
     )  # fmt: skip
     assert ran("export A=1", "env A=2").stdout == "in\n2\n"
     assert words_before_python("  \n", "") == ()
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("work/venv", "work/venv"),
+        ("work/venv", "~/work/venv/"),
+        ("project/.venv", "project"),
+        (".virtualenvs/train", "train"),
+        ("miniforge3/envs/my train", "my train"),
+    ],
+)
+def test_an_environment_is_found_by_its_name_or_folder(tmp_path, place, name):
+    is_conda = "miniforge3" in place
+    there = tmp_path / place
+    (there / "bin").mkdir(parents=True)
+    (there / "bin" / "python").write_text('#!/bin/sh\nenv; echo "$@"\n')
+    (there / "bin" / "python").chmod(0o755)
+    if is_conda:
+        (there / "conda-meta").mkdir()
+    line = command_line((*interpreter_words(f"env:{name}"), "-u", "a b"))
+    shell = [
+        "env",
+        "-i",
+        f"HOME={tmp_path}",
+        "PATH=/usr/bin:/bin",
+        "/bin/sh",
+        "-c",
+        line,
+    ]
+    done = subprocess.run(shell, capture_output=True, text=True, check=True, cwd="/")
+    said = done.stdout.splitlines()
+    assert said[-1] == "-u a b"
+    assert f"PATH={there}/bin:/usr/bin:/bin" in said
+    assert f"{'CONDA_PREFIX' if is_conda else 'VIRTUAL_ENV'}={there}" in said
+
+
+def test_an_environment_that_is_not_there_says_where_it_was_looked_for(tmp_path):
+    line = command_line((*interpreter_words("env:none"), "-u"))
+    shell = [
+        "env",
+        "-i",
+        f"HOME={tmp_path}",
+        "PATH=/usr/bin:/bin",
+        "/bin/sh",
+        "-c",
+        line,
+    ]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 127
+    assert done.stderr.startswith("no environment of this name in none ")
+    assert f"{tmp_path}/miniconda3/envs/none" in done.stderr
+    assert interpreter_words("/usr/bin/python3") == ("/usr/bin/python3",)
 
 
 def test_what_no_host_could_be_told_is_refused_here():

@@ -21,9 +21,10 @@ _MINORS = [minor for minor in range(10, 15) if minor != sys.version_info[1]]
 def another_python() -> str:
     """Return a Python of another minor version on this machine. It needs no package of its own, nor torch."""
     for minor in _MINORS:
-        found = shutil.which(f"python3.{minor}")
-        if found and subprocess.run([found, "-c", ""], check=False).returncode == 0:
-            return found
+        places = Path.home().glob(f".pyenv/versions/*/bin/python3.{minor}")
+        for found in (*map(str, places), shutil.which(f"python3.{minor}")):
+            if found and subprocess.run([found, "-c", ""], check=False).returncode == 0:
+                return found
     pytest.skip("there is no other Python on this machine")
 
 

@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from distmagic.remote.rank import import_hooks
-from distmagic.remote.rank.report import Source, report_logged
+from distmagic.remote.rank.outbox import Source
+from distmagic.remote.rank.report import report_logged
 
 _FRAMEWORKS = (
     "lightning.",

@@ -144,6 +144,8 @@ def repair(lab: Lab) -> None:
             host.heal()
             host.undrop()
             host.thaw()
+        # What a row has prepared for each log-in: a clock that is ahead.
+        (host.home / ".bashrc").unlink(missing_ok=True)
 
 
 def switch_on(played: Played, lab: Lab) -> None:
@@ -247,6 +249,15 @@ def check_late_results(played: Played) -> None:
 
 def check_next_run(pair: Pair, lab: Lab) -> None:
     """Assert that the next run of the same session is done, on the same hosts."""
+    # What a host that was out of reach still runs ends with its lease; until then a run is refused.
+    hosts = parse_hosts(pair.job.hosts_line)
+    wait_until(
+        lambda: (
+            not any(job.is_running for job in session().jobs(runner.reach(lab, hosts)))
+        ),
+        "the job to end on all hosts",
+        CLEAN_S,
+    )
     token = f"{pair.seed}-next"
     access = runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0)
     run = distmagic.run(
@@ -257,7 +268,8 @@ def check_next_run(pair: Pair, lab: Lab) -> None:
     assert [run.results[rank]["token"] for rank in run.results] == [
         token
     ] * pair.job.ranks
-    assert run.state.notices == (), "of a run that nothing disturbs"
+    notices = run.state.notices
+    assert notices == (), f"of a run that nothing disturbs: {notices}"
     check_half_files(lab)
 
 

@@ -12,15 +12,15 @@ first lease of its keeper. Not promised: that squeue is right at once.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
-from distmagic.clusters import job_states, slurm, submission
-from distmagic.clusters.shell import Shell
+from distmagic.clusters import job_states, queue, slurm, submission
+from distmagic.clusters.queue import Queue
+from distmagic.clusters.shell import limited
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     AllocationEnded,
@@ -34,23 +34,17 @@ from distmagic.request.hosts import Host
 from distmagic.transports.asking import Asker
 from distmagic.transports.srun import Node, SrunProcess, SrunTransport
 
+HOLD_S = 45.0  # for one attempt to reach the lead's keeper; the usher has a patience of its own
 SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
 _LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
 _SOON_S = 5.0  # for a command while the kernel ends
 _AGAIN_S = 2.0  # between attempts to hold it again
 _COMPLETING_S = 15.0  # for a job that ends to say how
 ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --slurm cpus-per-task=8, or --exclusive."
+_BY_HAND = "Try by hand: srun --jobid={job} --overlap -N1 -n1 -w {node} true"
 _RENEW, _END, _LEAVE = b".", b"e", b"b"  # see remote/keeper/keeper.py
 
 Tell = Callable[[str], object]
-
-
-def pauses() -> Iterator[float]:
-    """Yield the seconds between looks at a pending job: 1 s for ten looks, then 5, 15, and 30 for ever."""
-    yield from [1.0] * 10
-    yield from [5.0] * 6
-    yield from [15.0] * 8
-    yield from itertools.repeat(30.0)
 
 
 class Allocation:
@@ -62,7 +56,7 @@ class Allocation:
     def __init__(
         self,
         request: AllocationRequest,
-        shell: Shell,
+        queue: Queue,
         job: str,
         cluster: str,
         python: str,
@@ -73,12 +67,8 @@ class Allocation:
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
         self._has_one_core = False
-        self._shell, self._cluster, self._python, self._lease_s = (
-            shell,
-            cluster,
-            python,
-            lease_s,
-        )
+        self._queue, self._shell = queue, queue.shell
+        self._cluster, self._python, self._lease_s = cluster, python, lease_s
         self._lease: SrunProcess | None = None
         self._is_over = threading.Event()
         self._looking = threading.Lock()
@@ -117,12 +107,7 @@ class Allocation:
         """
         if self.hosts:
             return self.hosts
-        for pause_s in pauses():
-            state = self._pending(asker, tell)
-            if state is not None:
-                break
-            asker.serve(pause_s)
-        assert state is not None
+        state = self._begun(asker, tell)
         tell(
             f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up."
         )
@@ -148,16 +133,33 @@ class Allocation:
         ).start()
         return self.hosts
 
-    def _pending(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState | None:
-        """Look once; return the row of a job that runs, None for one that waits. Raises `AllocationEnded`."""
+    def _begun(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState:
+        """Look again and again, and return the row of the job when it runs. Raises what `_pending` raises."""
+        pauses, pause_s = queue.pauses(), 0.0
         try:
-            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(
-                self.job
-            )
+            while True:
+                state = self._pending(asker, tell, max_age_s=pause_s)
+                if state is not None:
+                    return state
+                pause_s = next(pauses)
+                asker.serve(pause_s)
+        finally:
+            self._queue.forget(self.job, self._cluster)
+
+    def _pending(
+        self, asker: NotebookAsker, tell: Tell, *, max_age_s: float
+    ) -> job_states.JobState | None:
+        """Look once; return the row of a job that runs, None for one that waits.
+
+        Raises `AllocationEnded`, and `SpecError` for a job that would never start.
+        """
+        try:
+            state = self._queue.look(self.job, self._cluster, asker, max_age_s)
         except (ConnectionLost, Unreachable) as error:
             tell(f"How Slurm job {self.job} stands is not known: {error.message}")
             return None
         if state is not None and state.is_pending:
+            self._refuse_endless(state, asker)
             tell(job_states.waiting(state))
             return None
         if state is None or not state.is_running:
@@ -166,6 +168,18 @@ class Allocation:
             )
             raise self.error
         return state if state.nodes else None
+
+    def _refuse_endless(self, state: job_states.JobState, asker: Asker) -> None:
+        """Cancel a job that can't ever start, and raise why: the cell would wait for ever."""
+        cure = job_states.cure_of_endless(state)
+        if not cure:
+            return
+        words = job_states.waiting(state)
+        if not self.request.job:
+            slurm.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+            words += " It was cancelled."
+        self.error = SpecError(words, cure)
+        raise self.error
 
     def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
         """Open the pipe that renews the lease; returns when the lead's keeper is ready.
@@ -189,7 +203,15 @@ class Allocation:
         except (ConnectionLost, Unreachable) as error:
             return error
         try:
-            if lease.read() == b"ready\n":
+            with limited(lease, HOLD_S) as late:
+                answer = lease.read()
+            if late.is_set():
+                trouble = Unreachable(
+                    lead,
+                    f"srun started nothing there within {HOLD_S:g} s.",
+                    _BY_HAND.format(job=self.job, node=lead),
+                )
+            elif answer == b"ready\n":
                 self._lease = lease
                 return None
         except (AllocationEnded, Unreachable) as error:
@@ -226,12 +248,13 @@ class Allocation:
                 except DistmagicError:
                     return
                 if state is None or not (state.is_running or state.is_pending):
-                    said = (
-                        ""
-                        if self.hosts
-                        else slurm.printed(self._shell, self.job, asker)
+                    was_held = bool(self.hosts)
+                    said = ""
+                    if not was_held:
+                        said = slurm.printed(self._shell, self.job, asker)
+                    self.error = job_states.ended(
+                        self.job, state, said, was_held=was_held
                     )
-                    self.error = job_states.ended(self.job, state, said)
         if self.error is not None:
             raise self.error
 
@@ -323,7 +346,7 @@ class Allocation:
 
 def submitted(
     request: AllocationRequest,
-    shell: Shell,
+    queue: Queue,
     asker: Asker,
     *,
     comment: str,
@@ -333,7 +356,7 @@ def submitted(
 ) -> Allocation:
     """Return a new allocation, which is pending. Raises `SpecError`, `Unreachable` and what connecting raises."""
     job, cluster = slurm.submit(
-        shell,
+        queue.shell,
         request,
         asker,
         comment=comment,
@@ -341,12 +364,12 @@ def submitted(
         lease_s=lease_s,
         is_elastic=is_elastic,
     )
-    return Allocation(request, shell, job, cluster, python, lease_s)
+    return Allocation(request, queue, job, cluster, python, lease_s)
 
 
 def found(
     request: AllocationRequest,
-    shell: Shell,
+    queue: Queue,
     asker: Asker,
     *,
     python: str,
@@ -356,10 +379,10 @@ def found(
 
     Raises `SpecError` where there is none of this number.
     """
-    state = slurm.look(shell, (request.job,), "", asker).get(request.job)
+    state = slurm.look(queue.shell, (request.job,), "", asker).get(request.job)
     if state is None or not (state.is_running or state.is_pending):
         raise SpecError(
             f"Slurm has no job {request.job} that runs.",
             "%distributed allocations lists yours.",
         )
-    return Allocation(request, shell, request.job, "", python, lease_s)
+    return Allocation(request, queue, request.job, "", python, lease_s)

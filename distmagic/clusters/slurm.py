@@ -26,7 +26,7 @@ def submit(
     is_elastic: bool,
 ) -> tuple[str, str]:
     """Submit an allocation; return its number, and its cluster in a federation. Raises `SpecError` or `Unreachable`."""
-    script = submission.script(request, python, lease_s)
+    script = submission.script(request, python, lease_s, is_elastic=is_elastic)
     answer = shell.run(
         submission.arguments(request, comment, is_elastic=is_elastic), asker, script
     )

@@ -21,12 +21,13 @@ class LocalKeeper:
 
     def __init__(
         self, *, leads: bool = True, first_lease_s: float = 60, lease_s: float = 60, idle_s: float = 60,
-        step: tuple[str, ...] = (),
+        step: tuple[str, ...] = (), needs_others: bool = True,
     ) -> None:  # fmt: skip
         self.job = str(secrets.randbelow(10**9))
         self.folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{self.job}.here")
         self._settings = {
             "leads": leads, "first_lease_s": first_lease_s, "lease_s": lease_s, "idle_s": idle_s, "step": step,
+            "needs_others": needs_others,
         }  # fmt: skip
         self._local = local.connect()
 

@@ -1,6 +1,8 @@
 """One node's process in the long-lived step of an allocation: starts what ushers ask for, on the pipes they bring.
 
-Its last argument is a line of JSON: {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900, "step": []}.
+Its last argument is a line of JSON:
+
+    {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900, "step": [], "needs_others": true}
 
     usher's socket                     keeper
     one line of JSON and three pipes   starts argv on the pipes, in a session of its own
@@ -13,7 +15,9 @@ Its last argument is a line of JSON: {"leads": true, "first_lease_s": 90, "lease
 
 The lead's end is the end of the allocation. It ends when its lease has run out and no job runs on its node, when no job
 has run for `idle_s`, and when it is told to. It starts the others with the command `step`, an srun; they end when their
-stdin does, which is the lead's end of a pipe, or with their step. So all have ended before the job has. Every keeper passes SIGTERM
+stdin does, which is the lead's end of a pipe, or with their step. So all have ended before the job has. When the others
+have ended before it, and it `needs_others`, the nodes are of no use: it ends, with an exit code that Slurm counts as a
+failure of the job. Every keeper passes SIGTERM
 on (scancel, the time limit, preemption reach only its own process group), and ends when all that it started has ended.
 """
 
@@ -41,6 +45,12 @@ _TURN_S = 1.0
 _LONGEST = 1 << 20  # of a request
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _JOB = b"\0DISTMAGIC_JOB="  # in the variables of an agent and its ranks; a template has dashes after it
+_WARNINGS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # as --signal sends them before the end
 _LOG = ".distmagic-slurm-"  # the batch script's output, which is only for a keeper that does not come up
 
 
@@ -107,16 +117,20 @@ class Keeper:
             Connection
         ] = []  # connections without an usher whose process is about to end
         self._is_ending = False
+        self._code = 0  # what this process ends with
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end_soon)
+        for number in _WARNINGS:  # a function, not SIG_IGN: children would inherit that
+            signal.signal(number, lambda *_: None)
         ctypes.CDLL(None).prctl(
             _SUBREAPER, 1, 0, 0, 0
         )  # what loses its parent becomes a child of ours
         self._listener = self._listen()
+        self._needs_others = settings["needs_others"]
         self._others = _start_others(settings)
 
     def _listen(self) -> socket.socket:
@@ -150,8 +164,8 @@ class Keeper:
     def _end_soon(self, *_: object) -> None:
         self._is_ending = True
 
-    def run(self) -> None:
-        """Serve until the end, and end what was started."""
+    def run(self) -> int:
+        """Serve until the end, and end what was started; return the exit code."""
         _remove_log()
         try:
             while not self._is_ending:
@@ -162,6 +176,7 @@ class Keeper:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._listener.close()
         self._end()
+        return self._code
 
     def _is_over(self) -> bool:
         now = time.time()
@@ -306,6 +321,13 @@ class Keeper:
             ]:
                 self._answer(connection, code)
             self._orphans = [one for one in self._orphans if one.pid != pid]
+            if self._others is not None and pid == self._others.pid:
+                self._lose_others()
+
+    def _lose_others(self) -> None:
+        """The step of the other keepers is over: at the end of all, or because one of them was killed."""
+        if self._needs_others and not self._is_ending:
+            self._is_ending, self._code = True, 1
 
     def _kill_orphans(self) -> None:
         for connection in (
@@ -427,14 +449,14 @@ def _remove_log() -> None:
         os.unlink(path)
 
 
-def main(text: str) -> None:
-    """Keep this node until the allocation ends."""
+def main(text: str) -> int:
+    """Keep this node until the allocation ends; return the exit code."""
     for name in ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"):
         os.environ.pop(
             name, None
         )  # those of the log-in node, which sbatch has passed on
-    Keeper(json.loads(text)).run()
+    return Keeper(json.loads(text)).run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    sys.exit(main(sys.argv[2]))

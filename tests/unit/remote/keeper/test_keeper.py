@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +118,44 @@ def test_the_lead_starts_the_others_and_waits_for_their_end():
         assert not folder.exists()
 
 
+OTHERS = ("env", "SLURMD_NODENAME=there")
+
+
+def kill_other(node: LocalKeeper) -> None:
+    """Kill the keeper of the other node, which is a child of the lead's here, as srun's task is not."""
+    folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{node.job}.there")
+    wait_until((folder / "keeper").exists, "the other keeper to be up")
+    for pid, parent in keeper._parents().items():
+        if parent == node.process.pid:
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder)
+
+
+def test_the_lead_ends_with_an_error_when_another_keeper_is_killed():
+    with LocalKeeper(step=OTHERS) as node:
+        kill_other(node)
+        assert node.wait_ended() == 1
+
+
+def test_the_lead_of_nodes_that_may_be_lost_goes_on_without_them():
+    with LocalKeeper(step=OTHERS, needs_others=False) as node:
+        kill_other(node)
+        assert node.start(("echo", "still here")).read() == b"still here\n"
+        assert node.process.poll() is None
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"])
+def test_a_warning_of_slurm_ends_nothing(name):
+    with LocalKeeper() as node:
+        pid = sleeper(node)
+        node.process.send_signal(getattr(signal, name))
+        text = (
+            f"import signal; print(signal.getsignal(signal.{name}) is signal.SIG_IGN)"
+        )
+        assert read_all(node.start((sys.executable, "-c", text))) == b"False\n"
+        assert is_alive(pid)
+
+
 def test_another_keeper_does_not_count_the_time():
     with LocalKeeper(leads=False, first_lease_s=0.1, lease_s=0.1, idle_s=0.1) as node:
         process = node.start(("sleep", "2.5"))
@@ -222,6 +261,7 @@ def test_the_log_of_the_batch_script_is_removed_once_it_is_up(tmp_path):
         "lease_s": 1,
         "idle_s": 1,
         "step": [],
+        "needs_others": True,
     }
     with log.open("w") as file:
         command = program_text.command(sys.executable, "keeper", settings)

@@ -19,30 +19,29 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distmagic.clusters import job_states, queue, slurm, submission
+from distmagic.clusters.lease import END, LEAVE, Lease
 from distmagic.clusters.queue import Queue
-from distmagic.clusters.shell import limited
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,
     DistmagicError,
+    PreflightError,
     SpecError,
     Unreachable,
 )
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host
+from distmagic.transports import srun_words
 from distmagic.transports.asking import Asker
-from distmagic.transports.srun import Node, SrunProcess, SrunTransport
+from distmagic.transports.srun import Node, SrunTransport
 
-HOLD_S = 45.0  # for one attempt to reach the lead's keeper; the usher has a patience of its own
 SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
 _LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
 _SOON_S = 5.0  # for a command while the kernel ends
 _AGAIN_S = 2.0  # between attempts to hold it again
-_COMPLETING_S = 15.0  # for a job that ends to say how
+_COMPLETING_S = 35.0  # for a job that ends to say how: Slurm's KillWait, and some more
 ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --slurm cpus-per-task=8, or --exclusive."
-_BY_HAND = "Try by hand: srun --jobid={job} --overlap -N1 -n1 -w {node} true"
-_RENEW, _END, _LEAVE = b".", b"e", b"b"  # see remote/keeper/keeper.py
 
 Tell = Callable[[str], object]
 
@@ -69,7 +68,7 @@ class Allocation:
         self._has_one_core = False
         self._queue, self._shell = queue, queue.shell
         self._cluster, self._python, self._lease_s = cluster, python, lease_s
-        self._lease: SrunProcess | None = None
+        self._lease = Lease()
         self._is_over = threading.Event()
         self._looking = threading.Lock()
         self._looked_at = 0.0
@@ -89,8 +88,7 @@ class Allocation:
 
         Raises `Unreachable` and what connecting raises where nobody can tell.
         """
-        lease = self._lease
-        if self.is_alive and lease is not None and lease.wait(0) is not None:
+        if self.is_alive and self._lease.is_broken:
             try:
                 self._hold(asker, self.hosts[0].name, time.monotonic() + SETUP_S)
             except AllocationEnded:
@@ -112,17 +110,7 @@ class Allocation:
             f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up."
         )
         if not state.comment.startswith(f"{submission.JOB_NAME}:"):
-            step = submission.keepers_step(
-                self.job,
-                self._cluster,
-                state.nodes,
-                self._python,
-                self._lease_s,
-                self.request.idle_s,
-            )
-            self._shell.run(
-                step, asker
-            )  # if they can't be started, their connections say why
+            self._start_keepers(asker, state.nodes)
         self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
         self._has_one_core = state.cpus <= len(state.nodes)
         self.hosts = tuple(
@@ -132,6 +120,24 @@ class Allocation:
             target=self._keep_renewing, name="distmagic-allocation", daemon=True
         ).start()
         return self.hosts
+
+    def _start_keepers(self, asker: Asker, nodes: tuple[str, ...]) -> None:
+        """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
+        trial = submission.trial_step(self.job, self._cluster, len(nodes))
+        said = self._shell.run(trial, asker).err
+        trouble = srun_words.trouble(nodes[0], self.job, said)
+        if isinstance(trouble, PreflightError):
+            self.error = trouble
+            raise trouble
+        step = submission.keepers_step(
+            self.job,
+            self._cluster,
+            nodes,
+            self._python,
+            self._lease_s,
+            self.request.idle_s,
+        )
+        self._shell.run(step, asker)
 
     def _begun(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState:
         """Look again and again, and return the row of the job when it runs. Raises what `_pending` raises."""
@@ -162,6 +168,8 @@ class Allocation:
             self._refuse_endless(state, asker)
             tell(job_states.waiting(state))
             return None
+        if state is not None and state.state == "COMPLETING":
+            return None  # it does not say yet how it has ended
         if state is None or not state.is_running:
             self.error = job_states.ended(
                 self.job, state, slurm.printed(self._shell, self.job, asker)
@@ -195,29 +203,11 @@ class Allocation:
                 raise trouble
 
     def _try_to_hold(self, asker: Asker, lead: str) -> DistmagicError | None:
-        """Open the pipe once; return what was in the way, None if nothing was."""
-        trouble: DistmagicError = ConnectionLost(f"{lead}: its keeper has ended.")
         try:
             self._shell.connect(asker)
-            lease = self._transport(lead).hold()
         except (ConnectionLost, Unreachable) as error:
             return error
-        try:
-            with limited(lease, HOLD_S) as late:
-                answer = lease.read()
-            if late.is_set():
-                trouble = Unreachable(
-                    lead,
-                    f"srun started nothing there within {HOLD_S:g} s.",
-                    _BY_HAND.format(job=self.job, node=lead),
-                )
-            elif answer == b"ready\n":
-                self._lease = lease
-                return None
-        except (AllocationEnded, Unreachable) as error:
-            trouble = error
-        lease.close()
-        return trouble
+        return self._lease.open(self._transport(lead))
 
     # ---- held
 
@@ -274,11 +264,10 @@ class Allocation:
         pause_s = self._lease_s / 4
         while not self._is_over.wait(pause_s):
             pause_s = self._lease_s / 4
-            lease = self._lease
-            if self.error is not None or lease is None:
+            if self.error is not None:
                 return
             try:
-                lease.write(_RENEW)
+                self._lease.renew()
             except DistmagicError:
                 pause_s = _AGAIN_S
                 with suppress(DistmagicError):
@@ -288,22 +277,22 @@ class Allocation:
 
     def end(self) -> None:
         """Give the nodes back, whatever runs there; a job that was not submitted for us goes on without our processes."""
-        self._finish(_END)
+        self._finish(END)
 
     def leave(self) -> None:
         """Give the nodes back as soon as no job runs there; called when the kernel ends."""
         if (
             os.getpid() == self._owner
         ):  # else in a forked child, whose parent it belongs to
-            self._finish(_LEAVE)
+            self._finish(LEAVE)
 
     def _finish(self, word: bytes) -> None:
         atexit.unregister(self.leave)
         if self._is_over.is_set():
             return
         self._is_over.set()
-        was_told = self._tell_lead(word)
-        is_wanted = word == _LEAVE and bool(
+        was_told = self._lease.give_up(word)
+        is_wanted = word == LEAVE and bool(
             self.hosts
         )  # a job may run there: the lease ends it
         if (
@@ -327,21 +316,6 @@ class Allocation:
                 f"Slurm job {self.job} was given back.",
                 "Run the cell again: it asks for new nodes.",
             )
-
-    def _tell_lead(self, word: bytes) -> bool:
-        """Tell the lead's keeper over the pipe of the lease, and close that; return whether there was one that works."""
-        lease, self._lease = self._lease, None
-        if lease is None:
-            return False
-        try:
-            lease.write(word)
-            lease.close_stdin()
-            lease.wait(_SOON_S)
-        except DistmagicError:
-            return False
-        finally:
-            lease.close()
-        return True
 
 
 def submitted(

@@ -80,6 +80,14 @@ def script(
     return "\n".join(lines) + "\n"
 
 
+def trial_step(job: str, cluster: str, nodes: int) -> tuple[str, ...]:
+    """Return the command of a step as that of the keepers is, which ends at once: it says what would be in their way."""
+    of_cluster = (f"--clusters={cluster}",) if cluster else ()
+    size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--propagate=NONE")
+    step = ("srun", f"--jobid={job}", *of_cluster, *_KEEPERS, *size, "true")
+    return srun_words.clean(step)
+
+
 def keepers_step(
     job: str, cluster: str, nodes: tuple[str, ...], python: str, lease_s: float, idle_s: float
 ) -> tuple[str, ...]:  # fmt: skip

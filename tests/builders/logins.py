@@ -68,7 +68,8 @@ class Login:
             else argv[0]
         )
         self.asked.append(argv[4:])
-        if program == "srun" and "lease" in request_of(argv):
+        is_usher = program == "srun" and "distmagic-usher" in argv
+        if is_usher and "lease" in request_of(argv):
             lease = Said("ready\n", stays=True)
             self.leases.append(lease)
             queue = self.answers.get("srun", [])

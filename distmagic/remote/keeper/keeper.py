@@ -166,7 +166,6 @@ class Keeper:
 
     def run(self) -> int:
         """Serve until the end, and end what was started; return the exit code."""
-        _remove_log()
         try:
             while not self._is_ending:
                 self._turn()
@@ -176,6 +175,8 @@ class Keeper:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._listener.close()
         self._end()
+        if not self._code:
+            _remove_log()
         return self._code
 
     def _is_over(self) -> bool:
@@ -256,6 +257,7 @@ class Keeper:
         if request.get("lease"):
             connection.is_lease = True
             self._leases[connection.pipes[0]] = connection
+            _remove_log()
             self._lease.renew(time.time())
             _write(connection.pipes[1], b"ready\n")
             return
@@ -445,7 +447,7 @@ def _is_of_job(pid: int) -> bool:
 def _remove_log() -> None:
     """Remove the file that the batch script's output goes to: from now on a connection tells what is wrong."""
     path = os.readlink("/proc/self/fd/2")
-    if os.path.basename(path).startswith(_LOG):
+    if os.path.basename(path).startswith(_LOG) and os.path.exists(path):
         os.unlink(path)
 
 

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from distmagic.clusters import allocation, slurm
+from distmagic.clusters import allocation, lease, slurm
 from distmagic.clusters.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded, ConnectionLost, SpecError, Unreachable
+from distmagic.errors import (
+    AllocationEnded,
+    ConnectionLost,
+    PreflightError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.request.allocation import AllocationRequest
 from distmagic.transports import srun
 from distmagic.transports.srun import Node, SrunTransport
@@ -110,7 +116,7 @@ def test_a_controller_that_is_away_says_nothing_of_the_job(login, made):
 
 
 def test_a_job_that_ends_before_it_is_ours(login, made):
-    squeue(login, PENDING, CANCELLED)
+    squeue(login, PENDING, COMPLETING, CANCELLED)
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
         made.wait(ASKER, print)
     assert not made.is_alive
@@ -152,7 +158,7 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
         def close(self) -> None:
             self.closed.set()
 
-    monkeypatch.setattr(allocation, "HOLD_S", 0.1)
+    monkeypatch.setattr(lease, "OPEN_S", 0.1)
     monkeypatch.setattr(allocation, "SETUP_S", 0.0)
     squeue(login, RUNNING)
     login.answers["srun"] = [Hanging()]
@@ -260,8 +266,8 @@ def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_on
     )
     one.wait(ASKER, print)
     other.wait(ASKER, print)
-    for lease in login.leases:
-        lease.stays = False
+    for held in login.leases:
+        held.stays = False
     other.leave()
     assert "scancel" not in login.programs()
     one.end()
@@ -311,6 +317,8 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
         lease_s=60,
     )
     assert len(one.wait(ASKER, print)) == 2
+    trial = login.asked[login.programs().index("srun")]
+    assert trial[-5:] == ("--quiet", "--nodes=2", "--ntasks=2", "--propagate=NONE", "true")  # fmt: skip
     (started,) = [argv for argv in login.asked if "distmagic-keeper" in argv]
     assert "--nodelist=a1" in started
     assert request_of(started)["step"][-2:] == ["--nodes=1", "--ntasks=1"]
@@ -325,6 +333,17 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
     )
     pending.end()
     assert "scancel" not in login.programs()
+
+
+def test_a_job_that_takes_no_step_for_keepers(login):
+    squeue(login, FOREIGN)
+    said = "srun: error: Unable to create step for job 17: Insufficient GRES available in allocation\n"
+    login.answers["srun"] = [Said(err=said, code=1)]
+    queue = Queue(Shell("login1", lambda _: login))
+    one = found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    with pytest.raises(PreflightError, match=r"counted in all \(--gpus\)"):
+        one.wait(ASKER, print)
+    assert not one.is_alive
 
 
 def test_a_command_that_hangs_is_given_up():

@@ -14,7 +14,7 @@ import pytest
 
 from distmagic.remote.keeper import keeper, usher
 from distmagic.remote.keeper.keeper import LOOK_S, Lease
-from distmagic.transports import Process
+from distmagic.transports import Process, program_text
 from tests.builders.keepers import LocalKeeper
 from tests.lab.waiting import wait_until
 
@@ -250,23 +250,37 @@ def test_what_is_no_request_ends_the_connection_and_not_the_keeper():
         assert node.start(("echo", "here")).read() == b"here\n"
 
 
-def test_the_log_of_the_batch_script_is_removed_once_it_is_up(tmp_path):
+@pytest.mark.parametrize(("step", "code"), [([], 0), (["sh", "-c", "echo no step"], 1)])
+def test_the_log_of_the_batch_script_stays_where_the_others_did_not_come_up(
+    tmp_path, step, code
+):
     log = tmp_path / ".distmagic-slurm-17.out"
     node = {"SLURM_JOB_ID": "17000017", "SLURMD_NODENAME": "here"}
-    from distmagic.transports import program_text
-
     settings = {
         "leads": True,
         "first_lease_s": 0.2,
         "lease_s": 1,
         "idle_s": 1,
-        "step": [],
+        "step": step,
         "needs_others": True,
     }
     with log.open("w") as file:
         command = program_text.command(sys.executable, "keeper", settings)
         done = subprocess.run(
-            command, env={**os.environ, **node}, stderr=file, timeout=30, check=False
+            command,
+            env={**os.environ, **node},
+            stdout=file,
+            stderr=file,
+            timeout=30,
+            check=False,
         )
-    assert done.returncode == 0
-    assert not log.exists()
+    assert done.returncode == code
+    assert (log.read_text() if log.exists() else "") == ("no step\n" if code else "")
+
+
+def test_the_log_of_the_batch_script_is_removed_when_its_notebook_has_come(tmp_path):
+    log = tmp_path / ".distmagic-slurm-17.out"
+    with log.open("w") as file, LocalKeeper(log=file) as node:
+        lease = node.usher({"lease": True})
+        assert lease.read() == b"ready\n"
+        assert not log.exists()

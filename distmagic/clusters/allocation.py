@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -69,9 +70,11 @@ class Allocation:
         self._queue, self._shell = queue, queue.shell
         self._cluster, self._python, self._lease_s = cluster, python, lease_s
         self._lease = Lease()
+        self._mark = secrets.token_hex(8)
         self._is_over = threading.Event()
         self._looking = threading.Lock()
         self._looked_at = 0.0
+        self._has_broken = False
         self._connected: set[str] = set()  # nodes to which there was a connection once
         self._owner = os.getpid()
         atexit.register(
@@ -123,7 +126,7 @@ class Allocation:
 
     def _start_keepers(self, asker: Asker, nodes: tuple[str, ...]) -> None:
         """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
-        trial = submission.trial_step(self.job, self._cluster, len(nodes))
+        trial = submission.trial_step(self.job, self._cluster, nodes[0])
         said = self._shell.run(trial, asker).err
         trouble = srun_words.trouble(nodes[0], self.job, said)
         if isinstance(trouble, PreflightError):
@@ -215,7 +218,8 @@ class Allocation:
         """Return the way to one of the nodes. Raises `AllocationEnded` if they are ours no longer."""
         self._shell.connect(asker)
         if self.error is None and host.name in self._connected:
-            self._look_at_end(asker)  # an earlier connection is broken
+            self._has_broken = True  # an earlier connection
+            self._look_at_end(asker)
         if self.error is not None:
             raise self.error
         self._connected.add(host.name)
@@ -225,8 +229,21 @@ class Allocation:
         return made
 
     def _transport(self, name: str) -> SrunTransport:
-        node = Node(name=name, job=self.job, cluster=self._cluster, python=self._python)
-        return SrunTransport(self._shell, node)
+        node = Node(
+            name=name,
+            job=self.job,
+            cluster=self._cluster,
+            python=self._python,
+            mark=self._mark,
+        )
+        return SrunTransport(self._shell, node, self._explained)
+
+    def _explained(self, error: DistmagicError) -> DistmagicError:
+        """Return how it ended, where srun only tells that it has."""
+        if isinstance(error, AllocationEnded):
+            with suppress(DistmagicError):
+                self._look_at_end(NotebookAsker(can_ask=False))
+        return self.error or error
 
     def _look_at_end(self, asker: Asker) -> None:
         """Ask squeue whether it has ended, not more often than is good; raise how, if so. Silence is no answer."""
@@ -245,6 +262,7 @@ class Allocation:
                     self.error = job_states.ended(
                         self.job, state, said, was_held=was_held
                     )
+                    slurm.kill_marked(self._shell, self._mark, asker)
         if self.error is not None:
             raise self.error
 
@@ -292,6 +310,7 @@ class Allocation:
             return
         self._is_over.set()
         was_told = self._lease.give_up(word)
+        asker = NotebookAsker(can_ask=False)
         is_wanted = word == LEAVE and bool(
             self.hosts
         )  # a job may run there: the lease ends it
@@ -304,13 +323,9 @@ class Allocation:
             with suppress(
                 RuntimeError
             ):  # a Python that ends starts no thread: its first lease ends the job
-                slurm.cancel(
-                    self._shell,
-                    self.job,
-                    self._cluster,
-                    NotebookAsker(can_ask=False),
-                    _SOON_S,
-                )
+                slurm.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+        if self._has_broken and self.error is None:
+            slurm.kill_marked(self._shell, self._mark, asker)
         if self.error is None:
             self.error = AllocationEnded(
                 f"Slurm job {self.job} was given back.",

@@ -107,7 +107,7 @@ _REASONS = {
     "NodeDown": "a node that it needs is down",
     "Prolog": "its nodes are being prepared",
 }
-_SIZES = "Ask for less, or for another partition: sinfo -o '%P %D %c %m %G'."
+_SIZES = "Ask for less, or for another partition: sinfo -o '%P %D %c %m %l %G'."
 _ACCOUNTS = "Name another one with --account, or another --partition."
 # Reasons of jobs that Slurm takes though they can't run, and what to do.
 _NEVER = {
@@ -119,7 +119,10 @@ _NEVER = {
         "it asks for more time than the partition allows",
         "Ask for less: --time. sinfo -o '%P %l' shows the longest time of each partition.",
     ),
-    "PartitionConfig": ("the partition can't give what it asks for", _SIZES),
+    "PartitionConfig": (
+        "the partition can't give as many nodes, cores or as much time as it asks for",
+        _SIZES,
+    ),
     "BadConstraints": ("no nodes are as it asks for", _SIZES),
     "DependencyNeverSatisfied": (
         "the job it depends on has failed",

@@ -80,20 +80,21 @@ def script(
     return "\n".join(lines) + "\n"
 
 
-def trial_step(job: str, cluster: str, nodes: int) -> tuple[str, ...]:
-    """Return the command of a step as that of the keepers is, which ends at once: it says what would be in their way."""
+def trial_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
+    """Return the command of a step as that of the lead is, which ends at once: it says what would be in its way."""
+    return srun_words.clean((*_lead_step(job, cluster, node), "true"))
+
+
+def _lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
     of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--propagate=NONE")
-    step = ("srun", f"--jobid={job}", *of_cluster, *_KEEPERS, *size, "true")
-    return srun_words.clean(step)
+    return ("srun", f"--jobid={job}", *of_cluster, f"--nodelist={node}", *_LEAD)
 
 
 def keepers_step(
     job: str, cluster: str, nodes: tuple[str, ...], python: str, lease_s: float, idle_s: float
 ) -> tuple[str, ...]:  # fmt: skip
     """Return the command that starts the keepers of a job that is there already; it goes on when its caller is gone."""
-    of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    step = ("srun", f"--jobid={job}", *of_cluster, f"--nodelist={nodes[0]}", *_LEAD)
+    step = _lead_step(job, cluster, nodes[0])
     lead = _lead(len(nodes), python, lease_s, idle_s, is_elastic=False)
     return (
         "sh",

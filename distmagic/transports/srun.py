@@ -16,27 +16,32 @@ from distmagic.errors import ConnectionLost, DistmagicError
 from distmagic.transports import Process, Transport, program_text, srun_words
 from distmagic.transports.piped import OpenProcesses
 
+Explain = Callable[[DistmagicError], DistmagicError]
 PATIENCE_S = 20.0  # for a keeper that is about to begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node of a job. `cluster` is "" but in a federation; `python` runs the usher."""
+    """One node of a job. `cluster` is "" but in a federation; `python` runs the usher; `mark` is on every srun."""
 
     name: str
     job: str
     cluster: str = ""
     python: str = "python3"
+    mark: str = ""
 
 
 class SrunProcess:
     """A process on a node, seen through its srun. Where there was no step, reading raises why.
 
     A step that Slurm refuses for now is asked for again by `begin`, with what was written meanwhile, for `REFUSED_S`.
+    `explain` returns the error to raise for one that srun has told.
     """
 
-    def __init__(self, begin: Callable[[], Process], node: Node) -> None:
-        self._begin, self._node = begin, node
+    def __init__(
+        self, begin: Callable[[], Process], node: Node, explain: Explain
+    ) -> None:
+        self._begin, self._node, self._explain = begin, node, explain
         self._step = begin()
         self._written = b""  # as long as it is not known if there is a step
         self._has_spoken = self._is_at_end = False
@@ -66,7 +71,7 @@ class SrunProcess:
             if trouble is None:
                 return data
             if not self._begins_again():
-                raise trouble
+                raise self._explain(trouble)
 
     def _trouble(self) -> DistmagicError | None:
         """Return why there was no step, if srun itself has failed."""
@@ -130,30 +135,32 @@ _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 class SrunTransport:
     """Starts processes on one node; `login` starts srun."""
 
-    def __init__(self, login: Transport, node: Node) -> None:
+    def __init__(
+        self, login: Transport, node: Node, explain: Explain = lambda error: error
+    ) -> None:
         self.warnings: tuple[str, ...] = ()
         self.node = node
-        self._login = login
+        self._login, self._explain = login, explain
         self._processes = OpenProcesses()
 
     def start(self, argv: tuple[str, ...]) -> SrunProcess:
         """Start `argv` there. Raises what `login` raises; what srun says is raised by the process's `read`."""
         if not argv:
             raise ValueError("a command needs a program")
-        process = SrunProcess(self._beginning({"argv": argv}), self.node)
+        process = SrunProcess(self._beginning({"argv": argv}), self.node, self._explain)
         self._processes.add(process)
         return process
 
     def hold(self) -> SrunProcess:
         """Open the lead's lease: the keeper says "ready"; each byte renews it, and an "e" ends the allocation."""
-        return SrunProcess(self._beginning({"lease": True}), self.node)
+        return SrunProcess(self._beginning({"lease": True}), self.node, self._explain)
 
     def _beginning(self, what: dict[str, object]) -> Callable[[], Process]:
         """Return the function that starts a step."""
         node = self.node
         request = {"job": node.job, "patience_s": PATIENCE_S, **what}
         usher = program_text.command(node.python, "usher", request)
-        step = srun_words.step(node.job, node.cluster, node.name, usher)
+        step = srun_words.step(node.job, node.cluster, node.name, usher, mark=node.mark)
         return lambda: self._login.start(step)
 
     def close(self) -> None:

@@ -54,19 +54,23 @@ def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
     return ("sh", "-c", _CLEAN, "sh", *argv)
 
 
-def step(job: str, cluster: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours."""
+def step(
+    job: str, cluster: str, node: str, argv: tuple[str, ...], mark: str = ""
+) -> tuple[str, ...]:
+    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours.
+
+    `mark` stands among its arguments, for `kill_marked`.
+    """
     of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    return clean(
-        (
-            "srun",
-            f"--jobid={job}",
-            *of_cluster,
-            f"--nodelist={node}",
-            *STEP_OPTIONS,
-            *argv,
-        )
-    )
+    marked = (f"--comment={mark}",) if mark else ()
+    where = (f"--jobid={job}", *of_cluster, *marked, f"--nodelist={node}")
+    return clean(("srun", *where, *STEP_OPTIONS, *argv))
+
+
+def kill_marked(mark: str) -> tuple[str, ...]:
+    """Return the command that ends all sruns of a mark. One to a node that is dead would wait for it for ever."""
+    script = 'pkill -KILL -u "$(id -u)" -f "^srun .*--comment=$1 "'
+    return ("sh", "-c", script, "sh", mark)
 
 
 _TASK_ENDED = re.compile(
@@ -143,8 +147,8 @@ _CAUSES = (
     ),
     _Cause(
         r"Requested node configuration is not available|Invalid node name|not in (?:the )?(?:job|allocation)",
-        PreflightError,
-        "it is no node of Slurm job {job}.",
+        Unreachable,
+        "it is no node of Slurm job {job}, or no longer: Slurm takes nodes that are dead from jobs that go on without.",
         "squeue -j {job} -o %N shows the job's nodes.",
     ),
     _Cause(

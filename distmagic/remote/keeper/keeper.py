@@ -105,10 +105,9 @@ class Keeper:
     def __init__(self, settings: "dict[str, Any]") -> None:
         self._leads = settings["leads"]
         self._lease = Lease(time.time(), settings)
-        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        self._folder = (
-            f"/tmp/distmagic-{os.getuid()}-slurm.{os.environ['SLURM_JOB_ID']}.{node}"
-        )
+        self._node = "." + (os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+        job = os.environ["SLURM_JOB_ID"]
+        self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{job}{self._node}"
         self._connections: dict[int, Connection] = {}  # by the descriptor of its socket
         self._leases: dict[
             int, Connection
@@ -116,7 +115,7 @@ class Keeper:
         self._orphans: list[
             Connection
         ] = []  # connections without an usher whose process is about to end
-        self._is_ending = False
+        self._is_ending = self._is_ended_by_slurm = False
         self._code = 0  # what this process ends with
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
@@ -134,35 +133,27 @@ class Keeper:
         self._others = _start_others(settings)
 
     def _listen(self) -> socket.socket:
-        try:
-            os.mkdir(self._folder, 0o700)
-        except (
-            FileExistsError
-        ):  # of a keeper that was killed, or of one that is here already
-            about = os.lstat(self._folder)
-            if (
-                about.st_uid != os.getuid()
-                or not stat.S_ISDIR(about.st_mode)
-                or about.st_mode & 0o077
-            ):
-                raise OSError(f"{self._folder} is not this user's alone") from None
-        path = self._folder + "/keeper"
+        """Listen in a directory that gets its name when its socket answers: one that does not is a dead keeper's."""
+        for name in os.listdir("/tmp"):
+            is_ours = name.startswith(f"distmagic-{os.getuid()}-slurm.")
+            if is_ours and name.endswith(self._node):
+                _remove_dead("/tmp/" + name)
+        if os.path.lexists(self._folder) and not _is_own(self._folder):
+            raise OSError(f"{self._folder} is not this user's alone")
+        new = f"{self._folder}.{os.getpid()}"
+        os.mkdir(new, 0o700)
         listener = socket.socket(socket.AF_UNIX)
-        try:
-            listener.connect(path)
-        except OSError:
-            listener.close()
-        else:
-            sys.exit(0)  # another keeper of this job serves the node
-        if os.path.lexists(path):
-            os.unlink(path)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
+        listener.bind(new + "/keeper")
         listener.listen(64)
+        try:
+            os.rename(new, self._folder)
+        except OSError:
+            shutil.rmtree(new)
+            sys.exit(0)  # another keeper of this job serves the node
         return listener
 
     def _end_soon(self, *_: object) -> None:
-        self._is_ending = True
+        self._is_ending = self._is_ended_by_slurm = True
 
     def run(self) -> int:
         """Serve until the end, and end what was started; return the exit code."""
@@ -351,6 +342,9 @@ class Keeper:
             children = [
                 pid for pid, parent in _parents().items() if parent == os.getpid()
             ]
+            if self._is_ended_by_slurm and self._others is not None:
+                # Slurm ends the others too; an srun to a node that is dead would wait for it.
+                children = [pid for pid in children if pid != self._others.pid]
             if not children:
                 return
             for pid in children:
@@ -358,6 +352,28 @@ class Keeper:
                     told.add(pid)
                     _send(pid, signal.SIGTERM)
             time.sleep(0.02)
+
+
+def _is_own(folder: str) -> bool:
+    """Whether a directory is this user's alone, and no link."""
+    about = os.lstat(folder)
+    return (
+        about.st_uid == os.getuid()
+        and stat.S_ISDIR(about.st_mode)
+        and not about.st_mode & 0o077
+    )
+
+
+def _remove_dead(folder: str) -> None:
+    """Remove the directory of a keeper of this user that was killed: nothing answers at its socket."""
+    if not _is_own(folder):
+        return
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.connect(folder + "/keeper")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+    client.close()
 
 
 def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None":

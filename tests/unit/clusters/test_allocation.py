@@ -223,6 +223,19 @@ def test_a_job_that_completes_says_how_a_moment_later(login, made):
     assert len(login.asked) == asked, "it is known by now"
 
 
+def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login, made):
+    squeue(login, RUNNING)
+    (_, second) = made.wait(ASKER, print)
+    way = made.transport(second, ASKER)
+    expired = "srun: error: Slurm job 17 has expired\n"
+    login.answers["srun"] = [Said(err=expired, code=1)]
+    squeue(login, CANCELLED)
+    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+        way.start(("true",)).read()
+    assert f"--comment={way.node.mark}" in login.asked[-3]
+    assert login.programs()[-2:] == ["squeue", way.node.mark]
+
+
 def test_one_core_is_a_warning_of_the_first_node(login, made):
     squeue(login, RUNNING)
     first, second = made.wait(ASKER, print)
@@ -318,7 +331,8 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
     )
     assert len(one.wait(ASKER, print)) == 2
     trial = login.asked[login.programs().index("srun")]
-    assert trial[-5:] == ("--quiet", "--nodes=2", "--ntasks=2", "--propagate=NONE", "true")  # fmt: skip
+    assert trial[:3] == ("srun", "--jobid=17", "--nodelist=a1")
+    assert trial[-1] == "true"
     (started,) = [argv for argv in login.asked if "distmagic-keeper" in argv]
     assert "--nodelist=a1" in started
     assert request_of(started)["step"][-2:] == ["--nodes=1", "--ntasks=1"]

@@ -95,7 +95,7 @@ NOT_PERMITTED = (
     [
         ("PartitionNodeLimit", "it asks for more nodes than the partition has or allows", "--nodes"),
         ("PartitionTimeLimit", "it asks for more time than the partition allows", "--time"),
-        ("PartitionConfig", "the partition can't give what it asks for", "sinfo"),
+        ("PartitionConfig", "the partition can't give as many nodes", "sinfo"),
         ("BadConstraints", "no nodes are as it asks for", "sinfo"),
         (NOT_KNOWN, "its account may not use this partition", "--account"),
         (NOT_PERMITTED, "its quality of service may not use this partition", "--qos"),
@@ -103,9 +103,9 @@ NOT_PERMITTED = (
 )  # fmt: skip
 def test_what_never_starts(reason, words, cure):
     state = JobState(job="1", state="PENDING", reason=reason)
-    assert f"Slurm job 1 is pending: {words}, so it will never start (" in waiting(
-        state
-    )
+    told = waiting(state)
+    assert told.startswith(f"Slurm job 1 is pending: {words}")
+    assert ", so it will never start (" in told
     assert cure in cure_of_endless(state)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -128,7 +127,6 @@ def kill_other(node: LocalKeeper) -> None:
     for pid, parent in keeper._parents().items():
         if parent == node.process.pid:
             os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(folder)
 
 
 def test_the_lead_ends_with_an_error_when_another_keeper_is_killed():
@@ -248,6 +246,19 @@ def test_what_is_no_request_ends_the_connection_and_not_the_keeper():
         for request in ({}, {"argv": "no list of words"}, {"argv": []}):
             assert node.usher(request).wait(20) in (usher.NO_KEEPER, 126, 127)
         assert node.start(("echo", "here")).read() == b"here\n"
+
+
+def test_what_a_killed_keeper_has_left_is_removed_by_the_next_one_on_the_node():
+    with LocalKeeper() as dead:
+        assert dead.start(("true",)).wait(20) == 0
+        dead.process.kill()
+        dead.process.wait(20)
+    assert dead.folder.exists()
+    with LocalKeeper() as alive, LocalKeeper() as node:
+        for one in (alive, node):
+            assert one.start(("true",)).wait(20) == 0
+        assert not dead.folder.exists()
+        assert alive.folder.exists(), "it answers"
 
 
 @pytest.mark.parametrize(("step", "code"), [([], 0), (["sh", "-c", "echo no step"], 1)])

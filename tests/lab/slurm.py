@@ -191,18 +191,14 @@ class SlurmLab:
     def switch_off(self, host: LabHost) -> None:
         """Cut the power of a node, and have Slurm find it dead at once and not after its SlurmdTimeout."""
         host.kill()
-        self._set_node(host, "DOWN")
+        name = f"NodeName={self._node_name(host)}"
+        _must(self.login, ["scontrol", "update", name, "State=DOWN", "Reason=test"])
 
     def switch_on(self, host: LabHost) -> None:
-        """Give a node its power back, and Slurm its node."""
+        """Give a node its power back. Slurm takes it back as soon as its slurmd registers (ReturnToService=2)."""
         host.start()
         self._prepare(host)
         self.start_node(host)
-        self._set_node(host, "RESUME")
-
-    def _set_node(self, host: LabHost, state: str) -> None:
-        name = f"NodeName={self._node_name(host)}"
-        _must(self.login, ["scontrol", "update", name, f"State={state}", "Reason=test"])
 
     def start_node(self, host: LabHost) -> None:
         """Start the slurmd of a node."""

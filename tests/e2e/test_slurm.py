@@ -122,18 +122,29 @@ def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
         assert gpus == "0,1"
 
 
-@pytest.mark.parametrize("with_shepherd", [True, False])
-def test_sruns_that_are_killed_end_no_run(slurm: SlurmLab, with_shepherd: bool) -> None:
+def test_sruns_that_are_killed_end_no_run_and_leave_no_step(slurm: SlurmLab) -> None:
     """An srun is two processes; the second cancels the step when the first is gone."""
 
     def kill_them() -> None:
         sruns = ours(slurm.login, "usher", "srun")
-        first = [one for one in sruns if one.ppid not in {other.pid for other in sruns}]
-        kill(slurm.login, sruns if with_shepherd else first)
+        both = {one.pid for one in sruns}
+        kill(slurm.login, [one for one in sruns if one.ppid not in both])
 
-    found = run(slurm, as_value(count), 6.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 60, 1: 60}
+    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
+    assert dict(found.results) == {0: 50, 1: 50}
     wait_until(lambda: steps(slurm) <= 2, "the steps of the sruns to end")
+
+
+def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(
+    slurm: SlurmLab,
+) -> None:
+    """As when the log-in node dies. The steps stay until their job ends: nobody is left who would cancel them."""
+
+    def kill_them() -> None:
+        kill(slurm.login, ours(slurm.login, "usher", "srun"))
+
+    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
+    assert dict(found.results) == {0: 50, 1: 50}
 
 
 def test_ushers_that_are_killed_end_no_run_and_leave_no_step(slurm: SlurmLab) -> None:
@@ -141,8 +152,8 @@ def test_ushers_that_are_killed_end_no_run_and_leave_no_step(slurm: SlurmLab) ->
         for host in slurm.nodes:
             kill(host, ours(host, "usher"))
 
-    found = run(slurm, as_value(count), 6.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 60, 1: 60}
+    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
+    assert dict(found.results) == {0: 50, 1: 50}
     wait_until(lambda: steps(slurm) <= 2, "the steps of the ushers to end")
 
 

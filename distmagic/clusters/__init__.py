@@ -21,5 +21,7 @@ Nothing here knows of runs, ranks or torch. No file is left on the log-in node. 
     refusals.py      what sbatch says when it refuses                                      pure
     shell.py         the log-in node: one connection, commands with a time limit
     slurm.py         submit, look, cancel
+    queue.py         pending jobs: one question for all of them, less and less often
+    lease.py         what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
 """

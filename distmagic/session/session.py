@@ -256,6 +256,7 @@ class Session(Housekeeping):
         error.run = run
         if isinstance(error, WorkerFailed) and (hint := local_hint(state, Path.cwd())):
             error.hint = f"{hint}\n{error.hint}"
+        self._allocations.advise(reaching.hosts, error)
         try:
             raise error
         finally:

@@ -24,6 +24,7 @@ from distmagic.request.spec import (
 )
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
+from distmagic.session.inside import digest_of, part_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 
@@ -156,20 +157,32 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
     with closing(asker_of()) as asker:
-        allocated = (
-            None
-            if allocation is None
-            else session().allocation(allocation, access, asker, spec)
-        )
-        place = Place(
-            session(), access, asker, spec, hosts=tuple(hosts), allocation=allocated
-        )
-        try:
-            call = partial(fn, *args, **(kwargs or {}))
-            payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
-            screen = screen or screen_for()
-            reaching = place.reach(screen)
-        except BaseException:
-            place.cancel()
-            raise
-        return session().launch(reaching, spec, payload, screen)
+
+        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached:
+            allocated = (
+                None
+                if allocation is None
+                else session().allocation(allocation, access, asker, spec)
+            )
+            place = Place(
+                session(), access, asker, spec, hosts=hosts, allocation=allocated
+            )
+            try:
+                call = partial(fn, *args, **(kwargs or {}))
+                payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
+                shown = screen or screen_for()
+                reaching = place.reach(shown)
+            except BaseException:
+                place.cancel()
+                raise
+            return session().launch(reaching, spec, payload, shown)
+
+        part = None
+        if not hosts and allocation is None:
+            part = part_of(session(), os.environ)
+        if part is None:
+            return launch(tuple(hosts), access)
+        name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
+        found = part.run(digest_of("function", name), access, spec, launch)
+        assert found is not None
+        return found

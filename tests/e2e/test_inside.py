@@ -1,35 +1,23 @@
-"""The same script or notebook on every node of a job: node 0 leads, the others follow. Real Slurm; the others' variables, played."""
+"""The same script or notebook on every node of a job of real Slurm: node 0 leads, the others follow."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from tests import REPOSITORY
+from tests.e2e.nodes import RUN, SECRET, TRAIN, srun
+from tests.lab import wait_until
 from tests.lab.slurm import SlurmLab
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
-
-SECRET = "a secret of these nodes alone"
-TRAIN = """\
-import os, sys
-import distmagic
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-total = torch.tensor([float(dist.get_rank())])
-for step in distmagic.track(range(3)):
-    dist.all_reduce(total)
-    distmagic.report(step=step + 1, total=3, loss=1.0)
-print("seen", os.environ["RANK"], os.environ["WORLD_SIZE"], sys.argv[1:], "DISTMAGIC_SECRET" in os.environ, flush=True)
-dist.destroy_process_group()
-"""
-DISTMAGIC = (sys.executable, "-m", "distmagic.cli")
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -42,24 +30,194 @@ def folder(slurm: SlurmLab) -> Iterator[Path]:
     slurm.assert_clean()
 
 
-def srun(
-    slurm: SlurmLab,
-    folder: Path,
-    *words: str,
-    secret: str = SECRET,
-    options: str = "-N2 --ntasks-per-node=1",
-):
-    """Run a command in a step of a job; lines of its output begin with the number of the task."""
-    command = [
-        "env", f"PYTHONPATH={REPOSITORY}", f"DISTMAGIC_SECRET={secret}", "srun", "--label", "-c2", f"--chdir={folder}",
-        *shlex.split(options), *words,
-    ]  # fmt: skip
-    return slurm.login.exec(command, timeout_s=150)
+def lines_of(task: int, output: str) -> str:
+    """Return what one task has printed."""
+    found = re.findall(rf"(?m)^{task}: ?(.*)$", output)
+    return "\n".join(found)
+
+
+def seen(text: str) -> list[str]:
+    """Return what ranks have said of themselves."""
+    return sorted(re.findall(r"SEEN (.*)$", text, re.MULTILINE))
 
 
 def test_a_script_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
-    done = srun(
-        slurm, folder, *DISTMAGIC, "run", "--nproc-per-node", "2", "train.py", "50"
+    done = srun(slurm, folder, *RUN, "--nproc-per-node", "2", "train.py", "50")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lead, other = lines_of(0, done.stdout), lines_of(1, done.stdout)
+    assert re.match(r"inside Slurm job \d+, node 0 of 2: leads 1 other node\.", lead)
+    assert seen(lead) == [f"rank {rank} of 4, sum 6, args ['50']" for rank in range(4)]
+    first = slurm.names[0]
+    assert re.match(
+        rf"inside Slurm job \d+, node 1 of 2: follows node 0, {first}, which shows all ranks\.\n"
+        rf"inside Slurm job \d+, node 1 of 2: node 0, {first}, says that all went well\.",
+        other,
     )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
+
+
+def test_a_rank_that_fails_ends_all_nodes_with_its_error(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    done = srun(slurm, folder, *RUN, "train.py", "fail")
+    assert done.returncode == 1
+    for task in (0, 1):
+        told = lines_of(task, done.stderr)
+        assert "rank 1 (" in told
+        assert "ValueError: this rank fails" in told
+
+
+def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
+    done = srun(slurm, folder, *RUN, "train.py", "alone", options="-N2 -n3")
+    assert done.returncode == 0, done
+    assert seen(done.stdout) == [
+        f"rank {rank} of 3, sum 3, args ['alone']" for rank in range(3)
+    ]
+
+
+def test_without_a_secret_each_node_runs_ranks_of_its_own(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    done = srun(slurm, folder, *RUN, "train.py", secret="")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    for task in (0, 1):
+        told = lines_of(task, done.stdout)
+        assert f"node {task} of 2: DISTMAGIC_SECRET is not set" in told
+        assert seen(told) == ["rank 0 of 1, sum 0, args []"]
+
+
+def on_node(node: int, text: str, then: str) -> tuple[str, ...]:
+    """Return a command that does something else on one node first."""
+    return (
+        "sh",
+        "-c",
+        f"if [ $SLURM_NODEID = {node} ]; then {text}; fi; exec {then}",
+    )
+
+
+def test_a_node_that_never_comes_is_named(slurm: SlurmLab, folder: Path) -> None:
+    run = shlex.join([*RUN, "--connect-timeout", "0.5", "train.py"])
+    done = srun(slurm, folder, *on_node(1, "exit 0", run))
+    assert done.returncode == 1
+    assert re.search(
+        rf"{slurm.names[1]}: node 1 of Slurm job \d+ has not come within 10 s\.\n"
+        rf"Look at what it printed; it must run the same command, and reach {slurm.names[0]} at port \d+\.",
+        lines_of(0, done.stderr),
+    ), done
+
+
+def test_another_secret_on_a_node(slurm: SlurmLab, folder: Path) -> None:
+    run = shlex.join([*RUN, "--connect-timeout", "1", "train.py"])
+    other = "export DISTMAGIC_SECRET='another one of 16 or more'"
+    done = srun(slurm, folder, *on_node(1, other, run))
+    assert done.returncode == 1
+    assert "has another DISTMAGIC_SECRET than this node, 1." in lines_of(1, done.stderr)
+    assert "Somebody dialled with another secret" in lines_of(0, done.stderr)
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_nodes_that_run_different_scripts(slurm: SlurmLab, folder: Path) -> None:
+    (folder / "other.py").write_text("print('another one')\n")
+    run = shlex.join([*RUN, "train.py"])
+    done = srun(slurm, folder, *on_node(1, f"exec {shlex.join([*RUN, 'other.py'])}", run))  # fmt: skip
+    assert done.returncode == 1
+    for task in (0, 1):
+        assert f"{slurm.names[1]}: node 1 of Slurm job" in lines_of(task, done.stderr)
+        assert "runs another cell or script than node 0." in lines_of(task, done.stderr)
+
+
+def sbatch(slurm: SlurmLab, folder: Path, *words: str) -> str:
+    """Run a command as the batch script of a job of two nodes, on the first of them alone; return all that it printed."""
+    out = folder / "batch.out"
+    out.unlink(missing_ok=True)
+    command = shlex.join(["env", f"PYTHONPATH={REPOSITORY}", *words])
+    slurm.command(
+        "sbatch", "-N2", "-c2", f"--chdir={folder}", f"--output={out}", f"--wrap={command}; echo code $?",
+    )  # fmt: skip
+    wait_until(
+        lambda: out.exists() and "\ncode " in f"\n{out.read_text()}", "the script", 120
+    )
+    return out.read_text()
+
+
+def test_a_batch_script_is_on_one_node_alone(slurm: SlurmLab, folder: Path) -> None:
+    printed = sbatch(slurm, folder, *RUN, "train.py")
+    assert re.search(
+        r"Inside Slurm job \d+: this runs in the batch step of it \(SLURM_STEP_ID is not set\), on one of 2 nodes",
+        printed,
+    ), printed
+    assert printed.endswith("code 2\n")
+    alone = sbatch(slurm, folder, *RUN, "--on", "none", "train.py")
+    assert seen(alone) == ["rank 0 of 1, sum 0, args []"]
+
+
+def test_from_inside_an_allocation_all_its_nodes(slurm: SlurmLab, folder: Path) -> None:
+    printed = sbatch(slurm, folder, *RUN, "--on", "slurm", "--python", sys.executable, "--cold", "train.py")  # fmt: skip
+    assert seen(printed) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
+    assert printed.endswith("code 0\n")
+
+
+CELLS = (
+    "%load_ext distmagic",
+    """%%distributed -o run
+def train():
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return rank, total.item()
+
+train()""",
+    "print('FIRST', dict(run.results))",
+    "%%distributed -o again\ntrain()",
+    "print('AGAIN', dict(again.results))",
+)
+FAILING = (*CELLS[:1], "%%distributed\ndef train():\n    raise ValueError('this rank fails')\n\ntrain()")  # fmt: skip
+
+
+def executed(
+    slurm: SlurmLab, folder: Path, cells: tuple[str, ...], *flags: str
+) -> tuple[int, list[str]]:
+    """Execute a notebook on both nodes; return the exit code, and for each node all outputs of what was written."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
+    )
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}  # fmt: skip
+    nbformat.write(notebook, folder / "train.ipynb")
+    convert = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "notebook", "--execute", *flags, "train.ipynb"]  # fmt: skip
+    done = srun(
+        slurm,
+        folder,
+        "sh",
+        "-c",
+        f'exec {shlex.join(convert)} --output "out$SLURM_NODEID.ipynb"',
+    )
+    texts = []
+    for node in (0, 1):
+        written = folder / f"out{node}.ipynb"
+        assert written.exists(), done
+        texts.append(json.dumps(json.loads(written.read_text()), ensure_ascii=False))
+        written.unlink()
+    return done.returncode, texts
+
+
+def test_a_notebook_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
+    code, (lead, other) = executed(slurm, folder, CELLS)
+    assert code == 0
+    assert "FIRST {0: (0, 1.0), 1: (1, 1.0)}" in lead
+    assert "AGAIN {0: (0, 1.0), 1: (1, 1.0)}" in lead
+    assert "node 1 of 2: follows node 0" in other
+    assert "FIRST {1: (1, 1.0)}" in other, "its own rank's result alone"
+    assert "AGAIN {1: (1, 1.0)}" in other
+
+
+def test_notebooks_are_written_also_when_a_rank_fails(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    code, texts = executed(slurm, folder, FAILING, "--allow-errors")
+    assert code == 0
+    for text in texts:
+        assert "WorkerFailed" in text
+        assert "ValueError: this rank fails" in text

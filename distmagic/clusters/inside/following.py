@@ -39,6 +39,7 @@ class Following:
         self._is_closed = False
         self._said: dict[str, Any] = {}  # said again to a node 0 that was away
         self._peer = ""
+        self._dials = 0
 
     # ---- one cell
 
@@ -87,18 +88,22 @@ class Following:
         began_s = time.monotonic()
         why, is_wrong = "", False
         while time.monotonic() < end_s:
+            self._dials += 1
+            up = None
             try:
-                up = self._open("up", python=sys.executable)
-                self._down = self._open("down")
+                up = self._open("up", dial=self._dials, python=sys.executable)
+                self._down = self._open("down", dial=self._dials)
+                with self._changed:
+                    up.tell(**self._said)
+                    self._up = up
             except ssl.SSLCertVerificationError:
                 is_wrong = True
             except OSError as error:
                 why = error.strerror or str(error)
             else:
-                with self._changed:
-                    up.tell(**self._said)
-                    self._up = up
                 return
+            if up is not None:
+                up.close()
             if is_wrong and time.monotonic() > began_s + wrong_s:
                 raise Unreachable(
                     self._place.lead,

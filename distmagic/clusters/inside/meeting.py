@@ -3,12 +3,13 @@
 Every connection is TLS 1.3 with the job's certificate at both ends (`connection/certificate.shared_secret`); of any other
 nothing is read. Its first line, from the node that dials, says what it is for:
 
-    {"node": 1, "for": "up", "python": PATH}    the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
-    {"node": 1, "for": "down"}                  node 0 speaks:   {"start": 7, "argv": [...]}, {"outcome": {...}}, {"bye": true}
+    {"node": 1, "for": "up", "dial": 1, "python": PATH}
+                                                the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
+    {"node": 1, "for": "down", "dial": 1}       node 0 speaks:   {"start": 7, "argv": [...]}, {"outcome": {...}}, {"bye": true}
     {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
     {"node": 1, "for": "stdout", "process": 7}
 
-A node whose connections break dials again.
+A node whose connections break dials again: both lasting ones, with the next number.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Member:
         self.python = ""
         self.up: Channel | None = None
         self.down: Channel | None = None
+        self.down_dial = 0  # the number of the dial that made it
         self.cell, self.digest = 0, ""  # the last cell that it has come to
         self.has_left = False
         self.lost_at_s: float | None = None
@@ -104,7 +106,7 @@ class Meeting:
             elif kind in ("stdin", "stdout"):
                 self._take(member, (int(hello["process"]), kind), channel)
             else:
-                self._meet(member, kind, channel, str(hello.get("python", "")))
+                self._meet(member, kind, channel, hello)
         except (OSError, ValueError, KeyError, TypeError):
             channel.close()
 
@@ -123,24 +125,27 @@ class Meeting:
         if not is_wanted:
             channel.close()  # it comes too late
 
-    def _meet(self, member: Member, kind: str, channel: Channel, python: str) -> None:
+    def _meet(
+        self, member: Member, kind: str, channel: Channel, hello: dict[str, Any]
+    ) -> None:
+        dial = int(hello["dial"])
         with self._changed:
             if self._is_over.is_set():
                 channel.close()
                 return
             before = member.up if kind == "up" else member.down
             if kind == "down":
-                member.down = channel
+                member.down, member.down_dial = channel, dial
             else:
-                member.up, member.python = channel, python
+                member.up, member.python = channel, str(hello["python"])
             member.has_left, member.lost_at_s = False, None
             self._changed.notify_all()
         if before is not None:
             before.close()  # it has dialled again
         if kind == "up":
-            self._listen_to(member, channel)
+            self._listen_to(member, channel, dial)
 
-    def _listen_to(self, member: Member, up: Channel) -> None:
+    def _listen_to(self, member: Member, up: Channel, dial: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             while (said := up.hear()) is not None:
                 with self._changed:
@@ -152,11 +157,16 @@ class Meeting:
                     member.has_left = bool(said.get("bye"))
                     self._changed.notify_all()
         up.close()
+        down = None
         with self._changed:
             if member.up is up:
                 member.up = None
                 member.lost_at_s = time.monotonic()
+            if member.down_dial == dial:
+                down, member.down = member.down, None
             self._changed.notify_all()
+        if down is not None:
+            down.close()
 
     # ---- what node 0 does
 

@@ -18,21 +18,18 @@ from distmagic.clusters.inside.detect import detect
 from distmagic.clusters.inside.following import Following
 from distmagic.clusters.inside.meeting import Meeting, as_words
 from distmagic.clusters.inside.place import Place
-from distmagic.connection.certificate import shared_secret
+from distmagic.clusters.inside.proof import SECRET, Proof, proof_of
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, DistmagicError, RunError, SpecError
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import Secret
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.transports import Transport
 
-SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - its name
 PATIENCE = 20  # times --connect-timeout, for nodes to come: 5 minutes where nothing else is said
-_LEAST_CHARS = 16
 
 Outcome = Run | Detached | None
 Launch = Callable[[tuple[Host, ...], Access], Outcome]
@@ -47,19 +44,6 @@ def digest_of(*texts: str) -> str:
     return digest.hexdigest()
 
 
-def secret_of(environ: Mapping[str, str], place: Place) -> Secret | None:
-    """Return what the nodes of a job prove themselves with, None without DISTMAGIC_SECRET. Raises `SpecError`."""
-    text = environ.get(SECRET, "")
-    if not text:
-        return None
-    if len(text) < _LEAST_CHARS:
-        raise SpecError(
-            f"{place.words}: {SECRET} has {len(text)} characters, and whoever guesses it can run programs on your nodes.",
-            f"Use {_LEAST_CHARS} or more, such as those of: openssl rand -hex 16",
-        )
-    return shared_secret(text, place.key)
-
-
 class Inside:
     """The part of this process among the nodes of a job; kept for all cells of a notebook.
 
@@ -70,13 +54,13 @@ class Inside:
     def __init__(
         self,
         place: Place,
-        secret: Secret | None,
+        proof: Proof | None,
         kernel: str,
         own_link: Callable[[Access], Link],
     ) -> None:
         self.place = place
         self.hosts = (LOCALHOST, *_hosts(place))
-        self._secret, self._kernel, self._own_link = secret, kernel, own_link
+        self._proof, self._kernel, self._own_link = proof, kernel, own_link
         self._cell = 0
         self._meeting: Meeting | None = None
         self._following: Following | None = None
@@ -93,7 +77,7 @@ class Inside:
         """Run a cell or script as this node has to, and return its outcome.
 
         Node 0 calls `launch` with the hosts of the job. The others do what comes `before`, serve, and return what node 0
-        tells, with the results of their own ranks. Without a secret every node calls
+        tells, with the results of their own ranks. Without a proof every node calls
         `launch` for itself alone. Raises what `launch` raises, on all nodes; and `Unreachable`, `SpecError`.
         """
         if self.place.task is not None:
@@ -108,17 +92,17 @@ class Inside:
                 "Leave it out.",
             )
         self._cell += 1
-        if self._secret is None:
+        if self._proof is None:
             print(
                 f"{self.place.words}: {SECRET} is not set, so that the nodes can't know each other. This node runs ranks "
                 "of its own, which do not train with those of the others."
             )
             return launch((LOCALHOST,), access)
         if self.place.node_rank:
-            return self._follow(self._secret, digest, access, before)
+            return self._follow(self._proof, digest, access, before)
         others = self.place.nnodes - 1
         print(f"{self.place.words}: leads {others} other node{'s' * (others > 1)}.")
-        return self._lead(self._secret, digest, access, launch)
+        return self._lead(self._proof, digest, access, launch)
 
     def transport(self, host: Host) -> Transport:
         """Return the way to one of the other nodes. Raises `Unreachable`."""
@@ -138,10 +122,10 @@ class Inside:
     # ---- node 0
 
     def _lead(
-        self, secret: Secret, digest: str, access: Access, launch: Launch
+        self, proof: Proof, digest: str, access: Access, launch: Launch
     ) -> Outcome:
         if self._meeting is None:
-            self._meeting = Meeting(self.place, secret)
+            self._meeting = Meeting(self.place, proof)
         meeting = self._meeting
         run: Any = None
         error: BaseException | None = None
@@ -198,7 +182,7 @@ class Inside:
 
     def _follow(
         self,
-        secret: Secret,
+        proof: Proof,
         digest: str,
         access: Access,
         before: Callable[[], object],
@@ -209,7 +193,7 @@ class Inside:
             flush=True,
         )
         if self._following is None:
-            self._following = Following(self.place, secret, address_of_lead(self.place))
+            self._following = Following(self.place, proof, address_of_lead(self.place))
         following = self._following
         try:
             following.come(self._cell, digest, _patience_s(access))
@@ -277,7 +261,7 @@ def part_of(session: Any, environ: Mapping[str, str]) -> Inside | None:
         return None
     if session.inside is None or session.inside.place != place:
         session.inside = Inside(
-            place, secret_of(environ, place), session.kernel, session.own_link
+            place, proof_of(environ, place), session.kernel, session.own_link
         )
     found: Inside = session.inside
     return found

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from distmagic.clusters.inside.following import Following
 from distmagic.clusters.inside.meeting import Meeting
 from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.transports.dialled import DialledTransport
 
@@ -29,7 +30,7 @@ def places(count: int = 2) -> tuple[Place, ...]:
 def dialled() -> Iterator[DialledTransport]:
     """Give the way to a second node, which has come to cell 1."""
     first, second = places()
-    secret = one_time_secret()
+    secret = SharedSecret(one_time_secret())
     with (
         contextlib.closing(Meeting(first, secret)) as meeting,
         contextlib.closing(Following(second, secret, HERE)) as following,

@@ -74,10 +74,25 @@ def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
     ]
 
 
-def test_without_a_secret_each_node_runs_ranks_of_its_own(
+def test_without_a_secret_nodes_prove_themselves_by_munge(
     slurm: SlurmLab, folder: Path
 ) -> None:
     done = srun(slurm, folder, *RUN, "train.py", secret="")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lead = lines_of(0, done.stdout)
+    assert seen(lead) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
+    assert "follows node 0" in lines_of(1, done.stdout)
+
+
+def test_without_any_proof_each_node_runs_ranks_of_its_own(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in ("env", "sh"):
+        (folder / "bin" / name).unlink(missing_ok=True)
+        (folder / "bin" / name).symlink_to(f"/bin/{name}")
+    # A PATH without munge's programs.
+    done = srun(slurm, folder, "/bin/env", f"PATH={folder}/bin", *RUN, "train.py", secret="")  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
     for task in (0, 1):
         told = lines_of(task, done.stdout)
@@ -111,7 +126,7 @@ def test_another_secret_on_a_node(slurm: SlurmLab, folder: Path) -> None:
     done = srun(slurm, folder, *on_node(1, other, run))
     assert done.returncode == 1
     assert "has another DISTMAGIC_SECRET than this node, 1." in lines_of(1, done.stderr)
-    assert "Somebody dialled with another secret" in lines_of(0, done.stderr)
+    assert "Somebody dialled without the right secret" in lines_of(0, done.stderr)
     assert SECRET not in done.stdout + done.stderr
 
 
@@ -186,7 +201,7 @@ def executed(
     )
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}  # fmt: skip
     nbformat.write(notebook, folder / "train.ipynb")
-    convert = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "notebook", "--execute", *flags, "train.ipynb"]  # fmt: skip
+    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", *flags, "train.ipynb"]  # fmt: skip
     done = srun(
         slurm,
         folder,

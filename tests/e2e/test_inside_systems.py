@@ -215,7 +215,7 @@ def test_another_secret_on_a_node(lab: Lab, folder: Path) -> None:
     nodes[1]["DISTMAGIC_SECRET"] = "another one of 16 or more"
     lead, other = run(lab, folder, nodes, "--connect-timeout", "1", "train.py")
     assert "has another DISTMAGIC_SECRET than this node, 1." in other.stderr
-    assert "Somebody dialled with another secret" in lead.stderr
+    assert "Somebody dialled without the right secret" in lead.stderr
     assert (lead.returncode, other.returncode) == (1, 1)
 
 

@@ -12,9 +12,8 @@ import time
 from typing import Any
 
 from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.proof import SECRET, Proof
 from distmagic.errors import Unreachable
-from distmagic.remote.contact import mutual_tls
-from distmagic.remote.wire.protocol import Secret
 from distmagic.transports import dialled, local
 from distmagic.transports.channel import Channel
 
@@ -23,14 +22,14 @@ _PAUSE_S = 0.2
 _WRONG_S = 10.0  # of answers with another secret, and none with the right one
 _AGAIN_S = 30.0  # for node 0 to answer again when connections broke
 # The variables of whoever started this process by hand, and the secret, are nothing for ranks.
-_NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "DISTMAGIC_SECRET")
+_NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", SECRET)
 
 
 class Following:
     """One node that follows node 0, from the first cell to the end of this process."""
 
-    def __init__(self, place: Place, secret: Secret, address: str) -> None:
-        self._place, self._secret, self._address = place, secret, address
+    def __init__(self, place: Place, proof: Proof, address: str) -> None:
+        self._place, self._proof, self._address = place, proof, address
         self._changed = threading.Condition()
         self._up: Channel | None = None
         self._down: Channel | None = None
@@ -141,16 +140,10 @@ class Following:
         plain = socket.create_connection((self._address, port), DIAL_S)
         try:
             self._peer = str(plain.getpeername()[0])
-            tls = mutual_tls.context(self._secret, is_server=False).wrap_socket(plain)
+            return self._proof.wrap(plain)
         except BaseException:
             plain.close()
             raise
-        try:
-            mutual_tls.check_peer(tls, self._secret)
-        except BaseException:
-            tls.close()
-            raise
-        return tls
 
     # ---- serving
 

@@ -1,7 +1,6 @@
 """Node 0's half: listens for the other nodes of its job, and starts processes on them.
 
-Every connection is TLS 1.3 with the job's certificate at both ends (`connection/certificate.shared_secret`); of any other
-nothing is read. Its first line, from the node that dials, says what it is for:
+Every connection has been proved (proof.py) before anything of it is read. Its first line, from the node that dials, says what it is for:
 
     {"node": 1, "for": "up", "dial": 1, "python": PATH}
                                                 the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
@@ -24,9 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.proof import Proof
 from distmagic.errors import DistmagicError, SpecError, Unreachable
-from distmagic.remote.contact import mutual_tls
-from distmagic.remote.wire.protocol import Secret
 from distmagic.transports.channel import Channel
 from distmagic.transports.dialled import DialledTransport
 
@@ -62,20 +60,18 @@ class Member:
 class Meeting:
     """Node 0, listening from `open` to `close`."""
 
-    def __init__(self, place: Place, secret: Secret) -> None:
+    def __init__(self, place: Place, proof: Proof) -> None:
         self.members = tuple(
             Member(number, name) for number, name in enumerate(place.names)
         )[1:]
-        self._place, self._secret = place, secret
+        self._place = place
         self._changed = threading.Condition()
         self._numbers = itertools.count(1)
         self._is_over = threading.Event()
         self._listener = _listen(place)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._handshakes = mutual_tls.Handshakes(
-            self._listener, mutual_tls.context(secret, is_server=True), secret
-        )
+        self._door = proof.door(self._listener)
         self._thread = threading.Thread(
             target=self._run, name="distmagic-meeting", daemon=True
         )
@@ -85,7 +81,7 @@ class Meeting:
 
     def _run(self) -> None:
         while not self._is_over.is_set():
-            found = self._handshakes.look(_TICK_S)
+            found = self._door.look(_TICK_S)
             if found is not None:
                 threading.Thread(
                     target=self._greet,
@@ -186,7 +182,7 @@ class Meeting:
                 is_lost = (
                     member.lost_at_s is not None and now > member.lost_at_s + _AGAIN_S
                 )
-                is_refused = self._handshakes.refused > 0 and now > began_s + _REFUSED_S
+                is_refused = self._door.refused > 0 and now > began_s + _REFUSED_S
                 if now > end_s or is_lost or is_refused:
                     raise self._absent(member, now - began_s)
         for member in self.members:
@@ -208,8 +204,8 @@ class Meeting:
             "Look at what it printed; it must run the same command, and reach "
             f"{self._place.lead} at port {self.port}."
         )
-        if self._handshakes.refused:
-            hint = "Somebody dialled with another secret: set DISTMAGIC_SECRET to one value on all nodes."
+        if self._door.refused:
+            hint = "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
         return Unreachable(member.name, what, hint)
 
     def transport(self, name: str) -> DialledTransport:
@@ -276,7 +272,7 @@ class Meeting:
             return
         self._is_over.set()
         self._thread.join()
-        self._handshakes.close()
+        self._door.close()
         self._listener.close()
         channels: list[Channel | None] = []
         with self._changed:  # what comes from now on is closed where it comes

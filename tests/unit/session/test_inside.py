@@ -12,6 +12,7 @@ import pytest
 
 from distmagic import errors
 from distmagic.clusters.inside.place import Task
+from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import (
     Cancelled,
@@ -24,11 +25,11 @@ from distmagic.remote.wire import protocol
 from distmagic.request.hosts import LOCALHOST
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Run
-from distmagic.session.inside import Inside, digest_of, part_of, secret_of
+from distmagic.session.inside import Inside, digest_of, part_of
 from distmagic.state.model import NodeState, RunState, WorkerState
 from tests.builders.dialling import places
 
-SECRET = one_time_secret()
+SECRET = SharedSecret(one_time_secret())
 ACCESS = Access(connect_timeout_s=1.0)
 ENVIRON = {
     "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
@@ -194,18 +195,6 @@ def test_what_can_not_run_inside():
             "", ACCESS, JobSpec(detach=True), not_here
         )
     assert "--detach means nothing here" in str(caught.value)
-
-
-def test_the_secret_of_the_environment():
-    place, _ = places()
-    assert secret_of({}, place) is None
-    with pytest.raises(SpecError) as caught:
-        secret_of({"DISTMAGIC_SECRET": "short"}, place)
-    assert str(caught.value) == (
-        "inside Slurm job 7, node 0 of 2: DISTMAGIC_SECRET has 5 characters, and whoever guesses it can run programs on "
-        "your nodes.\nUse 16 or more, such as those of: openssl rand -hex 16"
-    )
-    assert secret_of({"DISTMAGIC_SECRET": "0123456789abcdef"}, place) is not None
 
 
 def test_the_part_is_kept_for_the_next_cell():

@@ -18,12 +18,13 @@ from distmagic.clusters.inside import meeting as meeting_module
 from distmagic.clusters.inside.following import Following, for_ranks
 from distmagic.clusters.inside.meeting import Meeting, as_words
 from distmagic.clusters.inside.place import Place
-from distmagic.connection.certificate import one_time_secret, shared_secret
+from distmagic.clusters.inside.proof import SharedSecret
+from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import SpecError, Unreachable, WorkerFailed
 from tests.builders.dialling import HERE, dialled, places
 from tests.lab.waiting import wait_until
 
-SECRET = one_time_secret()
+SECRET = SharedSecret(one_time_secret())
 SOON_S = 20.0
 
 
@@ -118,7 +119,7 @@ def test_a_wrong_secret_is_told_on_both_sides(monkeypatch):
     monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.3)
     first, second = places()
     with contextlib.closing(Meeting(first, SECRET)) as meeting:
-        wrong = Following(second, one_time_secret(), HERE)
+        wrong = Following(second, SharedSecret(one_time_secret()), HERE)
         with pytest.raises(Unreachable) as caught:
             wrong.come(1, "same", SOON_S)
         assert str(caught.value) == (
@@ -128,7 +129,7 @@ def test_a_wrong_secret_is_told_on_both_sides(monkeypatch):
         with pytest.raises(Unreachable) as caught:
             meeting.gather(1, "same", SOON_S)
         assert caught.value.hint == (
-            "Somebody dialled with another secret: set DISTMAGIC_SECRET to one value on all nodes."
+            "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
         )
 
 
@@ -245,14 +246,6 @@ def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):
         "env", "-u", "SSH_CONNECTION", "-u", "SSH_CLIENT", "-u", "SSH_TTY", "-u", "DISTMAGIC_SECRET",
         "DISTMAGIC_CLIENT=10.0.0.1", os.path.expanduser("~/python"), "-u",
     )  # fmt: skip
-
-
-def test_one_secret_makes_one_certificate_a_job():
-    one = shared_secret("0123456789abcdef", "slurm 7.0")
-    assert one == shared_secret("0123456789abcdef", "slurm 7.0")
-    assert one.certificate != shared_secret("0123456789abcdef", "slurm 8.0").certificate
-    assert one.certificate != shared_secret("0123456789abcdeF", "slurm 7.0").certificate
-    assert "0123456789abcdef" not in one.certificate + repr(one)
 
 
 def test_errors_in_words():

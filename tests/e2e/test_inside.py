@@ -134,7 +134,7 @@ def test_nodes_that_run_different_scripts(slurm: SlurmLab, folder: Path) -> None
     (folder / "other.py").write_text("print('another one')\n")
     run = shlex.join([*RUN, "train.py"])
     done = srun(slurm, folder, *on_node(1, f"exec {shlex.join([*RUN, 'other.py'])}", run))  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 2
     for task in (0, 1):
         assert f"{slurm.names[1]}: node 1 of Slurm job" in lines_of(task, done.stderr)
         assert "runs another cell or script than node 0." in lines_of(task, done.stderr)
@@ -193,34 +193,35 @@ FAILING = (*CELLS[:1], "%%distributed\ndef train():\n    raise ValueError('this 
 
 
 def executed(
-    slurm: SlurmLab, folder: Path, cells: tuple[str, ...], *flags: str
-) -> tuple[int, list[str]]:
-    """Execute a notebook on both nodes; return the exit code, and for each node all outputs of what was written."""
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
-    )
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}  # fmt: skip
-    nbformat.write(notebook, folder / "train.ipynb")
-    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", *flags, "train.ipynb"]  # fmt: skip
-    done = srun(
-        slurm,
-        folder,
-        "sh",
-        "-c",
-        f'exec {shlex.join(convert)} --output "out$SLURM_NODEID.ipynb"',
-    )
-    texts = []
+    slurm: SlurmLab, folder: Path, *notebooks: tuple[str, ...], allow: bool = True
+) -> tuple[int, dict[int, str]]:
+    """Execute a notebook on each node, the last one on all that are left; return the exit code, and what was written, by node."""
+    for node in (0, 1):
+        cells = notebooks[min(node, len(notebooks) - 1)]
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        )
+        nbformat.write(notebook, folder / f"train{node}.ipynb")
+    flags = ("--allow-errors",) if allow else ()
+    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", *flags]  # fmt: skip
+    line = f"exec {shlex.join(convert)} --output out$SLURM_NODEID.ipynb train$SLURM_NODEID.ipynb"
+    done = srun(slurm, folder, "sh", "-c", line)
+    texts = {}
     for node in (0, 1):
         written = folder / f"out{node}.ipynb"
-        assert written.exists(), done
-        texts.append(json.dumps(json.loads(written.read_text()), ensure_ascii=False))
-        written.unlink()
+        if written.exists():
+            texts[node] = json.dumps(
+                json.loads(written.read_text()), ensure_ascii=False
+            )
+            written.unlink()
     return done.returncode, texts
 
 
 def test_a_notebook_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
-    code, (lead, other) = executed(slurm, folder, CELLS)
+    code, written = executed(slurm, folder, CELLS, allow=False)
     assert code == 0
+    lead, other = written[0], written[1]
     assert "FIRST {0: (0, 1.0), 1: (1, 1.0)}" in lead
     assert "AGAIN {0: (0, 1.0), 1: (1, 1.0)}" in lead
     assert "node 1 of 2: follows node 0" in other
@@ -231,8 +232,27 @@ def test_a_notebook_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
 def test_notebooks_are_written_also_when_a_rank_fails(
     slurm: SlurmLab, folder: Path
 ) -> None:
-    code, texts = executed(slurm, folder, FAILING, "--allow-errors")
-    assert code == 0
-    for text in texts:
+    code, written = executed(slurm, folder, FAILING)
+    assert (code, sorted(written)) == (0, [0, 1])
+    for text in written.values():
         assert "WorkerFailed" in text
         assert "ValueError: this rank fails" in text
+
+
+def test_notebooks_that_differ_are_told_so_on_both_nodes(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    other = (*CELLS[:1], CELLS[1].replace("gloo", "nccl"))
+    code, written = executed(slurm, folder, CELLS[:2], other)
+    assert (code, sorted(written)) == (0, [0, 1])
+    for text in written.values():
+        assert "runs another cell or script than node 0." in text
+
+
+def test_a_notebook_that_fails_before_the_cell(slurm: SlurmLab, folder: Path) -> None:
+    dies = "import os\nif os.environ['SLURM_NODEID'] == '1':\n    os._exit(3)"
+    cell = CELLS[1].replace("-o run", "--connect-timeout 0.5")
+    code, written = executed(slurm, folder, (CELLS[0], dies, cell))
+    assert code == 1, "the other one's nbconvert has lost its kernel"
+    assert f"{slurm.names[1]}: node 1 of Slurm job" in written[0]
+    assert "has not come within 10 s." in written[0]

@@ -205,6 +205,20 @@ def test_a_node_0_that_leaves_is_named_at_once():
     )
 
 
+def test_a_node_0_that_is_killed_is_named(monkeypatch):
+    monkeypatch.setattr(following_module, "_AGAIN_S", 0.3)
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        (member,) = meeting.members
+        monkeypatch.setattr(type(member.down), "tell", lambda *_, **__: None)
+        meeting.close()
+        with pytest.raises(Unreachable) as caught:
+            following.outcome()
+    assert caught.value.message == (
+        "n0: node 0 of Slurm job 7 is gone: its connections broke, and it answers no longer."
+    )
+
+
 def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
     with met(*places()) as (meeting, _):
         meeting.gather(1, "same", SOON_S)

@@ -107,7 +107,7 @@ class Connections:
                 return link
         return self.link(host, access, asker, python, bundle)
 
-    def rest(self, python: str, link: Link) -> None:
+    def keep_idle(self, python: str, link: Link) -> None:
         """Keep a link for the next run, if its host keeps something loaded; else end it."""
         key = self._key_of(link.transport)
         if key is None:
@@ -131,7 +131,7 @@ class Connections:
             }
         broken.close()
 
-    def cool(self) -> set[str]:
+    def end_templates(self) -> set[str]:
         """End what hosts with an idle link keep loaded; return their names."""
         return self._idle.close()
 

@@ -150,7 +150,7 @@ class Reaching:
         if link.kept is None:
             link.close()
         else:
-            self.rest(host_index, link)
+            self.keep_idle(host_index, link)
 
     @contextmanager
     def opened(
@@ -164,7 +164,7 @@ class Reaching:
         except BaseException:  # an answer may be on its way yet
             in_parallel(Link.close, there)
             raise
-        in_parallel(self.rest, list(links), there)
+        in_parallel(self.keep_idle, list(links), there)
 
     # ---- further links
 
@@ -215,9 +215,9 @@ class Reaching:
             pool.shutdown(wait=False)
         return opening.result()
 
-    def rest(self, host_index: int, link: Link) -> None:
+    def keep_idle(self, host_index: int, link: Link) -> None:
         """Give back a link of which nothing more is to come."""
-        self._connections.rest(self.pythons[host_index], link)
+        self._connections.keep_idle(self.pythons[host_index], link)
 
 
 def _close(opening: Future[Link]) -> None:

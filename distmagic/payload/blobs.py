@@ -41,7 +41,7 @@ def keep(data: bytes, where: Path) -> LocalBlob:
 
 
 @contextmanager
-def kept_young(files: Sequence[LocalBlob]) -> Iterator[None]:
+def in_use(files: Sequence[LocalBlob]) -> Iterator[None]:
     """Touch files of this machine every 30 s inside the block, so that nobody on this machine expires them."""
     is_over = threading.Event()
     ours = [local.path for local in files if not local.is_users]

@@ -134,10 +134,10 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """The small results that came, by rank. The link is no longer the run's if `has_rested`."""
+    """The small results that came, by rank. The link is no longer the run's if `is_kept_idle`."""
 
     results: Mapping[int, bytes] = field(repr=False)
-    has_rested: bool
+    is_kept_idle: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

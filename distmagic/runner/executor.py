@@ -133,11 +133,11 @@ class Executor:
             results = job_requests.small_results(
                 action.link, self._job, action.node_rank, action.sizes
             )
-            self._reaching.rest(action.host_index, action.link)
+            self._reaching.keep_idle(action.host_index, action.link)
         except Exception:  # noqa: BLE001 - also for a bug, the run ends; results wait on their host until looked at
-            self._tell(action.node_rank, Collected(results={}, has_rested=False))
+            self._tell(action.node_rank, Collected(results={}, is_kept_idle=False))
         else:
-            self._tell(action.node_rank, Collected(results=results, has_rested=True))
+            self._tell(action.node_rank, Collected(results=results, is_kept_idle=True))
 
     def _join(self, action: Join) -> None:
         assert self._joiner is not None

@@ -86,7 +86,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
     with (
         interrupts.noted() as noted,
-        blobs.kept_young(payload.blobs),
+        blobs.in_use(payload.blobs),
     ):  # hosts that come later still need them
         loop = RunLoop(
             state,

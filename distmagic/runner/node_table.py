@@ -195,7 +195,7 @@ class NodeTable:
     def _collected(self, node_rank: int, what: Collected, now_s: float) -> list[Action]:
         for rank, data in what.results.items():
             self.small_results[node_rank, rank] = data
-        if what.has_rested:
+        if what.is_kept_idle:
             self.rows[node_rank].link = None
         return self._end(node_rank, now_s)
 

@@ -99,7 +99,7 @@ class Housekeeping:
             pool.shutdown(wait=False, cancel_futures=True)
             for link in others:
                 link.close()
-            reaching.rest(0, lead)
+            reaching.keep_idle(0, lead)
         raise_first(list(names))
 
     def stop(self, reaching: Reaching, job: Job) -> Stopped:
@@ -117,19 +117,19 @@ class Housekeeping:
         for host_index, why in reaching.absent.items():
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
         pool = threads_for(len(links), "stop")
-        stops: dict[int, Future[None]] = {}
+        asked = [node for node in job.running if node in links]
+        stops: dict[int, Future[None]] = {}  # an interrupt may come before it has them all
         was_interrupted = False
         try:
-            for node in job.running:
-                if node in links:
-                    stops[node] = pool.submit(links[node].stop, job.name, node)
+            for node in asked:
+                stops[node] = pool.submit(links[node].stop, job.name, node)
             while wait(stops.values(), _LOOK_S).not_done:
                 pass  # an interrupt that comes just before a wait is noticed when it is over
         except KeyboardInterrupt:
             was_interrupted = True
         pool.shutdown(wait=False, cancel_futures=True)
-        for node, stop in stops.items():
-            error = _why_unknown(stop, job.hosts[node])
+        for node in asked:
+            error = _why_unknown(stops.get(node), job.hosts[node])
             if error is not None:
                 unknown[job.hosts[node]] = error
         in_parallel(Link.close, there)
@@ -219,9 +219,9 @@ class Housekeeping:
         return tuple(known.get(host_index) for host_index in range(len(reaching.hosts)))
 
 
-def _why_unknown(stop: Future[None], host: str) -> DistmagicError | None:
+def _why_unknown(stop: Future[None] | None, host: str) -> DistmagicError | None:
     """Return why it is not known that a stop has come about, None where it has. Raises what is no error of ours."""
-    if not stop.done() or stop.cancelled():
+    if stop is None or not stop.done() or stop.cancelled():
         return Unreachable(host, "the end of the job there was not waited for.")
     error = stop.exception()
     if error is None or isinstance(error, DistmagicError):

@@ -295,7 +295,7 @@ class Session(Housekeeping):
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""
-        told = self._connections.cool()
+        told = self._connections.end_templates()
         held = self.allocated
         rest = [
             host
@@ -304,14 +304,16 @@ class Session(Housekeeping):
         ]
         with closing(NotebookAsker(can_ask=False)) as asker:
             untold = [
-                name for name in in_parallel(partial(self._cool, asker), rest) if name
+                name
+                for name in in_parallel(partial(self._end_templates, asker), rest)
+                if name
             ]
         self._warmed = {}
         self._connections.close()
         self._allocations.end()
         return tuple(sorted(untold))
 
-    def _cool(self, asker: NotebookAsker, host: Host) -> str:
+    def _end_templates(self, asker: NotebookAsker, host: Host) -> str:
         """End what a host keeps loaded with which no conversation rests; return its name if that can't be."""
         access, python = self._warmed[host]
         try:

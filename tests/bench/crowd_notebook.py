@@ -60,7 +60,7 @@ class SocketProcess:
 class FewHosts:
     """What is left of reaching hosts here: links end, none is opened again."""
 
-    def rest(self, host_index: int, link: Link) -> None:
+    def keep_idle(self, host_index: int, link: Link) -> None:
         """End a link."""
         link.finish()
 

@@ -233,7 +233,7 @@ def test_ranks_that_are_killed_again_and_again(lab: Lab) -> None:
     }
 
 
-def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:
+def test_no_process_of_a_run_and_no_temporary_file_stays_on_a_host(lab: Lab) -> None:
     def where() -> str:
         import os
 
@@ -243,6 +243,7 @@ def test_nothing_but_logs_and_blobs_stays(lab: Lab) -> None:
     run = runner.run(lab, "dm1:1", where)
     assert run.results[0]
     assert (lab.hosts[0].files("/tmp"), lab.hosts[0].listdir("/tmp")) == before
+    lab.assert_clean()
 
 
 def test_a_cache_that_was_cut_short_is_sent_again(lab: Lab) -> None:

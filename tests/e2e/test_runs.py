@@ -143,7 +143,7 @@ def test_the_system_s_ssh_client(lab: Lab) -> None:
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
 
 
-def test_a_host_behind_two_jump_hosts(lab: Lab, tmp_path: Path) -> None:
+def test_hosts_behind_bastions_are_reached(lab: Lab, tmp_path: Path) -> None:
     config = tmp_path / "config"
     far = lab.hosts[1].address
     config.write_text(
@@ -162,6 +162,23 @@ def test_a_host_behind_two_jump_hosts(lab: Lab, tmp_path: Path) -> None:
         0: ("dm2", lab.hosts[0].address),
         1: ("dm3", lab.address),
     }
+
+
+def test_hosts_need_python_and_torch_and_nothing_else(lab: Lab) -> None:
+    def installed() -> set[str]:
+        from importlib.metadata import distributions
+
+        return {one.name.lower() for one in distributions()}
+
+    for names in runner.run(lab, "dm1:1,dm2:1", installed).results.values():
+        assert "torch" in names
+        assert not names & {
+            "distmagic",
+            "cloudpickle",
+            "paramiko",
+            "ipython",
+            "ipywidgets",
+        }
 
 
 def test_nothing_listens_where_the_notebook_is(lab: Lab) -> None:
@@ -274,7 +291,7 @@ def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
     )
 
 
-def test_reports_and_bars_come_to_the_state(lab: Lab) -> None:
+def test_every_rank_shows_its_steps_metrics_and_bars(lab: Lab) -> None:
     def work() -> int:
         from tqdm.auto import tqdm
 

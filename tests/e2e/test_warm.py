@@ -103,7 +103,7 @@ def test_ranks_keep_the_limit_of_open_files_that_a_log_in_has_and_the_agent_has_
     assert agent[0] == agent[1]
 
 
-def test_one_template_serves_the_first_run_and_the_next(warm: Lab) -> None:
+def test_hosts_keep_torch_loaded_for_the_next_run(warm: Lab) -> None:
     for _ in range(2):
         found = run(warm, "dm1:2,dm2:2", runner.all_reduce).results
         assert [float(found[rank]["total"]) for rank in found] == [6.0] * 4

@@ -111,7 +111,7 @@ def test_bars_and_reports_without_tqdm_on_the_hosts(executed: LiveNotebook):
     )
 
 
-def test_the_saved_cell_is_text_and_html_and_no_widget(
+def test_the_saved_notebook_keeps_the_table_as_text_and_html(
     executed: LiveNotebook, tmp_path: Path
 ):
     nbformat.write(executed.node, tmp_path / "saved.ipynb")

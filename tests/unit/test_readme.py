@@ -45,6 +45,33 @@ def test_the_readme_is_short():
     assert len(README.read_bytes()) <= 8_000
 
 
+def promises() -> list[str]:
+    """Return what the README's table of promises says, without what stands in brackets."""
+    table_of_promises = (
+        README.read_text().partition("## What you get")[2].partition("##")[0]
+    )
+    found = []
+    for row in re.findall(r"^\| \w.*?\| (.*) \|$", table_of_promises, re.MULTILINE):
+        plain = re.sub(r" \(.*?\)", "", row)
+        for promise in plain.split(";"):
+            found.append(promise.partition(":")[0].strip())
+    return found
+
+
+def test_every_promise_is_the_name_of_a_test():
+    names = set()
+    for file in (REPOSITORY / "tests").rglob("test_*.py"):
+        names.update(re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE))
+    missing = []
+    for promise in promises():
+        words = re.sub(r"[^\w ]", "", promise.lower()).split()
+        name = "_".join(["test", *words])
+        if not any(one.startswith(name) for one in names):
+            missing.append(name)
+    assert missing == []
+    assert len(promises()) > 10
+
+
 @pytest.mark.parametrize("page", HELP, ids=name_of)
 def test_a_help_page_begins_with_its_title_and_with_what_it_answers(page):
     title, empty, sentence, *_ = page.read_text().splitlines()

@@ -34,6 +34,9 @@ from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 _TICK_S = 0.05
 _TOUCH_S = 30.0  # well within the time after which `places` takes a file for unused
 _LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun exited
+# After the last word of a lost node: ranks that begin in this time are still to meet it. torchrun forms a round without it
+# after its `last_call_timeout` of 5 s at the earliest.
+_NO_NEW_ROUND_S = 3.0
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
 # After the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may ask the
 # ranks where they are, which takes up to 6 s.
@@ -290,7 +293,8 @@ class Agent:
         assert self.start.membership is not None
         if formations > self.formations and not self.termination.has_begun:
             self.formations = formations
-            self.rank_table.kill_older(now - self.start.membership.lost_after_s)
+            last_heard = now - self.start.membership.lost_after_s
+            self.rank_table.kill_older(last_heard + _NO_NEW_ROUND_S)
 
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.terms.timeout_s

@@ -63,11 +63,11 @@ class Kernel:
             self._host, self._access, self._asker, "python3", NO_BUNDLE
         )
 
-    def rest(self, link: Link) -> None:
+    def keep_idle(self, link: Link) -> None:
         link.kept = p.TemplateRequest(
             owner="ab12", idle_s=900.0, lease_s=60.0, env={}, defaults={}
         )
-        self.connections.rest("python3", link)
+        self.connections.keep_idle("python3", link)
 
 
 @pytest.fixture
@@ -104,13 +104,13 @@ def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(
 def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel: Kernel):
     link = kernel.link()
     move(kernel)
-    kernel.rest(link)
+    kernel.keep_idle(link)
     assert cast(Any, kernel.take_idle().transport) is kernel.logins[1]
 
 
 def test_an_idle_link_is_taken(kernel: Kernel):
     link = kernel.link()
-    kernel.rest(link)
+    kernel.keep_idle(link)
     assert kernel.take_idle() is link
 
 
@@ -131,7 +131,7 @@ def test_a_link_whose_connection_was_dropped_does_not_rest(kernel: Kernel):
     link = kernel.link()
     assert link.transport is not None
     kernel.connections.drop(link.transport)
-    kernel.rest(link)
+    kernel.keep_idle(link)
     assert kernel.take_idle() is not link
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from distmagic.errors import PayloadError, PayloadTooLarge, SpecError
 from distmagic.payload import blobs, tree
-from distmagic.payload.blobs import kept_young
+from distmagic.payload.blobs import in_use
 from distmagic.payload.folder import contents_of
 from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.pack import Payload
@@ -188,7 +188,7 @@ def test_a_large_file_is_sent_as_it_lies_and_stays_untouched(project, scratch):
     large, small = (local.blob.sha256 for local in made.packs)
     packs = {file.path: (file.offset, found.packs[file.pack]) for file in found.files}
     assert packs == {"large": (0, large), "small": (0, small), "twin": (0, large)}
-    with kept_young([local for local in made.packs if local.is_users]):
+    with in_use([local for local in made.packs if local.is_users]):
         pass
     assert (project / "large").stat().st_mtime_ns == before
 

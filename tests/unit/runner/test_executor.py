@@ -232,7 +232,7 @@ def collect(stage: Stage) -> Collect:
 def test_results_are_collected_and_the_link_rests(stage):
     stage.host.results["rank1.result"] = b"result"
     assert stage.outcomes(collect(stage)) == [
-        Collected(results={1: b"result"}, has_rested=True)
+        Collected(results={1: b"result"}, is_kept_idle=True)
     ]
     assert stage.host.is_left, "the host keeps nothing loaded: its link has been ended"
 
@@ -242,7 +242,7 @@ def test_results_that_can_not_be_collected_wait_on_their_host(
     stage, monkeypatch, error
 ):
     monkeypatch.setattr(job_requests, "small_results", broken(error))
-    assert stage.outcomes(collect(stage)) == [Collected(results={}, has_rested=False)]
+    assert stage.outcomes(collect(stage)) == [Collected(results={}, is_kept_idle=False)]
 
 
 # ---- Join and StartJoined

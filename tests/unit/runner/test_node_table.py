@@ -137,7 +137,7 @@ def test_an_agent_that_ends_well_leaves_its_small_results_and_its_link_rests():
     assert table.ended() == [
         Collect(node_rank=1, host_index=1, link=link, sizes={2: 40})
     ]
-    assert table.after(Collected(results={2: b"x"}, has_rested=True)) == [
+    assert table.after(Collected(results={2: b"x"}, is_kept_idle=True)) == [
         Note(node_rank=1, what=Gone())
     ]
     assert table.table.small_results == {(1, 2): b"x"}
@@ -328,7 +328,7 @@ def test_a_node_that_says_itself_that_it_is_lost_is_tried_again_when_it_is_gone(
     table.after(p.Final(reason="lost"))
     table.ended()
     assert table.table.due(1.0) == []
-    table.after(Collected(results={}, has_rested=True))
+    table.after(Collected(results={}, is_kept_idle=True))
     assert [type(action) for action in table.table.due(1.0)] == [Join]
 
 
@@ -483,7 +483,7 @@ ANYTHING = st.sampled_from(
     [
         p.Final(reason="done"), p.Final(reason="lost"), ADDED, p.NodeAdded(request_id="x", hosts=(*HOSTS, "gpu-d")),
         LinkEnded(link=LINK, last=3, error=None), LinkEnded(link=LINK, last=3, error=CUT), Linked(link=LINK),
-        LinkEnded(link=LINK, last=3, error=RuntimeError()), Collected(results={}, has_rested=True),
+        LinkEnded(link=LINK, last=3, error=RuntimeError()), Collected(results={}, is_kept_idle=True),
         admitted(LINK), Joined(host_index=2, link=LINK, node_rank=2), JoinFailed(host_index=2, error=CUT),
     ]
 )  # fmt: skip

@@ -14,10 +14,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
 
+from distmagic.remote.agent import rank_table
 from distmagic.remote.agent.agent import Agent
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.engine import engine_start
@@ -32,6 +34,14 @@ LEASE_S = 60.0
 ENGINE = 4_194_999  # no process: Linux gives no pid beyond 4,194,304
 CHILD = processes.ProcessInfo(
     pid=ENGINE + 1, parent=1, started=7, state="S", name="python", exit_status=0
+)
+MEMBERSHIP = protocol.Membership(
+    secret="00",
+    address="127.0.0.1",
+    lead_address="127.0.0.1",
+    port=9,
+    nodes=2,
+    lost_after_s=10.0,
 )
 A = TypeVar("A", bound=protocol.Message)
 
@@ -202,18 +212,43 @@ class DetachedGang:
         return None
 
 
+class LosingGang(DetachedGang):
+    """The channel of a node that is told to form anew."""
+
+    is_detached, has_formed, formations = False, True, 1
+
+
+def test_ranks_that_were_to_meet_a_lost_node_are_killed_and_those_of_a_new_round_go_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may be lost just after the ranks have begun: nobody has heard of it since."""
+    node.agent.start = replace(
+        node.agent.start, membership=replace(MEMBERSHIP, lost_after_s=3.0)
+    )
+    heard_last_s = node.now - 3.0
+    ranks = []
+    for after_s in (-1.0, 0.2, 4.0):
+        rank = SimpleNamespace(
+            began=heard_last_s + after_s,
+            is_over=False,
+            is_replaced=False,
+            process=f"a rank that began {after_s:g} s after it was heard",
+        )
+        ranks.append(rank)
+    monkeypatch.setattr(node.agent.rank_table, "ranks", ranks)
+    killed = []
+    monkeypatch.setattr(
+        rank_table.processes, "send", lambda process, _: killed.append(process)
+    )
+    node.agent._form_anew_if_asked(node.now, LosingGang.formations)
+    assert killed == [rank.process for rank in ranks[:2]]
+    assert [rank.is_replaced for rank in ranks] == [True, True, False]
+
+
 def test_every_host_of_a_detached_job_lists_it_so(node: Node) -> None:
     listing.remember(node.agent.folder, node.agent.start)
     assert [one.is_detached for one in listing.jobs(JOB)] == [False]
-    membership = protocol.Membership(
-        secret="00",
-        address="127.0.0.1",
-        lead_address="127.0.0.1",
-        port=9,
-        nodes=2,
-        lost_after_s=10.0,
-    )
-    node.agent.start = replace(node.agent.start, membership=membership)
+    node.agent.start = replace(node.agent.start, membership=MEMBERSHIP)
     node.agent.channel = cast(Any, DetachedGang())
     node.step()
     assert [one.is_detached for one in listing.jobs(JOB)] == [True]

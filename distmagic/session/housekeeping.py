@@ -118,7 +118,9 @@ class Housekeeping:
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
         pool = threads_for(len(links), "stop")
         asked = [node for node in job.running if node in links]
-        stops: dict[int, Future[None]] = {}  # an interrupt may come before it has them all
+        stops: dict[
+            int, Future[None]
+        ] = {}  # an interrupt may come before it has them all
         was_interrupted = False
         try:
             for node in asked:

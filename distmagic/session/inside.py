@@ -20,7 +20,13 @@ from distmagic.clusters.inside.meeting import Meeting, as_words
 from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import SECRET, Proof, proof_of
 from distmagic.connection.link import Link
-from distmagic.errors import Cancelled, DistmagicError, RunError, SpecError
+from distmagic.errors import (
+    Cancelled,
+    DistmagicError,
+    RunError,
+    SpecError,
+    WorkerFailed,
+)
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
@@ -77,8 +83,7 @@ class Inside:
         """Run a cell or script as this node has to, and return its outcome.
 
         Node 0 calls `launch` with the hosts of the job. The others do what comes `before`, serve, and return what node 0
-        tells, with the results of their own ranks. Without a proof every node calls
-        `launch` for itself alone. Raises what `launch` raises, on all nodes; and `Unreachable`, `SpecError`.
+        tells, with the results of their own ranks. Without a proof every node calls `launch` for itself alone. Raises what `launch` raises, on all nodes; and `Unreachable`, `SpecError`.
         """
         if self.place.task is not None:
             raise SpecError(
@@ -93,15 +98,15 @@ class Inside:
             )
         self._cell += 1
         if self._proof is None:
-            print(
-                f"{self.place.words}: {SECRET} is not set, so that the nodes can't know each other. This node runs ranks "
+            self._say(
+                f"{SECRET} is not set, so that the nodes can't know each other. This node runs ranks "
                 "of its own, which do not train with those of the others."
             )
             return launch((LOCALHOST,), access)
         if self.place.node_rank:
             return self._follow(self._proof, digest, access, before)
         others = self.place.nnodes - 1
-        print(f"{self.place.words}: leads {others} other node{'s' * (others > 1)}.")
+        self._say(f"leads {others} other node{'s' * (others > 1)}.")
         return self._lead(self._proof, digest, access, launch)
 
     def transport(self, host: Host) -> Transport:
@@ -119,6 +124,9 @@ class Inside:
                 template_client.end_all(self._led_by)
         self._meeting = self._following = None
 
+    def _say(self, text: str) -> None:
+        print(f"{self.place.words}: {text}", flush=True)
+
     # ---- node 0
 
     def _lead(
@@ -130,7 +138,7 @@ class Inside:
         run: Any = None
         error: BaseException | None = None
         try:
-            meeting.gather(self._cell, digest, _patience_s(access))
+            meeting.gather(self._cell, digest, _patience_s(access), self._say)
             run = launch(self.hosts, self._with_pythons(access, meeting))
         except KeyboardInterrupt as interrupt:
             error = interrupt
@@ -142,7 +150,9 @@ class Inside:
             error = problem
             raise
         finally:
-            meeting.end_cell(lambda node_rank: self._told(run, error, node_rank))
+            meeting.end_cell(
+                self._cell, lambda node_rank: self._told(run, error, node_rank)
+            )
         return run  # type: ignore[no-any-return]
 
     def _told(
@@ -188,10 +198,7 @@ class Inside:
         before: Callable[[], object],
     ) -> Outcome:
         lead = self.place.names[0]
-        print(
-            f"{self.place.words}: follows node 0, {lead}, which shows all ranks.",
-            flush=True,
-        )
+        self._say(f"follows node 0, {lead}, which shows all ranks.")
         if self._following is None:
             self._following = Following(self.place, proof, address_of_lead(self.place))
         following = self._following
@@ -216,7 +223,7 @@ class Inside:
             if isinstance(error, RunError):
                 error.run = run
             raise error
-        print(f"{self.place.words}: node 0, {lead}, says that all went well.")
+        self._say(f"node 0, {lead}, says that all went well.")
         return run
 
     def _own_ranks(self, told: Mapping[str, Any], access: Access) -> Run:
@@ -281,8 +288,14 @@ def _as_error(words: Mapping[str, Any], lead: str) -> DistmagicError:
     """Return the error with which node 0 has ended."""
     kind = getattr(errors, str(words["kind"]), None)
     message, hint = str(words["message"]), str(words["hint"])
-    if isinstance(kind, type) and issubclass(kind, (RunError, SpecError)):
-        return kind(message, hint)
+    if isinstance(kind, type) and issubclass(kind, RunError):
+        error = kind(message, hint)
+        error.stacks = str(words["stacks"])
+        if isinstance(error, WorkerFailed):
+            error.remote_traceback = str(words["remote_traceback"])
+        return error
+    if kind is SpecError:
+        return SpecError(message, hint)
     if isinstance(kind, type) and issubclass(kind, DistmagicError):
         return DistmagicError(message, hint)
     what = sanitize.lines(f"{words['kind']}: {message}")

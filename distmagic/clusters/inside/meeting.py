@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import socket
 import ssl
 import threading
@@ -24,13 +25,14 @@ from typing import Any
 
 from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import Proof
-from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.errors import SpecError, Unreachable
 from distmagic.transports.channel import Channel
 from distmagic.transports.dialled import DialledTransport
 
 ANSWER_S = 20.0  # for a node to make the connections of a process
 _HELLO_S = 10.0
 _TICK_S = 0.1
+_TELL_S = 3.0  # before somebody is told that a node is waited for
 _REFUSED_S = 30.0  # with the wrong secret in view, a node is waited for no longer
 _AGAIN_S = 30.0  # for a node whose connections broke to dial again
 _BACKLOG = 128
@@ -46,6 +48,7 @@ class Member:
         self.down: Channel | None = None
         self.down_dial = 0  # the number of the dial that made it
         self.cell, self.digest = 0, ""  # the last cell that it has come to
+        self.missed: dict[int, dict[str, Any]] = {}  # outcomes of cells, by number
         self.has_left = False
         self.lost_at_s: float | None = None
         # Connections of processes: None while they are waited for.
@@ -136,6 +139,7 @@ class Meeting:
                 member.up, member.python = channel, str(hello["python"])
             member.has_left, member.lost_at_s = False, None
             self._changed.notify_all()
+        self._tell_missed(member)
         if before is not None:
             before.close()  # it has dialled again
         if kind == "up":
@@ -152,6 +156,7 @@ class Meeting:
                         )
                     member.has_left = bool(said.get("bye"))
                     self._changed.notify_all()
+                self._tell_missed(member)
         up.close()
         down = None
         with self._changed:
@@ -166,13 +171,26 @@ class Meeting:
 
     # ---- what node 0 does
 
-    def gather(self, cell: int, digest: str, patience_s: float) -> None:
-        """Return when all nodes have come to the same cell. Raises `Unreachable`, and `SpecError` where one has another."""
-        end_s = time.monotonic() + patience_s
+    def gather(
+        self,
+        cell: int,
+        digest: str,
+        patience_s: float,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Return when all nodes have come to the same cell; `tell` is called with the node that is waited for.
+
+        Raises `Unreachable`, and `SpecError` where a node has another cell.
+        """
         began_s = time.monotonic()
+        end_s = began_s + patience_s
         for member in self.members:
+            tell_s = time.monotonic() + _TELL_S
             while not self._has_come(member, cell):
                 now = time.monotonic()
+                if now > tell_s:
+                    tell_s = math.inf
+                    tell(f"waits for node {member.node_rank}, {member.name}.")
                 if member.has_left:
                     raise Unreachable(
                         member.name,
@@ -258,13 +276,24 @@ class Meeting:
             "What it printed says more.",
         )
 
-    def end_cell(self, outcome: Callable[[int], dict[str, Any]]) -> None:
-        """Tell every node how the cell has ended: `outcome` is called with its node rank."""
+    def end_cell(self, cell: int, outcome: Callable[[int], dict[str, Any]]) -> None:
+        """Tell every node how a cell has ended; one that comes to it later, then. `outcome` is called with its node rank."""
         for member in self.members:
+            with self._changed:
+                member.missed[cell] = outcome(member.node_rank)
+            self._tell_missed(member)
+
+    def _tell_missed(self, member: Member) -> None:
+        """Tell a node how the cell has ended that it has come to, if that is so."""
+        with self._changed:
             down = member.down
-            if down is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    down.tell(outcome=outcome(member.node_rank))
+            if down is None or member.cell not in member.missed:
+                return
+            outcome = member.missed[member.cell]
+            for cell in [one for one in member.missed if one <= member.cell]:
+                del member.missed[cell]
+        with contextlib.suppress(OSError, ValueError):
+            down.tell(outcome=outcome)
 
     def close(self) -> None:
         """Say good-bye, and listen no longer."""
@@ -310,10 +339,10 @@ def _listen(place: Place) -> socket.socket:
 
 def as_words(error: BaseException) -> dict[str, Any]:
     """Return an error as it is told to other nodes."""
-    if isinstance(error, DistmagicError):
-        return {
-            "kind": type(error).__name__,
-            "message": error.message,
-            "hint": error.hint,
-        }
-    return {"kind": type(error).__name__, "message": str(error), "hint": ""}
+    return {
+        "kind": type(error).__name__,
+        "message": getattr(error, "message", str(error)),
+        "hint": getattr(error, "hint", ""),
+        "stacks": getattr(error, "stacks", ""),
+        "remote_traceback": getattr(error, "remote_traceback", ""),
+    }

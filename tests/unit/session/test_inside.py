@@ -117,7 +117,7 @@ def test_the_next_cell_meets_again(nodes):
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (WorkerFailed("rank 1 (n1, local_rank 0) raised", "See it."), WorkerFailed, "rank 1 (n1, local_rank 0) raised\nSee it."),
+        (WorkerFailed("rank 1 (n1, local_rank 0) raised", "See it.", "ValueError: x"), WorkerFailed, "ValueError: x\nrank 1 (n1, local_rank 0) raised\nSee it."),
         (errors.Unreachable("n1", "no answer.", "Look."), DistmagicError, "n1: no answer.\nLook."),
         (KeyError("x"), DistmagicError, "n0: node 0 failed before the run: KeyError: 'x'"),
         (KeyboardInterrupt(), Cancelled, "Interrupted while the nodes were waited for."),

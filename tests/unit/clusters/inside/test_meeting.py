@@ -44,7 +44,7 @@ def met(
 def test_a_node_comes_and_is_told_the_outcome():
     with met(*places()) as (meeting, following):
         meeting.gather(1, "same", SOON_S)
-        meeting.end_cell(lambda node_rank: {"for": node_rank})
+        meeting.end_cell(1, lambda node_rank: {"for": node_rank})
         assert following.outcome() == {"for": 1}
 
 
@@ -55,6 +55,34 @@ def test_the_next_cell_waits_for_the_node_to_come_to_it():
             meeting.gather(2, "next", 0.3)
         following.come(2, "next", SOON_S)
         meeting.gather(2, "next", SOON_S)
+
+
+def test_a_node_that_comes_late_is_told_how_the_cell_ended():
+    first, second = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        with pytest.raises(Unreachable):
+            meeting.gather(1, "same", 0.2)
+        meeting.end_cell(1, lambda _: {"of": 1})
+        with contextlib.closing(Following(second, SECRET, HERE)) as following:
+            following.come(1, "same", SOON_S)
+            assert following.outcome() == {"of": 1}
+            following.come(2, "next", SOON_S)
+            meeting.gather(2, "next", SOON_S)
+            meeting.end_cell(2, lambda _: {"of": 2})
+            assert following.outcome() == {"of": 2}
+        assert [member.missed for member in meeting.members] == [{}]
+
+
+def test_who_waits_says_for_whom(monkeypatch):
+    monkeypatch.setattr(meeting_module, "_TELL_S", 0.1)
+    first, _ = places()
+    said: list[str] = []
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        pytest.raises(Unreachable),
+    ):
+        meeting.gather(1, "same", 0.5, said.append)
+    assert said == ["waits for node 1, n1."]
 
 
 def test_a_node_that_runs_something_else_is_named():
@@ -263,14 +291,20 @@ def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):
 
 
 def test_errors_in_words():
-    error = WorkerFailed("rank 1 (n1, local_rank 0) raised", "See run.logs(1).")
+    error = WorkerFailed(
+        "rank 1 (n1, local_rank 0) raised", "See run.logs(1).", "ValueError: x"
+    )
     assert as_words(error) == {
         "kind": "WorkerFailed",
         "message": "rank 1 (n1, local_rank 0) raised",
         "hint": "See run.logs(1).",
+        "stacks": "",
+        "remote_traceback": "ValueError: x",
     }
     assert as_words(KeyError("x")) == {
         "kind": "KeyError",
         "message": "'x'",
         "hint": "",
+        "stacks": "",
+        "remote_traceback": "",
     }

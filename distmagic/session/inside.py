@@ -14,9 +14,10 @@ from typing import Any
 
 from distmagic import errors, sanitize
 from distmagic.clusters.inside.addresses import address_of_lead
+from distmagic.clusters.inside.arrivals import as_words
 from distmagic.clusters.inside.detect import detect
 from distmagic.clusters.inside.following import Following
-from distmagic.clusters.inside.meeting import Meeting, as_words
+from distmagic.clusters.inside.meeting import Meeting
 from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import SECRET, Proof, proof_of
 from distmagic.connection.link import Link

@@ -4,7 +4,7 @@ The way of it, on each node:
 
     variables           --detect-->              Place: the system, this node, all nodes, where node 0 is
     DISTMAGIC_SECRET    --proof-->               one certificate and key, the same on all nodes of the job; or munge's
-    node 0              --meeting-->             listens; waits for the others; a Transport to each
+    node 0              --arrivals, meeting-->   listens; waits for the others; a Transport to each
     the others          --following-->           dial node 0; start what it asks for; wait for the outcome
 
 Only node 0 listens, at the first free one of eight ports that follow from the job's name; all others connect. Proof is
@@ -27,6 +27,7 @@ which cell is next. Nothing here knows of torch, and nothing is started without 
     detect.py       which system it is: SkyPilot before the Slurm below it         pure
     addresses.py    where node 0 is dialled
     proof.py        a secret that all nodes have, or munge
-    meeting.py      node 0; the head has all messages
+    arrivals.py     who dials node 0; the head has all messages
+    meeting.py      node 0: waits, starts processes, tells the outcome
     following.py    any other node
 """

@@ -1,4 +1,4 @@
-"""The half of any node but the first: dials node 0, and starts what it asks for. See meeting.py for what is said."""
+"""The half of any node but the first: dials node 0, and starts what it asks for. See arrivals.py for what is said."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Following:
     def _obey(self) -> None:
         down = self._down
         assert down is not None
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             while (said := down.hear()) is not None:
                 if "start" in said:
                     threading.Thread(
@@ -174,11 +174,15 @@ class Following:
                         daemon=True,
                     ).start()
                 elif "outcome" in said:
-                    with self._changed:
-                        self._outcome = said["outcome"]
-                        self._changed.notify_all()
+                    self._take_outcome(said)
                 elif said.get("bye"):
                     self._end("has ended before it told how this cell or script did.")
+
+    def _take_outcome(self, said: dict[str, Any]) -> None:
+        with self._changed:
+            if said["cell"] == self._said["cell"]:  # else that of an earlier one
+                self._outcome = said["outcome"]
+                self._changed.notify_all()
 
     def _end(self, why: str) -> None:
         with self._changed:

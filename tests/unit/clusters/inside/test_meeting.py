@@ -15,8 +15,9 @@ import pytest
 
 from distmagic.clusters.inside import following as following_module
 from distmagic.clusters.inside import meeting as meeting_module
+from distmagic.clusters.inside.arrivals import as_words
 from distmagic.clusters.inside.following import Following, for_ranks
-from distmagic.clusters.inside.meeting import Meeting, as_words
+from distmagic.clusters.inside.meeting import Meeting
 from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
@@ -70,7 +71,20 @@ def test_a_node_that_comes_late_is_told_how_the_cell_ended():
             meeting.gather(2, "next", SOON_S)
             meeting.end_cell(2, lambda _: {"of": 2})
             assert following.outcome() == {"of": 2}
-        assert [member.missed for member in meeting.members] == [{}]
+        assert [member.outcomes for member in meeting.members] == [{2: {"of": 2}}]
+
+
+def test_a_node_whose_notebook_was_restarted_is_told_so():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        for cell in (1, 2):
+            meeting.end_cell(cell, lambda _: {})
+        following.come(2, "", SOON_S)
+        assert following.outcome() == {}
+        following.come(1, "same", SOON_S)
+        assert following.outcome()["error"]["message"] == (
+            "Node 0 has run 2 cells or scripts already, and this node begins anew."
+        )
 
 
 def test_who_waits_says_for_whom(monkeypatch):
@@ -248,7 +262,7 @@ def test_a_node_0_that_is_killed_is_named(monkeypatch):
 
 
 def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
-    with met(*places()) as (meeting, _):
+    with met(*places()) as (meeting, following):
         meeting.gather(1, "same", SOON_S)
         (member,) = meeting.members
         before = member.up, member.down
@@ -262,6 +276,8 @@ def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
         process.write(b"over the new one\n")
         assert process.read() == b"over the new one\n"
         process.close()
+        meeting.end_cell(1, lambda _: {"of": 1})
+        assert following.outcome() == {"of": 1}
 
 
 def test_nothing_is_left_open():

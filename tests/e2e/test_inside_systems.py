@@ -108,6 +108,33 @@ def test_a_script_on_every_node(lab: Lab, folder: Path, variables, words: str) -
     assert other.stdout.endswith("says that all went well.\n")
 
 
+DIST = """\
+import distmagic
+
+def train(bias):
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank()) + bias])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+if __name__ == "__main__":
+    run = distmagic.run(train, 1.0, nproc_per_node=2)
+    print("RESULTS", dict(run.results))
+"""
+
+
+def test_a_plain_program_that_calls_run(lab: Lab, folder: Path) -> None:
+    (folder / "dist.py").write_text(DIST)
+    nodes = [osmo(lab, node) for node in (0, 1)]
+    lead, other = on_all(lab.hosts[:2], folder, nodes, [sys.executable, "dist.py"])
+    assert (lead.returncode, other.returncode) == (0, 0), (lead, other)
+    assert "RESULTS {0: 10.0, 1: 10.0, 2: 10.0, 3: 10.0}\n" in lead.stdout
+    assert "RESULTS {2: 10.0, 3: 10.0}\n" in other.stdout, "its own ranks'"
+
+
 def test_skypilot_on_slurm_with_three_nodes(lab: Lab, folder: Path) -> None:
     nodes = [OF_SLURM | skypilot(lab, node, 3) for node in range(3)]
     lead, *others = run(lab, folder, nodes, "train.py")

@@ -941,6 +941,19 @@ def test_a_kernel_with_half_set_variables_of_a_scheduler(lab, monkeypatch):
     assert lab.value(f"%%distributed --hosts gpu-a\n{cell}") == 7
 
 
+def test_the_hosts_of_a_kernel_that_a_scheduler_has_started(lab, monkeypatch, capsys):
+    nodes = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
+    for name, value in {**nodes, "SKYPILOT_NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(lab.session, "inside", None, raising=False)
+    monkeypatch.setattr(lab.session, "kernel", "k", raising=False)
+    monkeypatch.setattr(lab.session, "own_link", None, raising=False)
+    lab.value("%distributed hosts")
+    assert capsys.readouterr().out == (
+        "10.0.0.1, 10.0.0.2  (inside SkyPilot, node 1 of 2)\n"
+    )
+
+
 def test_a_node_that_follows_runs_its_own_statements_and_gets_its_own_ranks(
     lab, monkeypatch
 ):

@@ -8,6 +8,7 @@ from typing import Literal
 Ending = Literal["done", "failed", "interrupted"]
 
 PREPARE = """\
+import os
 import time
 import torch
 import distmagic
@@ -25,7 +26,7 @@ def fails():
     raise ValueError("enough")
 
 def waits():
-    open("begun", "w").close()
+    open(os.path.expanduser("~/begun"), "w").close()
     time.sleep(600)
 """
 BEGUN = (

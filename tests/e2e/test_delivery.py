@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -280,7 +281,10 @@ def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(
     def pour_half(self: Link, local: LocalBlob, offset: int = 0) -> Iterator[int]:
         if self.host.name == "dm1" and not done.is_set():
             done.set()
-            half = LocalBlob(blob=local.blob, path=local.path.with_name("half"))
+            half = LocalBlob(
+                blob=replace(local.blob, size_bytes=SIZE // 2),
+                path=local.path.with_name("half"),
+            )
             half.path.write_bytes(local.path.read_bytes()[: SIZE // 2])
             yield from pour(self, half, offset)
             partial = f".distmagic/blobs/.{local.blob.sha256}.*"

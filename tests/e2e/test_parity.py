@@ -268,7 +268,9 @@ def told(lab: Lab, end: Run | RunError) -> list[object]:
     assert run is not None
     words = [type(end).__name__]
     if isinstance(end, DistmagicError):
-        words += [end.message, end.hint, getattr(end, "remote_traceback", "")]
+        # Its last words are those that had come when its end was told. The log below has all.
+        _, _, hint = end.hint.rpartition("Its whole output")
+        words += [end.message, hint, getattr(end, "remote_traceback", "")]
     worker = run.state.workers[0]
     ended = worker.ended
     assert ended is not None

@@ -47,7 +47,7 @@ def run(fn, *args, **more):
 
 def until_go():
     import os, time
-    while not os.path.exists("go"):
+    while not os.path.exists(os.path.expanduser("~/go")):
         time.sleep(0.05)
     return 7
 

@@ -47,14 +47,16 @@ class Following:
         with self._changed:
             self._outcome = None
             self._said = {"cell": cell, "digest": digest}
-        if self._up is None and not self._why_over:
+            up = self._up
+        if up is None:
             self._dial(time.monotonic() + patience_s, _WRONG_S)
             threading.Thread(
                 target=self._serve, name="distmagic-following", daemon=True
             ).start()
-        else:
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                self._up.tell(**self._said)  # type: ignore[union-attr]  # gone meanwhile: it is said again
+            return
+        # Where the connection is broken, the next one says it.
+        with contextlib.suppress(OSError, ValueError):
+            up.tell(cell=cell, digest=digest)
 
     def outcome(self) -> dict[str, Any]:
         """Wait until node 0 tells how the cell has ended. Raises `Unreachable` when it is gone."""

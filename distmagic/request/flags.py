@@ -28,6 +28,7 @@ from distmagic.request.spec import (
 )
 
 _USUAL = JobSpec()
+NO_SYSTEM = "none"  # after --on
 SBATCH_FLAGS = (
     "gpus-per-node",
     "partition",
@@ -57,7 +58,8 @@ class Defaults:
 class Request:
     """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
 
-    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves.
+    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
+    `--on none`: that a scheduler has started this process counts for nothing.
     `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
     arguments `args` are the words after `--`.
@@ -68,6 +70,7 @@ class Request:
     hosts: tuple[Host, ...] | None = None
     hostfile: str | None = None
     allocation: AllocationRequest | None = None
+    ignores_system: bool = False
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
     names_nproc: bool = False
@@ -105,6 +108,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         hosts=args.hosts,
         hostfile=args.hostfile,
         allocation=_allocation(args, defaults.environ),
+        ignores_system=args.on == NO_SYSTEM,
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
@@ -262,12 +266,12 @@ def _allocation(
         ("nodes", args.nodes),
         ("idle", args.idle),
     ):
-        if args.on is None and value is not None:
+        if args.on in (None, NO_SYSTEM) and value is not None:
             raise SpecError(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
-    if args.on is None:
+    if args.on in (None, NO_SYSTEM):
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
@@ -471,7 +475,7 @@ _FLAGS = (
     ),
     _Flag(
         "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
         "PLACE",
     ),
     _Flag("nodes", "nodes of the allocation (1)", "N", _number("--nodes")),

@@ -76,10 +76,13 @@ def _command(name: str, words: Sequence[str]) -> int:
     from distmagic.api import session
     from distmagic.connection.prompts import asker_of
     from distmagic.screens.choose import screen_for
-    from distmagic.session import programs
+    from distmagic.session import exporting, programs
     from distmagic.session.inside import part_of
 
     programs.check_request(request)
+    if request.export is not None:
+        print(exporting.export_program(program, request, chosen.hosts))
+        return 0
     part = None
     if chosen.is_default and not request.allocation and not request.ignores_system:
         part = part_of(session(), os.environ)

@@ -91,6 +91,9 @@ class Magics:
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names += [request.output] if request.output else []
         plan, filename = self._read(cell, whole=request.whole or request.script)
+        if request.export is not None:
+            print(sanitize.lines(self._export(plan, filename, request)))
+            return None
         names[:0] = plan.targets
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
@@ -155,6 +158,27 @@ class Magics:
                 raise
             return session.launch(reaching, request.spec, payload, screen)
 
+    def _export(
+        self, plan: cells.CellPlan, filename: str, request: flags.Request
+    ) -> str:
+        """Write the folder that starts the cell elsewhere, and return what to tell the user of it."""
+        from distmagic.exports import cell_script
+        from distmagic.session import exporting
+
+        hosts = self.notebook.choose(request, os.environ).hosts
+        self._run_own(plan, filename, request)
+        texts = {
+            name: "".join(linecache.getlines(name)) for name in _labels(self.shell)
+        }
+        text = cell_script.of_cell(plan, self.shell.user_ns, texts)
+        if isinstance(text, str):
+            program = exporting.of_script(text, request)
+        else:
+            with closing(asker_of(self.shell)) as asker:
+                payload = self._pack(plan, filename, request, asker)
+            program = exporting.of_payload(payload, text.why, request)
+        return exporting.write(program, "cell", request, hosts)
+
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
         """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
         raw = f"#%%{NAMES[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
@@ -201,7 +225,18 @@ class Magics:
         request: flags.Request,
         asker: NotebookAsker,
     ) -> Payload:
-        """Run the cell's own statements, and pack its call; of a cell that is a script, with its arguments.
+        """Run the cell's own statements, and pack its call."""
+        self._run_own(plan, filename, request)
+        return self._pack(plan, filename, request, asker)
+
+    def _pack(
+        self,
+        plan: cells.CellPlan,
+        filename: str,
+        request: flags.Request,
+        asker: NotebookAsker,
+    ) -> Payload:
+        """Pack the cell's call; of a cell that runs whole its text, with the arguments of a script.
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
@@ -215,7 +250,6 @@ class Magics:
                 limit_bytes=limit_bytes,
                 argv=argv,
             )
-        self._run_own(plan, filename, request)
         thunk = cells.make_thunk(
             plan, self.shell.user_ns, filename, self.shell.compile.flags
         )

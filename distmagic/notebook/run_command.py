@@ -34,13 +34,17 @@ def run(line: CommandLine) -> object:
 
 def _run_program(line: CommandLine, names: list[str]) -> object:
     """Do what `run` promises; `names` is given the name of the run as soon as it is known."""
-    from distmagic.session import programs
+    from distmagic.session import exporting, programs
 
     words, program = split_program(line.words)
     notebook = line.notebook
     request = flags.parse_words(words, notebook.config.defaults(os.environ))
     names += [request.output] if request.output else []
     programs.check_request(request)
+    if request.export is not None:
+        hosts = notebook.choose(request, os.environ).hosts
+        print(sanitize.lines(exporting.export_program(program, request, hosts)))
+        return None
     session = notebook.session()
 
     def launch(hosts: tuple[Host, ...], access: Access) -> Any:

@@ -34,6 +34,7 @@ PACKAGES = (
     "request",
     "payload",
     "planning",
+    "exports",
     "state",
     "render",
     "transports",
@@ -61,7 +62,7 @@ FOREIGN = {
     "ipywidgets": "screens.board",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
-    "torch": "remote.rank.checkpoint remote.engine.engine remote.values.storages",
+    "torch": "exports.sing_entry remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config",
 }
 SLOW = {

@@ -29,6 +29,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     session/       one kernel's hosts and jobs
     screens/       puts a run where a user looks: notebook, terminal, log
     clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
+    clusters/inside/   the nodes of a job that all run the same notebook or script find each other
     runner/        one run from its start to its end; all threads of a run
     connection/    links to hosts: opened, kept idle, used again
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko

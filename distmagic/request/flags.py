@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from distmagic.errors import SpecError
 from distmagic.request.allocation import IDLE_S, AllocationRequest, parse_place
+from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.export import SYSTEMS, ExportRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
 from distmagic.request.spec import (
@@ -28,6 +29,7 @@ from distmagic.request.spec import (
 )
 
 _USUAL = JobSpec()
+NO_SYSTEM = "none"  # after --on
 SBATCH_FLAGS = (
     "gpus-per-node",
     "partition",
@@ -58,8 +60,9 @@ class Defaults:
 class Request:
     """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
 
-    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves.
-    `export` is the folder that is to be written in place of a run. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
+    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
+    `--on none`: that a scheduler has started this process counts for nothing. `export` is the folder that is to be
+    written in place of a run. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
     arguments `args` are the words after `--`.
     """
@@ -69,6 +72,7 @@ class Request:
     hosts: tuple[Host, ...] | None = None
     hostfile: str | None = None
     allocation: AllocationRequest | None = None
+    ignores_system: bool = False
     export: ExportRequest | None = None
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
@@ -107,6 +111,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         hosts=args.hosts,
         hostfile=args.hostfile,
         allocation=_allocation(args, defaults.environ),
+        ignores_system=args.on == NO_SYSTEM,
         export=_export(args),
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
@@ -217,6 +222,8 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         sync=args.sync,
         name=args.name,
         fresh=args.fresh,
+        fetch=tuple(args.fetch),
+        devices=tuple(args.devices.split(",")) if args.devices else (),
     )
 
 
@@ -238,6 +245,8 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
+        "setup": args.setup if args.on is None else None,
+        "exec_prefix": args.exec_prefix,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
         "warm_idle_s": args.warm_idle,
@@ -257,15 +266,15 @@ def _allocation(
     for name, value in (
         *options,
         ("nodes", args.nodes),
-        ("setup", args.setup),
         ("idle", args.idle),
     ):
-        if args.on is None and args.export is None and value is not None:
+        is_for_hosts = args.on in (None, NO_SYSTEM) and args.export is None
+        if is_for_hosts and value is not None:
             raise SpecError(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
-    if args.on is None:
+    if args.on in (None, NO_SYSTEM):
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
@@ -427,7 +436,7 @@ def _parser() -> _Parser:
             parser.add_argument(
                 *names, nargs=2, metavar=tuple(flag.metavar.split()), help=flag.help
             )
-        elif flag.name in ("env", "python", "slurm"):  # may be repeated
+        elif flag.name in ("env", "fetch", "python", "slurm"):  # may be repeated
             parser.add_argument(
                 *names,
                 metavar=flag.metavar,
@@ -483,7 +492,7 @@ def _python(text: str) -> tuple[str, str]:
     host, equals, path = text.partition("=")
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
-    if not path:
+    if not path.removeprefix(ENVIRONMENT):
         raise SpecError(
             f"--python {text!r} names no interpreter.",
             "Write --python PATH or --python HOST=PATH.",
@@ -523,7 +532,7 @@ _FLAGS = (
     ),
     _Flag(
         "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
         "PLACE",
     ),
     _Flag("nodes", "nodes of the allocation (1)", "N", _number("--nodes")),
@@ -543,7 +552,16 @@ _FLAGS = (
         "NAME[=VALUE]",
         _sbatch_option,
     ),
-    _Flag("setup", "shell that every node runs first: 'module load cuda'", "TEXT"),
+    _Flag(
+        "setup",
+        "shell that every host runs before its Python: 'module load cuda'",
+        "TEXT",
+    ),
+    _Flag(
+        "exec-prefix",
+        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
+        "COMMAND",
+    ),
     _Flag(
         "idle",
         f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",
@@ -565,7 +583,7 @@ _FLAGS = (
     ),
     _Flag(
         "python",
-        "interpreter of all hosts, or of one; may be repeated",
+        "interpreter of all hosts, or of one, or env:NAME; may be repeated",
         "[HOST=]PATH",
         _python,
     ),
@@ -613,6 +631,12 @@ _FLAGS = (
         "name of the run's working directory on the hosts (the notebook's or script's)",
         "NAME",
     ),
+    _Flag(
+        "fetch",
+        "files that are brought here after the run: checkpoints/*.pt; may be repeated",
+        "PATTERN",
+    ),
+    _Flag("devices", "GPUs of each host that the job may use: 0,1", "LIST"),
     _Flag("fresh", "begin in an empty working directory"),
     _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
     _Flag(

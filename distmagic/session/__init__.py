@@ -6,6 +6,7 @@ about it. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
+    inside.py         this process as one node of a job in which all nodes run the same cell or script
     place.py          where one cell runs; waits for nodes that are still pending
     work_dir.py       what the working directory of a run is called
     programs.py       a script, or a module, on hosts

@@ -55,6 +55,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     sync: str | None = None,
     name: str | None = None,
     fresh: bool = False,
+    fetch: Sequence[str] = (),
+    devices: Sequence[str | int] = (),
     timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
     node_lost_after_s: float = 10.0,
@@ -68,6 +70,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     lease_s: float | None = None,
     warm_idle_s: float | None = None,
     cold: bool | None = None,
+    setup: str | None = None,
+    exec_prefix: str | None = None,
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
     screen: Screen | None = None,
     **unknown: NoReturn,
@@ -92,12 +96,14 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         sync                 folder of this machine that is brought there; only what has changed is sent
         name                 name of the run's working directory; None: that of this script or notebook
         fresh                begin in an empty working directory
+        fetch                patterns of files that rank 0 leaves there and that are brought here: ["checkpoints/*.pt"]
+        devices              GPUs of each host that the job may use, by number: [0, 1]; else all
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
         node_lost_after_s    a host that the others have not heard for this time is lost
         on_disconnect        without the notebook for the length of the lease: "stop" or "keep" going
         detach               return a `Detached` as soon as the job runs; it needs no notebook then
-        access               the seven options below in one object; those that are given change it
+        access               the nine options below in one object; those that are given change it
         ssh_config           OpenSSH configuration instead of ~/.ssh/config
         ssh_command          reach hosts with the system's ssh program, such as "ssh"
         python               interpreter of all hosts, or a dict of interpreters by host
@@ -105,6 +111,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         lease_s              how long ranks outlive a lost notebook (60)
         warm_idle_s          how long hosts keep torch loaded for the next run (900); 0: not at all
         cold                 start every process anew: nothing is kept loaded, and nothing that is gets used
+        setup                shell that hosts run before their Python: "module load cuda"
+        exec_prefix          program that starts each host's Python: "apptainer exec --nv image.sif"
         payload_limit_bytes  largest captured data
         screen               where the run is shown; None: what fits here: widgets, a terminal, or plain lines
 
@@ -136,6 +144,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "sync": sync,
         "name": name,
         "fresh": fresh,
+        "fetch": tuple(fetch),
+        "devices": tuple(str(device) for device in devices),
         "timeout_s": timeout_s,
         "hang_timeout_s": hang_timeout_s,
         "node_lost_after_s": node_lost_after_s,
@@ -148,6 +158,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "lease_s": lease_s,
         "warm_idle_s": warm_idle_s,
         "cold": cold,
+        "setup": setup,
+        "exec_prefix": exec_prefix,
     }
     given = {name: value for name, value in options.items() if value is not None}
     spec, access = from_options(given, access or Access())

@@ -46,10 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _without_run(error: DistmagicError) -> str:
     """Return the text of an error for somebody who has no variable `run`."""
     job = getattr(getattr(error, "run", None), "job", "")
-    return re.sub(
+    text = re.sub(
         r"run\.logs\(([^)]*)\)",
         rf"%distributed logs {job} \1, in a notebook",
         str(error),
+    )
+    return re.sub(
+        r"run\.results\[(\d+)\]",
+        rf"run.results[\1] after %distributed attach {job} run, in a notebook",
+        text,
     )
 
 

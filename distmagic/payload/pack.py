@@ -41,13 +41,14 @@ class Payload:
     `modules` are the local modules that the call needs, `folder` is what a script brings along; `tree` is both as blobs,
     None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
     the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
-    should know of the files.
+    should know of the files. `has_byte_code`: functions travel in it, which only a Python of the same minor version runs.
     """
 
     call: LocalBlob
     code: LocalBlob
     side_files: tuple[LocalBlob, ...] = ()
     modules: tuple[LocalModule, ...] = ()
+    has_byte_code: bool = False
     folder: Path | None = None
     script: Path | None = None
     name: str = ""
@@ -102,6 +103,7 @@ def pack_call(
         code=code,
         side_files=side_files,
         modules=found,
+        has_byte_code=True,
         limit_bytes=limit_bytes,
     )
 

@@ -37,6 +37,14 @@ def _inner(path: Path, above: Path) -> str:
     return "" if inner == "." else inner
 
 
+def begins_in(payload: Payload | None, sync: str | None, current: Path) -> str:
+    """Return where ranks begin below the working directory, "" for itself. Raises `SpecError` as `with_tree`."""
+    folder = payload.folder if payload is not None else None
+    if sync is not None:
+        folder = _named_folder(sync)
+    return "" if folder is None else place_of(folder.resolve(), current.resolve())[1]
+
+
 def with_tree(
     payload: Payload, sync: str | None, current: Path, scratch: Path | None = None
 ) -> Payload:

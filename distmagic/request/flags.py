@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from distmagic.errors import SpecError
 from distmagic.request.allocation import IDLE_S, AllocationRequest, parse_place
+from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
 from distmagic.request.spec import (
     CONNECT_TIMEOUT_S,
@@ -210,6 +211,8 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         sync=args.sync,
         name=args.name,
         fresh=args.fresh,
+        fetch=tuple(args.fetch),
+        devices=tuple(args.devices.split(",")) if args.devices else (),
     )
 
 
@@ -231,6 +234,8 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
+        "setup": args.setup if args.on is None else None,
+        "exec_prefix": args.exec_prefix,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
         "warm_idle_s": args.warm_idle,
@@ -255,7 +260,6 @@ def _allocation(
     for name, value in (
         *options,
         ("nodes", args.nodes),
-        ("setup", args.setup),
         ("idle", args.idle),
     ):
         if args.on is None and value is not None:
@@ -371,7 +375,7 @@ def _parser() -> _Parser:
         names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
         if not flag.metavar:
             parser.add_argument(*names, action="store_true", help=flag.help)
-        elif flag.name in ("env", "python", "slurm"):  # may be repeated
+        elif flag.name in ("env", "fetch", "python", "slurm"):  # may be repeated
             parser.add_argument(
                 *names,
                 metavar=flag.metavar,
@@ -427,7 +431,7 @@ def _python(text: str) -> tuple[str, str]:
     host, equals, path = text.partition("=")
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
-    if not path:
+    if not path.removeprefix(ENVIRONMENT):
         raise SpecError(
             f"--python {text!r} names no interpreter.",
             "Write --python PATH or --python HOST=PATH.",
@@ -486,7 +490,16 @@ _FLAGS = (
         "NAME[=VALUE]",
         _sbatch_option,
     ),
-    _Flag("setup", "shell that every node runs first: 'module load cuda'", "TEXT"),
+    _Flag(
+        "setup",
+        "shell that every host runs before its Python: 'module load cuda'",
+        "TEXT",
+    ),
+    _Flag(
+        "exec-prefix",
+        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
+        "COMMAND",
+    ),
     _Flag(
         "idle",
         f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",
@@ -501,7 +514,7 @@ _FLAGS = (
     ),
     _Flag(
         "python",
-        "interpreter of all hosts, or of one; may be repeated",
+        "interpreter of all hosts, or of one, or env:NAME; may be repeated",
         "[HOST=]PATH",
         _python,
     ),
@@ -549,6 +562,12 @@ _FLAGS = (
         "name of the run's working directory on the hosts (the notebook's or script's)",
         "NAME",
     ),
+    _Flag(
+        "fetch",
+        "files that are brought here after the run: checkpoints/*.pt; may be repeated",
+        "PATTERN",
+    ),
+    _Flag("devices", "GPUs of each host that the job may use: 0,1", "LIST"),
     _Flag("fresh", "begin in an empty working directory"),
     _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
     _Flag(

@@ -12,6 +12,7 @@ from distmagic.clusters.shell import Shell
 from distmagic.errors import AllocationEnded, NodeLost, RunError
 from distmagic.remote.system import memory
 from distmagic.request.allocation import AllocationRequest
+from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import LOCALHOST, Host, parse_host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
@@ -23,7 +24,9 @@ _ShellKey = tuple[str, str | None, str | None]
 
 def keeper_python(access: Access) -> str:
     """Return the interpreter of keepers and ushers: that of all nodes."""
-    return access.python_of("") or "python3"
+    python = access.python_of("") or "python3"
+    # They need no package, and an environment is found only where its nodes are.
+    return "python3" if python.startswith(ENVIRONMENT) else python
 
 
 class Allocations:

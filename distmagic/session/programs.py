@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError
-from distmagic.payload.program import pack_program
+from distmagic.payload.program import pack_program, placed
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
@@ -38,9 +38,17 @@ def dry_run(
     """Return the commands that a run would start on every host, or ask of a scheduler, having started nothing."""
     if request.allocation is not None:
         return session.preview(request.allocation, access, request.spec)
-    words = (*(("-m",) if program.is_module else ()), program.target, *program.args)
+    payload = pack_program(
+        program,
+        sync=request.spec.sync,
+        current=Path.cwd(),
+        limit_bytes=request.payload_limit_bytes,
+    )
+    target = placed(program, sync=request.spec.sync, current=Path.cwd())
+    words = ["-m"] if program.is_module else []
+    words += [target, *program.args]
     reaching = session.reach(hosts, access, asker)
-    return session.dry_run(reaching, request.spec, shlex.join(words))
+    return session.dry_run(reaching, request.spec, shlex.join(words), payload)
 
 
 def run_program(

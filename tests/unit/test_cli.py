@@ -116,6 +116,17 @@ def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys):
     )
 
 
+def test_a_result_is_found_from_a_notebook(ran, capsys):
+    ran.outcome = WorkerFailed(
+        "rank 1 died.", "Its result is kept: run.results[1]. It."
+    )
+    ran.outcome.run = SimpleNamespace(job="1122-7")
+    cli.main(["run", "train.py"])
+    assert capsys.readouterr().err.endswith(
+        "Its result is kept: run.results[1] after %distributed attach 1122-7 run, in a notebook. It.\n"
+    )
+
+
 def test_a_job_that_goes_on_alone_is_named(ran, capsys):
     ran.outcome = Detached("1122-7", ("gpu-a",), attach=lambda: None, stop=lambda: None)
     assert cli.main(["run", "--detach", "train.py"]) == 0

@@ -530,11 +530,11 @@ FOR_ALL = (
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",

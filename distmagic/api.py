@@ -24,6 +24,7 @@ from distmagic.request.spec import (
 )
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
+from distmagic.session.inside import digest_of, part_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 
@@ -81,7 +82,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
         kwargs               keyword arguments of fn
-        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: DISTMAGIC_HOSTS, else here
+        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: DISTMAGIC_HOSTS, else the
+                             nodes of the job in which a system has started this program on each, else here
         allocation           nodes of a scheduler in place of hosts: a `distmagic.request.allocation.AllocationRequest`
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
@@ -168,20 +170,32 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
     with closing(asker_of()) as asker:
-        allocated = (
-            None
-            if allocation is None
-            else session().allocation(allocation, access, asker, spec)
-        )
-        place = Place(
-            session(), access, asker, spec, hosts=tuple(hosts), allocation=allocated
-        )
-        try:
-            call = partial(fn, *args, **(kwargs or {}))
-            payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
-            screen = screen or screen_for()
-            reaching = place.reach(screen)
-        except BaseException:
-            place.cancel()
-            raise
-        return session().launch(reaching, spec, payload, screen)
+
+        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached:
+            allocated = (
+                None
+                if allocation is None
+                else session().allocation(allocation, access, asker, spec)
+            )
+            place = Place(
+                session(), access, asker, spec, hosts=hosts, allocation=allocated
+            )
+            try:
+                call = partial(fn, *args, **(kwargs or {}))
+                payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
+                shown = screen or screen_for()
+                reaching = place.reach(shown)
+            except BaseException:
+                place.cancel()
+                raise
+            return session().launch(reaching, spec, payload, shown)
+
+        part = None
+        if not hosts and allocation is None:
+            part = part_of(session(), os.environ)
+        if part is None:
+            return launch(tuple(hosts), access)
+        name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
+        found = part.run(digest_of("function", name), access, spec, launch)
+        assert found is not None
+        return found

@@ -29,7 +29,7 @@ from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
 from distmagic.render.screen import Screen
 from distmagic.request.allocation import AllocationRequest
-from distmagic.request.hosts import LOCALHOST, Host
+from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
@@ -37,6 +37,7 @@ from distmagic.runner.prepare import check_pythons, prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.allocations import Allocations, keeper_python
 from distmagic.session.housekeeping import Housekeeping
+from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
 from distmagic.session.owner import owner
 from distmagic.session.work_dir import work_dir
@@ -53,6 +54,7 @@ class Session(Housekeeping):
     def __init__(self, connections: Connections | None = None) -> None:
         self._connections = connections or Connections(self._connect)
         self._allocations = Allocations(connect)
+        self.inside: Inside | None = None  # set by `inside.part_of`
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[
             Host, tuple[Access, str]
@@ -60,7 +62,9 @@ class Session(Housekeeping):
         self._followed: set[str] = set()  # jobs that this kernel follows just now
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return a way to a host: through its allocation, or by itself."""
+        """Return a way to a host: as it has dialled, through its allocation, or by itself."""
+        if self.inside is not None and host.allocation.startswith(INSIDE):
+            return self.inside.transport(host)
         return (
             self._allocations.transport(host, asker)
             if host.allocation
@@ -158,6 +162,12 @@ class Session(Housekeeping):
             return planning.commands(
                 plan, [link.facts.executable for link in there], program
             )
+
+    def own_link(self, access: Access) -> Link:
+        """Open one more link to this machine."""
+        with closing(asker_of()) as asker:
+            python = python_of(LOCALHOST, access)
+            return self._connections.link(LOCALHOST, access, asker, python, build())
 
     def launch(
         self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen
@@ -335,6 +345,9 @@ class Session(Housekeeping):
         """
         self._connections.close()
         self._allocations.leave()
+        inside, self.inside = self.inside, None
+        if inside is not None:
+            inside.close()
 
 
 def python_of(host: Host, access: Access) -> str:

@@ -10,6 +10,7 @@ Read in this order:
     blob_receiver     files that come in, from the notebook or from another host
     file_exchange     files of the user, to the notebook and from it
     blob_server       files that are handed on to the next host, over TLS
+    mutual_tls        TLS between two ends that hold the same certificate
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents
 """

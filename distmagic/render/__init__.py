@@ -24,7 +24,13 @@ Read the modules in this order:
 
 from __future__ import annotations
 
-from distmagic.render.as_html import about_and_output, head_and_table, html, style
+from distmagic.render.as_html import (
+    about_and_output,
+    all_ranks,
+    head_and_table,
+    html,
+    style,
+)
 from distmagic.render.as_text import headline, label, milestones, status, text
 from distmagic.render.curves import curves
 from distmagic.render.shown import is_shown
@@ -32,6 +38,6 @@ from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 
 __all__ = [
-    "about_and_output", "coloured", "columns_of", "curves", "head_and_table", "headline", "html", "is_shown", "label",
+    "about_and_output", "all_ranks", "coloured", "columns_of", "curves", "head_and_table", "headline", "html", "is_shown", "label",
     "milestones", "plain", "stacks_html", "stacks_text", "status", "style", "text",
 ]  # fmt: skip

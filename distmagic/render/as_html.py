@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -17,7 +17,7 @@ from distmagic.render import quantities as q
 from distmagic.render.curves import curves, palette
 from distmagic.render.output import OUTPUT_LINES, about_output, output_lines
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import Row, state_word
+from distmagic.render.rows import Group, Row, state_word
 from distmagic.render.text_width import cut, cut_middle, plain, spans
 from distmagic.state.model import RunState
 
@@ -33,6 +33,7 @@ def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
     """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB."""
     head, table = head_and_table(state)
     about, output = about_and_output(state, lines)
+    table += all_ranks(state)
     parts = [style(), head, f'<div class="dm-scroll">{table}</div>', curves(state)]
     if output:
         parts += [about, f'<div class="dm-bottom">{output}</div>']
@@ -50,6 +51,11 @@ def head_and_table(state: RunState) -> tuple[str, str]:
     """Return the two upper parts of the live view."""
     view = overview(state)
     return _head(view), _table(view)
+
+
+def all_ranks(state: RunState) -> str:
+    """Return every rank of a large run, to be unfolded; "" where the table has a row a rank."""
+    return _folded(overview(state))
 
 
 def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
@@ -95,19 +101,34 @@ def _alert(alert: Alert) -> str:
 
 
 def _table(view: Overview) -> str:
-    rows = [row for group in view.groups for row in group.rows]
+    groups = [group for group in view.groups if not group.is_folded]
+    return _table_of(groups, view.metrics)
+
+
+def _folded(view: Overview) -> str:
+    """Return the rows that a click unfolds, "" for none."""
+    html = ""
+    for group in view.groups:
+        if group.is_folded:
+            inner = _table_of([replace(group, title="")], view.metrics)
+            html += f'<details class="dm-all"><summary>{escape(group.title)}</summary>{inner}</details>'
+    return html
+
+
+def _table_of(groups: Sequence[Group], metric_names: Sequence[str]) -> str:
+    rows = [row for group in groups for row in group.rows]
     if not rows:
         return ""
     metrics = [
-        name for name in view.metrics if any(name in row.metrics for row in rows)
+        name for name in metric_names if any(name in row.metrics for row in rows)
     ]
-    columns = _columns(rows, metrics[:_MAX_METRICS], is_large=len(view.groups) > 1)
+    columns = _columns(rows, metrics[:_MAX_METRICS], is_large=len(groups) > 1)
     titles = [
         f'<th class="{column.cls}">{escape(column.title)}</th>' for column in columns
     ]
     lines = [f"<tr>{''.join(titles)}</tr>"]
     index = 0
-    for group in view.groups:
+    for group in groups:
         if group.title:
             lines.append(
                 f'<tr><th class="dm-title" colspan="{len(columns)}">{escape(group.title)}</th></tr>'
@@ -116,7 +137,11 @@ def _table(view: Overview) -> str:
             cells = "".join(column.cells[index] for column in columns)
             lines.append(f'<tr class="{_phase_class(state_word(row))}">{cells}</tr>')
             index += 1
-    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>'
+    more = len(metrics) - _MAX_METRICS
+    note = ""
+    if more > 0:
+        note = f'<div class="dm-faint">{_MAX_METRICS} of {len(metrics)} metrics shown; all of them: run.metrics</div>'
+    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

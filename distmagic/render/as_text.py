@@ -40,7 +40,8 @@ def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
     """Return head, table, what to know, and the last `lines` lines of output, the table within `width` columns."""
     view = overview(state)
     parts = wrapped(_headline(view), width, "    ")
-    parts += _table(view.groups, view.metrics, width)
+    shown_groups = [group for group in view.groups if not group.is_folded]
+    parts += _table(shown_groups, view.metrics, width)
     for alert in view.alerts:
         parts += wrapped(_alert_line(alert), width, "  ")
     shown = shown_lines(state)[-lines:] if lines > 0 else ()
@@ -63,7 +64,9 @@ def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
     room = max(0, height - 2 - len(alerts))  # 2: the head, and the titles of the table
     lines = [cut(_headline(view), width)]
     if room:
-        rows = [row for group in view.groups for row in group.rows]
+        rows = [
+            row for group in view.groups if not group.is_folded for row in group.rows
+        ]
         seen = Group(title="", rows=tuple(_most_urgent(rows, room)))
         lines += _table([seen], view.metrics, width)
     lines += alerts

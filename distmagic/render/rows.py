@@ -1,4 +1,4 @@
-"""The table: a row a rank, or in a large run a row a host and before them the ranks that want to be seen."""
+"""The table: a row a rank; from 17 ranks on the ranks that want to be seen, a row a host, and all ranks to unfold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from distmagic.render.text_width import one_line, plain
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.state.phases import ALIVE, OPENING, NodePhase, RankPhase, meaning_of
 
-ALL_RANKS = 64  # up to here every rank has a row
+ALL_RANKS = 16  # up to here the table is a row a rank and nothing else
+UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be seen most
 MAX_HOSTS = 64  # rows by host; the others are counted
 # What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
 # "": of a row that only counts others.
@@ -70,10 +71,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows under a title, "" for the only group."""
+    """Rows under a title, "" for the only group. One that `is_folded` is there to be unfolded; a text leaves it out."""
 
     title: str
     rows: tuple[Row, ...]
+    is_folded: bool = False
 
 
 def fraction_of(worker: WorkerState) -> float | None:
@@ -115,7 +117,7 @@ def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
 def groups(
     state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
 ) -> Iterable[Group]:  # fmt: skip
-    """Return the table's rows: of every rank, or in a large run of every host and the ranks that want to be seen.
+    """Return the table's rows: of every rank, or in a large run of the ranks that want to be seen, then of every host.
 
     `slow` are ranks that are behind, `still` those that stand still, with their seconds.
     """
@@ -132,12 +134,12 @@ def groups(
         rows = [_rank_row(state, w, slow, still) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
-    picked = [
-        _rank_row(state, worker, slow, still)
-        for worker in _picked(workers, slow, still)
-    ]
+    picked = _picked(workers, slow, still)
     if picked:
-        yield Group(title="failed and slowest ranks", rows=tuple(picked))
+        yield Group(
+            title=f"failed and slowest: {len(picked)} of {len(workers)} ranks",
+            rows=tuple(_rank_row(state, worker, slow, still) for worker in picked),
+        )
     rows = []
     for node in state.nodes:
         if node.node_rank in by_node:
@@ -145,6 +147,29 @@ def groups(
     yield Group(
         title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting))
     )
+    shown = _most_urgent(workers, slow, still)
+    title = f"all {len(workers)} ranks"
+    if len(shown) < len(workers):
+        title = f"{len(shown)} of {len(workers):,} ranks, those with trouble first"
+    yield Group(
+        title=title,
+        rows=tuple(_rank_row(state, worker, slow, still) for worker in shown),
+        is_folded=True,
+    )
+
+
+def _most_urgent(
+    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
+) -> list[WorkerState]:
+    """Return at most `UNFOLDED` ranks: all of them in their order; of more, those that want to be seen come first."""
+    if len(workers) <= UNFOLDED:
+        return list(workers)
+
+    def order(worker: WorkerState) -> tuple[int, bool, int]:
+        is_behind = worker.rank in slow or worker.rank in still
+        return urgency(worker.phase), not is_behind, worker.rank
+
+    return sorted(workers, key=order)[:UNFOLDED]
 
 
 def _has_come_back(state: RunState, node: NodeState) -> bool:

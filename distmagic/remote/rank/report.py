@@ -56,6 +56,7 @@ def report(
     Metrics are Python or NumPy numbers, or tensors of no dimension. The value of a tensor on a GPU is known only when all
     work before it is done, so this waits for the GPU as `.item()` does.
 
+    Without a `step` the metrics stand at the count of the innermost open bar of tqdm, rich or `track`, where there is one.
     It does nothing outside a run, and never raises for a bad value: what is not a number is left out, with one line on
     stderr. A call takes some microseconds. Of calls faster than 20 a second, several are sent together.
     """
@@ -242,6 +243,7 @@ class _Link:
         self._rows: list[str] = []
         self._bars: dict[int, Bar] = {}
         self._shown: set[int] = set()  # open bars that were sent at least once
+        self._counts: dict[int, float] = {}  # how far each open bar is
         self._step: float | None = None
         self._total: float | None = None
         self._has_news = False  # whether step or total, or a call without either, is still to be sent
@@ -321,6 +323,8 @@ class _Link:
         self._has_news = True
         if not values:
             return
+        if step is None and self._counts:
+            step = self._counts[max(self._counts)]  # of the innermost bar
         row = self._row(at_s, step, values)
         if len(row) > _PACKET_BYTES:
             _complain(f"{len(values)} metrics in one call are {len(row)} bytes")
@@ -342,6 +346,10 @@ class _Link:
 
     def _add_bar(self, bar: Bar) -> None:
         self._bars[bar.id] = bar
+        if bar.closed:
+            self._counts.pop(bar.id, None)
+        elif bar.id in self._counts or len(self._counts) < KEPT_BARS:
+            self._counts[bar.id] = bar.n
         if len(self._bars) <= KEPT_BARS:
             return
         # One that began and ended without being sent leaves no trace: it is the one to drop.

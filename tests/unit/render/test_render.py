@@ -368,9 +368,39 @@ def test_a_large_run_is_summed_up_and_small():
     html = render.html(ranks_1024())
     assert len(html.encode()) < 200_000
     page = Page(html)
-    assert "failed and slowest ranks" in page.text
-    assert page.tags.count("tr") < 100
+    assert "failed and slowest: 3 of 1024 ranks" in page.text
+    assert "64 of 1,024 ranks, those with trouble first" in page.text
+    assert page.tags.count("tr") < 150
     assert len(render.text(ranks_1024())) < 20_000
+
+
+@pytest.mark.parametrize(("count", "is_grouped"), [(16, False), (17, True), (64, True)])
+def test_from_17_ranks_on_they_are_grouped_by_host(count, is_grouped):
+    workers = [worker(r, per_host=8) for r in range(count)]
+    ended = Ended(rank=count - 1, restart=0, outcome="exited", code=1)
+    workers[-1] = replace(workers[-1], phase="failed", ended=ended)
+    state = run(workers, per_host=8, first_failure=count - 1)
+    groups = overview(state).groups
+    if not is_grouped:
+        assert [len(group.rows) for group in groups] == [count]
+        return
+    picked, hosts, everyone = groups
+    assert picked.title == f"failed and slowest: 3 of {count} ranks"
+    assert (picked.rows[0].rank, picked.rows[0].phase) == (count - 1, "failed")
+    assert len(hosts.rows) == -(-count // 8)
+    assert everyone.title == f"all {count} ranks"
+    assert [row.rank for row in everyone.rows] == list(range(count))
+    html = render.html(state)
+    folded = html.index('<details class="dm-all"><summary>all ')
+    assert html.index("dm-failed", html.index("<table")) < folded, "it is in sight"
+    assert html[folded:].count("<tr") == count + 1
+    assert "all 64 ranks" not in render.text(state), "a text has nothing to unfold"
+
+
+def test_metrics_that_have_no_column_are_told():
+    metrics = {f"m{i}": float(i) for i in range(9)}
+    html = render.html(run([worker(0, metrics=metrics)]))
+    assert "6 of 9 metrics shown; all of them: run.metrics" in html
 
 
 def test_a_thousand_hosts_are_counted():

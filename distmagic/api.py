@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cache, partial
@@ -166,10 +167,25 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         )
         try:
             call = partial(fn, *args, **(kwargs or {}))
-            payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
+            payload = pack_call(
+                call,
+                limit_bytes=payload_limit_bytes,
+                labels={},
+                title=_title(fn, args, kwargs or {}),
+            )
             screen = screen or screen_for()
             reaching = place.reach(screen)
         except BaseException:
             place.cancel()
             raise
         return session().launch(reaching, spec, payload, screen)
+
+
+def _title(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Return the call as its author would write it: `train(500, lr=0.1)`; large values are cut."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    given = [reprlib.repr(value) for value in args]
+    given += [f"{key}={reprlib.repr(value)}" for key, value in kwargs.items()]
+    return f"{name}({', '.join(given)})"

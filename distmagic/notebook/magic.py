@@ -8,8 +8,10 @@ cell's own statements here; pack the call; launch it. An error before the launch
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -185,20 +187,25 @@ class Magics:
                 labels=_labels(self.shell),
                 limit_bytes=limit_bytes,
                 argv=argv,
+                title=shlex.join(argv) or "the whole cell",
             )
+        title = ast.unparse(plan.call)
         run_local(self.shell, plan, filename, [name for name, _ in request.spec.env])
         thunk = cells.make_thunk(
             plan, self.shell.user_ns, filename, self.shell.compile.flags
         )
         try:
             return self.notebook.backend.pack_call(
-                thunk, limit_bytes=limit_bytes, labels=_labels(self.shell)
+                thunk,
+                limit_bytes=limit_bytes,
+                labels=_labels(self.shell),
+                title=title,
             )
         except PayloadTooLarge as error:
             if not asker.confirm(f"{error.message} Send it all the same?"):
                 raise
         return self.notebook.backend.pack_call(
-            thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell)
+            thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell), title=title
         )
 
     def _launch(

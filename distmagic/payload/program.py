@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from distmagic.errors import SpecError
@@ -42,6 +43,7 @@ def pack_program(
         folder=folder,
         script=script,
         name=name,
+        title=shlex.join([program.target, *program.args]),
         limit_bytes=limit_bytes,
     )
 

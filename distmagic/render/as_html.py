@@ -22,6 +22,10 @@ from distmagic.render.text_width import cut, cut_middle, plain, spans
 from distmagic.state.model import RunState
 
 _MAX_METRICS = 6  # columns; all of them have a curve
+_STATE_COLOURS = {
+    "running": "#2f7fd6", "done": "#2f9e57", "failed": "#d9453d", "lost": "#d9453d",
+    "slow": "#d98a1e", "still": "#d98a1e", "reconnecting": "#d98a1e",
+}  # fmt: skip
 _NAME = 28  # columns of a host's name
 _TITLE = 18  # of a metric's
 _NOTE = 60
@@ -76,7 +80,16 @@ def _head(view: Overview) -> str:
         parts.append(f'<span class="dm-tell dm-slow">{escape(view.concern)}</span>')
     tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
-    return line + "".join(_alert(alert) for alert in view.alerts)
+    return line + _what(view) + "".join(_alert(alert) for alert in view.alerts)
+
+
+def _what(view: Overview) -> str:
+    """Return the line that says what is run, under which name, and since when."""
+    parts = [f'job <b class="dm-job">{escape(view.job)}</b>', escape(view.since)]
+    if view.call:
+        parts.insert(0, f"<code>{escape(view.call)}</code>")
+    words = " · ".join(part for part in parts if part)
+    return f'<div class="dm-what">{words}</div>'
 
 
 def _phase_class(phase: str) -> str:
@@ -165,7 +178,7 @@ def _columns(
     if not is_large:
         columns.append(_column("device", [escape(row.device[:_NAME]) for row in rows]))
     columns += [
-        _column("state", [escape(state_word(row)) for row in rows], "", "dm-state"),
+        _column("state", [_state(row) for row in rows], "", "dm-state"),
         _column("progress", [_progress(row) for row in rows]),
         _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
     ]
@@ -198,6 +211,17 @@ def _name(row: Row) -> str:
     if row.rank is None:
         return escape(row.name)
     return f'<b class="{palette(row.rank)}">{row.rank}</b>'
+
+
+def _state(row: Row) -> str:
+    """Return the word of the state. Its colour is in the cell, too: it stays where the style sheet is taken away."""
+    word = state_word(row)
+    colour = _STATE_COLOURS.get(word)
+    return (
+        f'<span style="color:{colour}">{escape(word)}</span>'
+        if colour
+        else escape(word)
+    )
 
 
 def _progress(row: Row) -> str:

@@ -19,7 +19,7 @@ _MIN_NOTE = (
 )
 _MAX_METRICS = 8
 _MAX_LINE = 300  # characters of one line of output
-_MARKS = {"error": "✗", "warning": "!"}
+_MARKS = {"error": "✗", "warning": "!", "info": "·"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,6 +238,9 @@ def test_hostile_values_arrive_as_they_are(slurm: SlurmLab) -> None:
             super().finish(state)
             self.account = slurm.command("squeue", "-h", "-o", "%a").strip()
 
+        def requests(self) -> tuple[str, ...]:
+            return ()
+
     screen = Accounts()
     found = run(slurm, as_value(said), allocation=request, screen=screen)
     assert dict(found.results) == {0: (HOSTILE, "a\nb"), 1: (HOSTILE, "a\nb")}

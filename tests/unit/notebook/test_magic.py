@@ -902,7 +902,7 @@ def test_a_cell_that_ends_leaves_nobody_waiting(lab):
 def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
     asked, packed = [], []
 
-    def pack(thunk, *, limit_bytes, labels):
+    def pack(thunk, *, limit_bytes, labels, title):
         packed.append(limit_bytes)
         if limit_bytes < sys.maxsize:
             raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
@@ -918,7 +918,7 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
 
 
 def test_above_the_limit_where_nobody_can_answer(lab):
-    def pack(thunk, *, limit_bytes, labels):
+    def pack(thunk, *, limit_bytes, labels, title):
         raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
 
     object.__setattr__(lab.backend, "pack_call", pack)

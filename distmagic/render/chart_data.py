@@ -10,9 +10,8 @@ from distmagic.state.model import RunState
 from distmagic.state.series import Bin
 
 _MAX_CHARTS = 30
-_POINTS_OF_ALL = (
-    6000  # bins of all curves together, and of each line at least and at most:
-)
+# Bins of all curves together; a line has at least and at most so many.
+_POINTS_OF_ALL = 4000
 _FEWEST_POINTS, _MOST_POINTS = 16, 100
 _MAX_HOLES = 20
 

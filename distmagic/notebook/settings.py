@@ -86,6 +86,10 @@ class Notebook:
         names += host_names(self.config.ssh_config or None)
         return list(dict.fromkeys(names))
 
+    def job_names(self) -> tuple[str, ...]:
+        """Return the names of the jobs that this kernel has begun, the newest first."""
+        return () if self._session is None else self._session.begun
+
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded, and all connections. Return the hosts on which that did not succeed."""
         session, self._session = self._session, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -43,6 +44,7 @@ from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
+_BEGUN = 50  # names of jobs that are remembered
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 
 
@@ -57,6 +59,7 @@ class Session(Housekeeping):
             Host, tuple[Access, str]
         ] = {}  # hosts that were asked to keep something loaded
         self._followed: set[str] = set()  # jobs that this kernel follows just now
+        self._begun: deque[str] = deque(maxlen=_BEGUN)
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a way to a host: through its allocation, or by itself."""
@@ -94,6 +97,11 @@ class Session(Housekeeping):
     ) -> tuple[JobState, ...]:
         """Return all allocations of this user, also those of other kernels."""
         return self._allocations.listed(login, access, asker)
+
+    @property
+    def begun(self) -> tuple[str, ...]:
+        """The names of the last jobs that this kernel began, the newest first."""
+        return tuple(self._begun)
 
     @property
     def allocated(self) -> tuple[Host, ...]:
@@ -171,6 +179,7 @@ class Session(Housekeeping):
             raise
         work = work_dir(spec, payload)
         job = _new_job()
+        self._begun.appendleft(job)
         with self._following(job):
             followed = launch(
                 reaching, spec, payload, screen, job, owner(), work, self._followed

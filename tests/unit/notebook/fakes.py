@@ -58,6 +58,7 @@ class FakeSession:
     given: FakeAllocation | None = None
     states: tuple[JobState, ...] = ()
     allocated: tuple[Host, ...] = ()
+    begun: tuple[str, ...] = ()
     found: tuple[Job, ...] = ()
     dirs: tuple[KeptWorkDir, ...] = ()
     stopped: Stopped | None = None

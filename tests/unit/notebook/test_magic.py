@@ -36,6 +36,7 @@ from distmagic.errors import (
 from distmagic.notebook import help_pages, local_run, magic
 from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
+from distmagic.request import flags
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session.session import Session
@@ -670,6 +671,35 @@ def test_tab_completes(lab, line, found, monkeypatch):
     with provisionalcompleter():
         completions = lab.shell.Completer.completions(f"{line}\nf()", len(line))
         assert found in [each.text for each in completions]
+
+
+def completions(lab, line: str) -> list[str]:
+    with provisionalcompleter():
+        found = lab.shell.Completer.completions(f"{line}\nf()", len(line))
+        return [each.text for each in found]
+
+
+def test_tab_offers_nothing_of_pythons_beside_flags(lab):
+    found = completions(lab, "%%distributed --")
+    assert set(found) <= set(flags.flag_names())
+    assert "--nproc-per-node" in found
+    assert "--__build_class__" not in found
+    lab.shell.user_ns["nprocs"] = 4
+    assert completions(lab, "nproc") == ["nprocs"], "elsewhere it is as it was"
+    assert "flags" not in completions(lab, "x = 3; fl")
+
+
+def test_tab_offers_the_jobs_of_this_kernel(lab):
+    assert completions(lab, "%distributed stop 11") == []
+    lab.value("%%distributed\nlen([])")
+    lab.session.begun = ("1122-1-b", "1122-0-a")
+    for command in ("stop", "attach", "logs", "stacks", "add", "clean"):
+        assert completions(lab, f"%distributed {command} 11") == ["1122-1-b", "1122-0-a"]  # fmt: skip
+
+
+def test_tab_offers_nothing_of_ours_when_it_is_unloaded(lab):
+    magic.unload_ipython_extension(lab.shell)
+    assert "--nproc-per-node" not in completions(lab, "%%distributed --")
 
 
 # ---- loading

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.render.screen import Screen
+from distmagic.request import notebook_place
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import (
@@ -78,7 +79,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
         kwargs               keyword arguments of fn
-        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: DISTMAGIC_HOSTS, else here
+        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: those of the
+                             notebook, else DISTMAGIC_HOSTS, else here
         allocation           nodes of a scheduler in place of hosts: a `distmagic.request.allocation.AllocationRequest`
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
@@ -151,6 +153,12 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "cold": cold,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    place_here = None
+    if hosts is None and allocation is None:
+        place_here = notebook_place.current()
+    if place_here is not None:
+        hosts, notebook_access = place_here
+        access = access or notebook_access
     spec, access = from_options(given, access or Access())
     if hosts is None:
         hosts = os.environ.get("DISTMAGIC_HOSTS", "")

@@ -26,7 +26,7 @@ from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import run_local
 from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
-from distmagic.request import flags
+from distmagic.request import flags, notebook_place
 from distmagic.request.config import settings_of
 from distmagic.request.spec import check_system
 
@@ -283,6 +283,7 @@ def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) 
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
     shell.Completer.custom_matchers.append(magics.matcher)
+    notebook_place.say(magics.notebook.place)
 
 
 def _other_owner(shell: InteractiveShell) -> str:
@@ -308,6 +309,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
                 continue
             magics = table.pop(name).__self__
             magics.notebook.close()
+            notebook_place.forget(magics.notebook.place)
             if magics.matcher in shell.Completer.custom_matchers:
                 shell.Completer.custom_matchers.remove(magics.matcher)
             if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -74,6 +75,11 @@ class Notebook:
             return (), request.access
         hosts = self.choose(request, environ).hosts
         return hosts, self.access(request, hosts)
+
+    def place(self) -> tuple[tuple[Host, ...], Access]:
+        """Return where a cell without flags runs, and the way there. Raises `SpecError`."""
+        request = flags.parse_line("", self.config.defaults(os.environ))
+        return self.way(request, os.environ)
 
     def host_names(self) -> list[str]:
         """Return the names to complete: the notebook's hosts and those of the SSH configuration."""

@@ -36,7 +36,7 @@ from distmagic.errors import (
 from distmagic.notebook import help_pages, local_run, magic
 from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
-from distmagic.request import flags
+from distmagic.request import flags, notebook_place
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session.session import Session
@@ -695,6 +695,14 @@ def test_tab_offers_the_jobs_of_this_kernel(lab):
     lab.session.begun = ("1122-1-b", "1122-0-a")
     for command in ("stop", "attach", "logs", "stacks", "add", "clean"):
         assert completions(lab, f"%distributed {command} 11") == ["1122-1-b", "1122-0-a"]  # fmt: skip
+
+
+def test_a_function_that_is_run_from_python_gets_the_hosts_of_the_notebook(lab):
+    lab.value("%distributed hosts gpu-a:4")
+    place = notebook_place.current()
+    assert [(host.name, host.slots) for host in place[0]] == [("gpu-a", 4)]
+    magic.unload_ipython_extension(lab.shell)
+    assert notebook_place.current() != place
 
 
 def test_tab_offers_nothing_of_ours_when_it_is_unloaded(lab):

@@ -38,10 +38,11 @@ def attach(line: CommandLine) -> object:
     for name in variables:
         flags.variable_name(name, f"%distributed attach {job_name}")
     job, hosts = _find(line, job_name)
-    spare = tuple(host for host in _hosts(line) if host not in hosts)
+    known = _hosts(line, job.name)
+    spare = tuple(host for host in known if host not in hosts)
     notebook = line.notebook
     try:
-        reaching = _reach(line, hosts, spare)
+        reaching = _reach(line, hosts, spare, job.name)
         run = notebook.session().attach(
             reaching, job, notebook.backend.screen_for(notebook.shell)
         )
@@ -74,7 +75,7 @@ def add(line: CommandLine) -> None:
         )
 
     # The first host counts the nodes, so it is reached as well.
-    line.notebook.session().add(_reach(line, (known[0], *new)), job, tell)
+    line.notebook.session().add(_reach(line, (known[0], *new), (), job.name), job, tell)
 
 
 def stop(line: CommandLine) -> None:
@@ -83,7 +84,7 @@ def stop(line: CommandLine) -> None:
     job, hosts = _find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
-    stopped = line.notebook.session().stop(_reach(line, hosts), job)
+    stopped = line.notebook.session().stop(_reach(line, hosts, (), job.name), job)
     if stopped.ended:
         _print(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
@@ -116,7 +117,8 @@ def logs(line: CommandLine) -> None:
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = _find_known(line, name)
-    text = line.notebook.session().logs(_reach(line, hosts), job, int(rank))
+    reaching = _reach(line, hosts, (), job.name)
+    text = line.notebook.session().logs(reaching, job, int(rank))
     if text is None:
         raise _no_rank(job, rank)
     text = text or f"rank {rank} of {job.name} has written nothing"
@@ -150,7 +152,7 @@ def stacks(line: CommandLine) -> None:
         raise SpecError(
             f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere."
         )
-    found = line.notebook.session().stacks(_reach(line, hosts), job)
+    found = line.notebook.session().stacks(_reach(line, hosts, (), job.name), job)
     page = {
         "text/plain": render.stacks_text(found, job.name),
         "text/html": render.stacks_html(found, job.name),
@@ -280,28 +282,44 @@ def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
 # ---- the hosts and their jobs
 
 
-def _hosts(line: CommandLine) -> tuple[Host, ...]:
+def _hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
+    """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
+    session = line.notebook.session()
     named = line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
-    held = line.notebook.session().allocated
-    if held and named == (LOCALHOST,):
-        return held
-    return (*named, *held)
+    held = session.allocated
+    here = held if held and named == (LOCALHOST,) else (*named, *held)
+    begun = session.begun_at(job_name)
+    if begun is None:
+        return here
+    hosts, _ = begun
+    # A job may have come to others since.
+    later = [host for host in here if host not in (*hosts, LOCALHOST)]
+    return (*hosts, *later)
 
 
 def _reach(
-    line: CommandLine, hosts: tuple[Host, ...], spare: tuple[Host, ...] = ()
+    line: CommandLine,
+    hosts: tuple[Host, ...],
+    spare: tuple[Host, ...] = (),
+    job_name: str = "",
 ) -> Reaching:
-    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts."""
+    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts.
+
+    A job that this kernel has begun is reached as it was begun: with the same SSH configuration and Python.
+    """
     notebook = line.notebook
-    request = flags.parse_line("", notebook.config.defaults(os.environ))
-    return notebook.session().reach(
-        hosts, notebook.access(request, hosts), line.asker, spare=spare
-    )
+    begun = notebook.session().begun_at(job_name)
+    if begun is not None:
+        access = begun[1]
+    else:
+        request = flags.parse_line("", notebook.config.defaults(os.environ))
+        access = notebook.access(request, hosts)
+    return notebook.session().reach(hosts, access, line.asker, spare=spare)
 
 
-def _jobs(line: CommandLine) -> tuple[Job, ...]:
-    """Return the jobs of all hosts that are up, and print which hosts are not."""
-    reaching = _reach(line, _hosts(line))
+def _jobs(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
+    """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
+    reaching = _reach(line, _hosts(line, job_name), (), job_name)
     found = line.notebook.session().jobs(reaching)
     for why in reaching.absent.values():
         _print(f"{why} What it has of jobs is not known.")
@@ -317,25 +335,25 @@ def _owner() -> str:
 
 def _find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
     """Return a job and its hosts, in the order of its nodes. Raises `SpecError`."""
-    job = choose(_jobs(line), name)
-    return job, whereabouts(job, _hosts(line))
+    job = choose(_jobs(line, name), name)
+    return job, whereabouts(job, _hosts(line, name))
 
 
 def _find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
     """Return a job, and those of its hosts that answered. Raises `SpecError`."""
-    job = choose(_jobs(line), name)
-    return job, known_whereabouts(job, _hosts(line))
+    job = choose(_jobs(line, name), name)
+    return job, known_whereabouts(job, _hosts(line, name))
 
 
 # ---- tables
 
 
 def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
-    """Return the table of jobs, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
+    """Return the table of jobs, the newest first, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
     if not jobs:
         return "no jobs on these hosts"
     rows = [["job", "state", "hosts", "began", "on disk", "owner"]]
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job.began_s, reverse=True):
         hosts = ", ".join(dict.fromkeys(job.hosts))
         size = f"{job.size_bytes / 1e6:,.1f} MB"
         owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
@@ -347,6 +365,8 @@ def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
 def _ago(age_s: float) -> str:
     # A host's clock may be ahead, or tell no number at all: min and max bound the age, and turn NaN into 0.
     age_min = int(min(max(0.0, age_s / 60), 1e9))
+    if not age_min:
+        return f"{int(max(0.0, age_s))} s ago"
     return f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -44,7 +43,7 @@ from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
-_BEGUN = 50  # names of jobs that are remembered
+_BEGUN = 50  # jobs of which it is remembered where they were begun
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 
 
@@ -59,7 +58,7 @@ class Session(Housekeeping):
             Host, tuple[Access, str]
         ] = {}  # hosts that were asked to keep something loaded
         self._followed: set[str] = set()  # jobs that this kernel follows just now
-        self._begun: deque[str] = deque(maxlen=_BEGUN)
+        self._begun: dict[str, tuple[tuple[Host, ...], Access]] = {}  # jobs, in order
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a way to a host: through its allocation, or by itself."""
@@ -101,7 +100,17 @@ class Session(Housekeeping):
     @property
     def begun(self) -> tuple[str, ...]:
         """The names of the last jobs that this kernel began, the newest first."""
-        return tuple(self._begun)
+        return tuple(reversed(self._begun))
+
+    def begun_at(self, job_name: str) -> tuple[tuple[Host, ...], Access] | None:
+        """Return the hosts of a job that this kernel began, and the way to them; None for any other job.
+
+        `job_name` may be the beginning of a name that only one of them has.
+        """
+        if job_name in self._begun:
+            return self._begun[job_name]
+        fits = [name for name in self._begun if job_name and name.startswith(job_name)]
+        return self._begun[fits[0]] if len(fits) == 1 else None
 
     @property
     def allocated(self) -> tuple[Host, ...]:
@@ -179,7 +188,9 @@ class Session(Housekeeping):
             raise
         work = work_dir(spec, payload)
         job = _new_job()
-        self._begun.appendleft(job)
+        self._begun[job] = reaching.hosts, reaching.access
+        if len(self._begun) > _BEGUN:
+            del self._begun[next(iter(self._begun))]
         with self._following(job):
             followed = launch(
                 reaching, spec, payload, screen, job, owner(), work, self._followed

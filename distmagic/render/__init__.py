@@ -37,11 +37,11 @@ from distmagic.render.chart_data import chart_data
 from distmagic.render.curves import curves
 from distmagic.render.output import log_lines, open_lines
 from distmagic.render.overview import size
-from distmagic.render.shown import is_shown
+from distmagic.render.shown import count_of_lines, is_shown
 from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 
 __all__ = [
-    "about_and_output", "all_ranks", "chart_data", "coloured", "columns_of", "curves", "head_and_table", "headline", "html", "is_shown", "label",
+    "about_and_output", "all_ranks", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
     "log_lines", "milestones", "open_lines", "plain", "size", "stacks_html", "stacks_text", "status", "style", "text",
 ]  # fmt: skip

@@ -169,4 +169,5 @@ def _log(state: RunState, count: int) -> dict[str, object]:
         "lines": render.log_lines(state, count),
         "open": render.open_lines(state),
         "total": state.lines_seen,
+        "count": render.count_of_lines(state),
     }

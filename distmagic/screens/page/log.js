@@ -46,13 +46,13 @@ export class Log {
   }
 
   // Add the lines that are new. Lines are numbered from the beginning of the run; these are those from `first` on.
-  add({ first, lines, open, total }) {
+  add({ first, lines, open, total, count }) {
     const isAtEnd = this.isAtEnd();
     if (first > this.seen) this.addGap(first - this.seen);
     for (const [number, rank, html] of lines) if (number >= this.seen) this.addLine(rank, html);
     this.seen = Math.max(this.seen, total);
     patch(this.open, open);
-    this.total = total;
+    this.count = count; // without lines that are not worth showing
     this.node.hidden = !this.lines.length && !open;
     this.trim();
     this.tell();
@@ -110,8 +110,7 @@ export class Log {
 
   tell() {
     const shown = this.lines.filter(line => !line.node.hidden).length;
-    const total = (this.total ?? this.seen).toLocaleString('en');
-    this.about.textContent = `${shown.toLocaleString('en')} of ${total} lines`;
+    this.about.textContent = `${shown.toLocaleString('en')} of ${(this.count ?? 0).toLocaleString('en')} lines`;
     this.about.title = "all that a rank wrote: run.logs(rank)";
     this.jump.hidden = !this.lines.some(line => ERROR.test(line.text));
   }

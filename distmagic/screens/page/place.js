@@ -25,8 +25,21 @@ export class Place {
   }
 }
 
-// Write the last state into the notebook's document. A page that was loaded while the run went on does not know the
-// output any more, so the kernel's own update of it does not arrive.
+// Return the view as HTML that needs no script, as it is just now.
+export function asSaved(model, root, words) {
+  const copy = root.cloneNode(true);
+  copy.className = 'distmagic';
+  for (const node of copy.querySelectorAll('button, input, select, label, .dm-actions, .dm-chooser, .dm-tip')) node.remove();
+  const note = document.createElement('p');
+  note.textContent = words;
+  const around = document.createElement('div');
+  around.className = `dm-view-${model.get('view_id')}`;
+  around.append(copy, note);
+  return around.outerHTML;
+}
+
+// Write into the notebook's document what is to be saved of the view. A page that was loaded while the run went on does
+// not know the output any more, so the kernel's own update of it does not arrive.
 export function writeIntoDocument(model, { html, text }) {
   const className = `dm-view-${model.get('view_id')}`;
   for (const cell of model.widget_manager?.context?.model?.cells ?? []) {
@@ -35,7 +48,7 @@ export function writeIntoDocument(model, { html, text }) {
       const output = cell.outputs.get(index).toJSON();
       const saved = [output.data?.['text/html'] ?? ''].flat().join('');
       if (!saved.includes(className) || saved === html) continue;
-      cell.outputs.set(index, { ...output, data: { 'text/html': html, 'text/plain': text } });
+      cell.outputs.set(index, { ...output, data: { ...output.data, 'text/html': html, ...(text && { 'text/plain': text }) } });
     }
   }
 }

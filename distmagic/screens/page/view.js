@@ -5,11 +5,12 @@ import { Charts } from './charts.js';
 import { Controls } from './controls.js';
 import { Log } from './log.js';
 import { element, patch } from './patch.js';
-import { Place, writeIntoDocument } from './place.js';
+import { Place, asSaved, writeIntoDocument } from './place.js';
 
 const PARTS = ['head', 'table', 'ranks'];
 const ENDED = ['restarting', 'autorestarting', 'dead', 'terminating'];
 const GONE = 'The kernel has ended: this is the last that was known of the run.';
+const SAVED = 'This was saved while the run was going on; what came of it is not known here.';
 
 class View {
   constructor(model) {
@@ -36,7 +37,17 @@ class View {
     this.kernel = model.widget_manager?.kernel;
     this.heed = (_, status) => ENDED.includes(status) && this.tellOfEnd();
     this.kernel?.statusChanged?.connect(this.heed);
+    this.context = model.widget_manager?.context;
+    this.save = (_, state) => state === 'started' && this.saveAsItIs(SAVED);
+    this.context?.saveState?.connect(this.save);
     this.sayHello();
+  }
+
+  // What is saved in the middle of a run is the view of this moment.
+  saveAsItIs(words) {
+    if (this.place && !this.model.get('run').is_over) {
+      writeIntoDocument(this.model, { html: asSaved(this.model, this.root, words) });
+    }
   }
 
   watch(name, act) {
@@ -67,6 +78,7 @@ class View {
   tellOfEnd() {
     if (this.model.get('run').is_over) return;
     this.controls.close();
+    this.saveAsItIs(GONE);
     this.note.textContent = GONE;
     this.note.hidden = false;
   }
@@ -75,6 +87,7 @@ class View {
     this.tellOfEnd();
     this.place?.leave();
     this.kernel?.statusChanged?.disconnect(this.heed);
+    this.context?.saveState?.disconnect(this.save);
   }
 }
 

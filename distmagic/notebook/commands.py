@@ -157,6 +157,17 @@ SUBCOMMANDS = (
         complete=_complete_job,
     ),
     Subcommand(
+        name="view",
+        usages=(
+            Usage(
+                arguments="[ID]",
+                text="show a running job here: the one that is named, else the newest detached one",
+            ),
+        ),
+        handler=job_commands.view,
+        complete=_complete_job,
+    ),
+    Subcommand(
         name="add",
         usages=(
             Usage(arguments="ID LIST", text="have hosts come to a running elastic job"),

@@ -1,4 +1,4 @@
-"""`%distributed jobs | attach | add | stop | logs | stacks | clean | status`: what is on the hosts, from any kernel.
+"""`%distributed jobs | attach | view | add | stop | logs | stacks | clean | status`: what is on the hosts, from any kernel.
 
 Each command first asks the notebook's hosts for their jobs, and then acts on those hosts that the job has.
 """
@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
@@ -53,6 +54,29 @@ def attach(line: CommandLine) -> object:
     return (
         None if variables else run
     )  # as for a cell: Out would keep a run whose name is gone
+
+
+def view(line: CommandLine) -> object:
+    """Follow the job that is named, else the newest one that runs, detached ones first. Otherwise as `attach`."""
+    if line.words:
+        return attach(line)
+    running = [job for job in _jobs(line) if job.is_running]
+    if not running:
+        running = _begun_and_running(line)
+    if not running:
+        raise SpecError(
+            "No job runs on these hosts.",
+            "%distributed jobs lists those that have ended.",
+        )
+    newest = max(running, key=lambda job: (job.is_detached, job.began_s))
+    return attach(replace(line, words=(newest.name,)))
+
+
+def _begun_and_running(line: CommandLine) -> list[Job]:
+    """Return the newest job that this kernel has begun, if it still runs, on whichever hosts that was."""
+    for name in line.notebook.job_names()[:1]:
+        return [job for job in _jobs(line, name) if job.is_running]
+    return []
 
 
 def add(line: CommandLine) -> None:

@@ -19,7 +19,7 @@ _PLAIN_EVERY_S = 0.5
 _BYTES_PER_S = 100_000
 _WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 # Where no page shows the run, as under nbconvert and papermill, a run that lasts gets lines that a log can show.
-_LINES_FROM_S = 10.0
+_LINES_FROM_S = 60.0
 _LINE_EVERY_S = 30.0
 # Views of runs that are over which are kept: a page that is loaded later shows how they ended.
 _KEPT_VIEWS = 4

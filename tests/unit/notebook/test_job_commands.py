@@ -195,6 +195,29 @@ def test_a_stop_names_the_hosts_that_could_not_be_asked(jobs, capsys):
     )
 
 
+def test_the_newest_running_job_is_viewed_and_detached_ones_come_first(jobs):
+    older = replace(RUNNING, name="older", began_s=1.0)
+    newer = replace(RUNNING, name="newer", began_s=2.0)
+    jobs.session.found = (newer, older, replace(ENDED, began_s=3.0))
+    assert jobs.value("%distributed view") == "the run of newer"
+    assert jobs.value("%distributed view older") == "the run of older"
+    jobs.session.found = (newer, replace(older, is_detached=True))
+    assert jobs.value("%distributed view") == "the run of older"
+
+
+def test_a_job_of_this_kernel_on_other_hosts_is_viewed_too(jobs):
+    jobs.session.found = (ENDED,)
+    assert str(jobs.error("%distributed view")).startswith("No job runs on these hosts")
+    begun = parse_hosts("gpu-c:1")
+    jobs.session.begun = ("busy",)
+    jobs.session.begun_places = {"busy": (begun, Access())}
+    there = replace(RUNNING, hosts=("gpu-c",), host_indices=(0,), running=(0,))
+    jobs.session.jobs = lambda reaching: (
+        (there,) if jobs.session.hosts[0].name == "gpu-c" else (ENDED,)
+    )
+    assert jobs.value("%distributed view") == "the run of busy"
+
+
 def test_an_attached_run_that_gets_a_name_is_no_value(jobs):
     assert jobs.value("%distributed attach mine") == "the run of mine"
     assert jobs.value("%distributed attach mine seen") is None

@@ -531,11 +531,11 @@ FOR_ALL = (
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -770,7 +770,7 @@ def test_load_ext_imports_nothing_heavy():
     code = (
         "import sys; from IPython.core.interactiveshell import InteractiveShell as S; s = S.instance()\n"
         "s.run_line_magic('load_ext', 'distmagic'); s.run_line_magic('distributed', 'hosts gpu-a')\n"
-        "print([m for m in ('torch', 'paramiko', 'ipywidgets', 'cloudpickle', 'numpy') if m in sys.modules])\n"
+        "print([m for m in ('torch', 'paramiko', 'ipywidgets', 'anywidget', 'cloudpickle', 'numpy') if m in sys.modules])\n"
     )
     out = subprocess.run(
         [sys.executable, "-c", code],

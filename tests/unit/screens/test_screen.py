@@ -339,19 +339,19 @@ def test_a_run_that_lasts_tells_a_log_how_it_goes_and_how_it_ended(capsys, monke
         "IPython.display.display", lambda data, **_: published.append(data)
     )
     shown = notebook.NotebookScreen(make_board=no_board)
-    for tenth in range(700):
+    for tenth in range(1000):
         shown.show(replace(running(), at_s=tenth / 10))
-    shown.finish(replace(failed(), at_s=71.0))
+    shown.finish(replace(failed(), at_s=101.0))
     assert published[0]["text/plain"].endswith(notebook.AT_FIRST)
     told = capsys.readouterr().out.splitlines()
     assert [line.partition(" ·")[0] for line in told] == [*["running 62%"] * 2, "failed 62%", "✗ rank 3 (gpu-b, local_rank 1) raised ValueError: Expected input batch_size (64) to match target batch_size (63)."]  # fmt: skip
-    assert "took 1 min 11 s" in told[2]
+    assert "took 1 min 41 s" in told[2]
 
 
 def test_a_short_run_tells_a_log_nothing(capsys, monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda data, **_: None)
     shown = notebook.NotebookScreen(make_board=no_board)
-    for tenth in range(99):
+    for tenth in range(599):
         shown.show(replace(running(), at_s=tenth / 10))
     shown.finish(done())
     assert capsys.readouterr().out == ""

@@ -11,6 +11,7 @@ packages that do. In this order:
     commands.py       the table of `%distributed` subcommands
     host_commands.py  hosts, playground, down
     job_commands.py   jobs, attach, view, add, stop, logs, stacks, clean, status
+    job_tables.py     their tables
     run_command.py    run: a script instead of a cell
     run_names.py      the variables that a run goes into
     help_pages.py     help: the pages in distmagic/help/

@@ -10,6 +10,7 @@ Read the modules in this order:
 
     overview.py     what to say of a run, in which order: the one model of text and HTML
     notes.py        what to know that is no failure
+    row_choice.py   which ranks want to be seen
     rows.py         the table: a row a rank, or a row a host
     as_text.py      text: the final table, a terminal's status lines, milestones for a log
     as_html.py      HTML: head and table; style.css is all of the looks

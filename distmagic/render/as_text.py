@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from distmagic.render import quantities as q
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import PHASES, Group, Row, state_word
+from distmagic.render.row_choice import PHASES
+from distmagic.render.rows import Group, Row, state_word
 from distmagic.render.shown import count_of_lines, shown_lines
 from distmagic.render.text_width import columns_of, cut, cut_middle, pad, plain, wrapped
 from distmagic.state.model import OutputLine, RunState

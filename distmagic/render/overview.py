@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.notes import notes
+from distmagic.render.row_choice import ShownPhase, slow_ranks
 from distmagic.render.rows import (
     Group,
-    ShownPhase,
     counts_by_phase,
     fraction_of,
     groups,
     mean,
-    slow_ranks,
 )
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.hangs import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,33 +10,20 @@ from typing import Literal
 
 from distmagic.remote.wire.protocol import Bar
 from distmagic.render import quantities as q
+from distmagic.render.row_choice import (
+    PHASES,
+    ShownPhase,
+    most_urgent,
+    picked_ranks,
+    urgency,
+)
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.model import NodeState, RunState, WorkerState
-from distmagic.state.phases import ALIVE, OPENING, NodePhase, RankPhase, meaning_of
+from distmagic.state.phases import ALIVE, OPENING, RankPhase, meaning_of
 
 ALL_RANKS = 16  # up to here the table is a row a rank and nothing else
-UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be seen most
 MAX_HOSTS = 64  # rows by host; the others are counted
-# What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
-# "": of a row that only counts others.
-ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", ""]
-PHASES: tuple[
-    RankPhase | Literal["reconnecting"], ...
-] = (  # of ranks; first what a user must see first
-    "failed",
-    "lost",
-    "reconnecting",
-    "stopped",
-    "starting",
-    "running",
-    "done",
-)
-_PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
-_SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
 _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
-_LATE_S = (
-    3.0  # if it needs more than this to get there; ranks don't begin at the same moment
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,25 +81,6 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
-    """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
-    done = {}
-    for w in workers:
-        if w.phase in ("running", "done"):
-            done[w.rank] = w.progress[0] or 0.0
-    if len(done) < 2:  # no rank to compare with
-        return set()
-    median_steps = statistics.median_high(done.values())
-    median_rate = statistics.median([w.rate for w in workers if w.rate] or [0.0])
-    slow = set()
-    for w in workers:
-        if w.phase == "running" and done[w.rank] < _SLOW * median_steps:
-            steps_behind = median_steps - done[w.rank]
-            if steps_behind > max(1.0, _LATE_S * (w.rate or median_rate)):
-                slow.add(w.rank)
-    return slow
-
-
 def groups(
     state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
 ) -> Iterable[Group]:  # fmt: skip
@@ -134,7 +101,7 @@ def groups(
         rows = [_rank_row(state, w, slow, still) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
-    picked = _picked(workers, slow, still)
+    picked = picked_ranks(workers, slow, still)
     if picked:
         yield Group(
             title=f"failed and slowest: {len(picked)} of {len(workers)} ranks",
@@ -147,7 +114,7 @@ def groups(
     yield Group(
         title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting))
     )
-    shown = _most_urgent(workers, slow, still)
+    shown = most_urgent(workers, slow, still)
     title = f"all {len(workers)} ranks"
     if len(shown) < len(workers):
         title = f"{len(shown)} of {len(workers):,} ranks, those with trouble first"
@@ -158,39 +125,11 @@ def groups(
     )
 
 
-def _most_urgent(
-    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
-) -> list[WorkerState]:
-    """Return at most `UNFOLDED` ranks: all of them in their order; of more, those that want to be seen come first."""
-    if len(workers) <= UNFOLDED:
-        return list(workers)
-
-    def order(worker: WorkerState) -> tuple[int, bool, int]:
-        is_behind = worker.rank in slow or worker.rank in still
-        return urgency(worker.phase), not is_behind, worker.rank
-
-    return sorted(workers, key=order)[:UNFOLDED]
-
-
 def _has_come_back(state: RunState, node: NodeState) -> bool:
     """Whether a node is over, and its host is another node of an elastic job since then."""
     is_over = node.phase == "gone" or node.node_rank in state.lost_nodes
     later_hosts = [other.host for other in state.nodes[node.node_rank + 1 :]]
     return is_over and node.host in later_hosts
-
-
-def _picked(
-    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
-) -> list[WorkerState]:
-    """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
-
-    Two of the latter are shown in any case, more where more ranks are slow or stand still.
-    """
-    failed = [w for w in workers if w.phase in ("failed", "lost")]
-    running = [w for w in workers if w.phase == "running" and w.progress[0] is not None]
-    running.sort(key=lambda w: w.progress[0] or 0.0)
-    count = max(_PICKED // 4, min(_PICKED, len(slow | still.keys())))
-    return failed[:_PICKED] + running[:count]
 
 
 def _bounded(rows: list[Row]) -> list[Row]:
@@ -217,11 +156,6 @@ def state_word(row: Row) -> str:
     if row.still:
         return "still"
     return "slow" if row.slow else row.phase
-
-
-def urgency(phase: ShownPhase) -> int:
-    """Return how soon a phase wants to be seen; 0 is first."""
-    return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
 def _waiting_row(state: RunState, node: NodeState) -> Row:

@@ -94,11 +94,13 @@ class Board:
             self._send(self._changes(state))
 
     def finish(self, state: RunState, html: str, text: str) -> None:
-        """Send the last state, and what the document is to keep of it."""
-        self._state = state
+        """Send the last state, and what the document is to keep of it. Of the state itself nothing is kept."""
+        self._state = None
         self._table, self._curves = Pane(*TABLE_SHARE), Pane(*CURVES_SHARE)
-        self._log = Pane(*LOG_SHARE)
-        self._send({**self._changes(state), "final": {"html": html, "text": text}})
+        last = self._changes(state)
+        last["log"] = _log(state, state.lines_seen)
+        last["final"] = {"html": html, "text": text}
+        self._send(last)
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return what the user has asked for since the last call."""

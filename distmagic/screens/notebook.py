@@ -108,7 +108,7 @@ class NotebookScreen:
             text = f"{text}\n{AT_FIRST}"
         elif not is_over:
             text = f"{text}\n{WHILE_RUNNING}"
-        if not is_over and board is not None:
+        if not is_over and self._has_page:
             html = f"{html}<p>{WHILE_RUNNING}</p>"
         if board is not None and (board.has_page or not is_over):
             html = f'<div class="dm-view-{board.view_id}">{html}</div>'

@@ -29,6 +29,12 @@ export class Place {
 export function asSaved(model, root, words) {
   const copy = root.cloneNode(true);
   copy.className = 'distmagic';
+  for (const rank of copy.querySelectorAll('.dm-rank')) {
+    const label = document.createElement('b');
+    label.className = rank.className.replace('dm-rank', '');
+    label.textContent = rank.textContent;
+    rank.replaceWith(label);
+  }
   for (const node of copy.querySelectorAll('button, input, select, label, .dm-actions, .dm-chooser, .dm-tip')) node.remove();
   const note = document.createElement('p');
   note.textContent = words;

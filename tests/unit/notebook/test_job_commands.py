@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distmagic.errors import Cancelled, SpecError, Unreachable
-from distmagic.notebook.job_commands import table
+from distmagic.notebook.job_tables import table
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir
 from distmagic.request.hosts import parse_hosts

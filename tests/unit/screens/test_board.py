@@ -192,6 +192,7 @@ def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypat
     assert views[-1].final["html"] == published[-1]["text/html"]
     assert f"dm-view-{views[-1].view_id}" in published[-1]["text/html"]
     assert views[-1].run["is_over"] is True
+    assert len(views[-1].log["lines"]) == len(done().lines)
     assert "done</span>" in views[-1].head
 
 

@@ -182,7 +182,7 @@ def work(end):
         value = 100.0 if step == 133 and rank == 0 else 1.0 + rank
         many = {f"eval/m{i}": step + i for i in range(6)}
         distmagic.report(step=step, total=400, loss=value, decay=10.0 ** (-step / 50), **many)
-        time.sleep(0.005)
+        time.sleep(0.01)
     while not os.path.exists(end):
         distmagic.report(step=399)
         time.sleep(0.1)
@@ -209,7 +209,9 @@ def test_curves_are_read_off_chosen_and_smoothed(tmp_path):
         decay.get_by_role("button").click()
         assert float(decay.locator(".dm-y span").nth(1).inner_text()) > 0.4
         assert live(page).locator("figure.dm-curve").count() == 6
-        live(page).get_by_text("6 of 8 metrics shown").click()
+        chooser = live(page).locator(".dm-chooser summary")
+        assert chooser.inner_text() == "6 of 8 metrics shown"
+        chooser.click()
         live(page).get_by_label("eval/m5").check()
         assert live(page).locator("figure.dm-curve").count() == 7
         assert live(page).locator(".dm-group").all_inner_texts() == ["eval"]
@@ -218,7 +220,9 @@ def test_curves_are_read_off_chosen_and_smoothed(tmp_path):
         button(page, "rank 1").click()
         assert loss.locator(".dm-y span").first.inner_text() == "100"
         paths = loss.locator("path").count()
-        live(page).get_by_label("smoothing").fill("0.9")
+        live(page).get_by_label("smoothing").evaluate(
+            "one => { one.value = 0.9; one.dispatchEvent(new Event('input')); }"
+        )
         assert loss.locator("path").count() == paths + 2
         widths = (
             live(page)

@@ -17,6 +17,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
     RunState          --render-->                          text and HTML; screens/ puts them where the user looks
     the last RunState --state/verdict-->                   an error, or none; runner/outcome is the Run that is left
+    --export          --session/exporting, exports/-->     no run: a folder that starts the same job on a cluster
 
 The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and
 checks it. Each package's own `__init__` says what happens there, what never happens there, and in which order to read it.
@@ -28,11 +29,13 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     session/       one kernel's hosts and jobs
     screens/       puts a run where a user looks: notebook, terminal, log
     clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
+    clusters/inside/   the nodes of a job that all run the same notebook or script find each other
     runner/        one run from its start to its end; all threads of a run
     connection/    links to hosts: opened, kept idle, used again
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
+    exports/       a job as a folder that a cluster starts by itself; pure, but for the one module that writes it
     planning/      from facts to the plan of what each host starts, pure
     payload/       a call becomes files
     request/       what is asked for: hosts, options, the cell; pure

@@ -26,6 +26,7 @@ from distmagic.request.spec import (
 )
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
+from distmagic.session.inside import digest_of, part_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 
@@ -57,6 +58,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     sync: str | None = None,
     name: str | None = None,
     fresh: bool = False,
+    fetch: Sequence[str] = (),
+    devices: Sequence[str | int] = (),
     timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
     node_lost_after_s: float = 10.0,
@@ -70,6 +73,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     lease_s: float | None = None,
     warm_idle_s: float | None = None,
     cold: bool | None = None,
+    setup: str | None = None,
+    exec_prefix: str | None = None,
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
     screen: Screen | None = None,
     **unknown: NoReturn,
@@ -80,7 +85,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
 
         kwargs               keyword arguments of fn
         hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: those of the
-                             notebook, else DISTMAGIC_HOSTS, else here
+                             notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has started
+                             this program on each, else here
         allocation           nodes of a scheduler in place of hosts: a `distmagic.request.allocation.AllocationRequest`
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
@@ -95,12 +101,14 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         sync                 folder of this machine that is brought there; only what has changed is sent
         name                 name of the run's working directory; None: that of this script or notebook
         fresh                begin in an empty working directory
+        fetch                patterns of files that rank 0 leaves there and that are brought here: ["checkpoints/*.pt"]
+        devices              GPUs of each host that the job may use, by number: [0, 1]; else all
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
         node_lost_after_s    a host that the others have not heard for this time is lost
         on_disconnect        without the notebook for the length of the lease: "stop" or "keep" going
         detach               return a `Detached` as soon as the job runs; it needs no notebook then
-        access               the seven options below in one object; those that are given change it
+        access               the nine options below in one object; those that are given change it
         ssh_config           OpenSSH configuration instead of ~/.ssh/config
         ssh_command          reach hosts with the system's ssh program, such as "ssh"
         python               interpreter of all hosts, or a dict of interpreters by host
@@ -108,6 +116,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         lease_s              how long ranks outlive a lost notebook (60)
         warm_idle_s          how long hosts keep torch loaded for the next run (900); 0: not at all
         cold                 start every process anew: nothing is kept loaded, and nothing that is gets used
+        setup                shell that hosts run before their Python: "module load cuda"
+        exec_prefix          program that starts each host's Python: "apptainer exec --nv image.sif"
         payload_limit_bytes  largest captured data
         screen               where the run is shown; None: what fits here: widgets, a terminal, or plain lines
 
@@ -139,6 +149,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "sync": sync,
         "name": name,
         "fresh": fresh,
+        "fetch": tuple(fetch),
+        "devices": tuple(str(device) for device in devices),
         "timeout_s": timeout_s,
         "hang_timeout_s": hang_timeout_s,
         "node_lost_after_s": node_lost_after_s,
@@ -151,42 +163,61 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "lease_s": lease_s,
         "warm_idle_s": warm_idle_s,
         "cold": cold,
+        "setup": setup,
+        "exec_prefix": exec_prefix,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    place_here = None
     if hosts is None and allocation is None:
-        place_here = notebook_place.current()
-    if place_here is not None:
-        hosts, notebook_access = place_here
-        access = access or notebook_access
+        hosts, usual_access = _usual_place()
+        access = access or usual_access
     spec, access = from_options(given, access or Access())
-    if hosts is None:
-        hosts = os.environ.get("DISTMAGIC_HOSTS", "")
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
+    hosts = hosts or ()
     with closing(asker_of()) as asker:
-        allocated = (
-            None
-            if allocation is None
-            else session().allocation(allocation, access, asker, spec)
-        )
-        place = Place(
-            session(), access, asker, spec, hosts=tuple(hosts), allocation=allocated
-        )
-        try:
-            call = partial(fn, *args, **(kwargs or {}))
-            payload = pack_call(
-                call,
-                limit_bytes=payload_limit_bytes,
-                labels={},
-                title=_title(fn, args, kwargs or {}),
+
+        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached:
+            allocated = (
+                None
+                if allocation is None
+                else session().allocation(allocation, access, asker, spec)
             )
-            screen = screen or screen_for()
-            reaching = place.reach(screen)
-        except BaseException:
-            place.cancel()
-            raise
-        return session().launch(reaching, spec, payload, screen)
+            place = Place(
+                session(), access, asker, spec, hosts=hosts, allocation=allocated
+            )
+            try:
+                call = partial(fn, *args, **(kwargs or {}))
+                payload = pack_call(
+                    call,
+                    limit_bytes=payload_limit_bytes,
+                    labels={},
+                    title=_title(fn, args, kwargs or {}),
+                )
+                shown = screen or screen_for()
+                reaching = place.reach(shown)
+            except BaseException:
+                place.cancel()
+                raise
+            return session().launch(reaching, spec, payload, shown)
+
+        part = None
+        if not hosts and allocation is None:
+            part = part_of(session(), os.environ)
+        if part is None:
+            return launch(tuple(hosts), access)
+        name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
+        found = part.run(digest_of("function", name), access, spec, launch)
+        assert found is not None
+        return found
+
+
+def _usual_place() -> tuple[Sequence[Host], Access]:
+    """Return where a call without hosts runs, and the way there: as the notebook's cells, else DISTMAGIC_HOSTS; () is here."""
+    place = notebook_place.current()
+    if place is not None:
+        return place
+    hosts = os.environ.get("DISTMAGIC_HOSTS", "")
+    return parse_hosts(hosts) if hosts else (), Access()
 
 
 def _title(

@@ -18,6 +18,8 @@ from distmagic.request.program import USAGE, split_program
 from distmagic.request.spec import check_system
 
 if TYPE_CHECKING:
+    from distmagic.request.hosts import Host
+    from distmagic.request.spec import Access
     from distmagic.runner.outcome import Detached, Run
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun have them
@@ -46,10 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _without_run(error: DistmagicError) -> str:
     """Return the text of an error for somebody who has no variable `run`."""
     job = getattr(getattr(error, "run", None), "job", "")
-    return re.sub(
+    text = re.sub(
         r"run\.logs\(([^)]*)\)",
         rf"%distributed logs {job} \1, in a notebook",
         str(error),
+    )
+    return re.sub(
+        r"run\.results\[(\d+)\]",
+        rf"run.results[\1] after %distributed attach {job} run, in a notebook",
+        text,
     )
 
 
@@ -63,35 +70,47 @@ def _command(name: str, words: Sequence[str]) -> int:
     check_system()
     config = Distmagic()
     request = flags.parse_words(own, config.defaults(os.environ))
-    hosts = (
-        ()
-        if request.allocation
-        else choose_hosts(request, None, config, os.environ).hosts
-    )
+    chosen = choose_hosts(request, None, config, os.environ)
 
     # Only now: a wrong word is told at once, without the time that these take.
     from distmagic.api import session
     from distmagic.connection.prompts import asker_of
     from distmagic.screens.choose import screen_for
-    from distmagic.session import programs
+    from distmagic.session import exporting, programs
+    from distmagic.session.inside import part_of
 
     programs.check_request(request)
+    if request.export is not None:
+        print(exporting.export_program(program, request, chosen.hosts))
+        return 0
+    part = None
+    if chosen.is_default and not request.allocation and not request.ignores_system:
+        part = part_of(session(), os.environ)
+    if part is not None and part.place.task is not None:
+        programs.run_as_rank(program, part.place)
+        return 0
     with closing(asker_of()) as asker:
-        if request.dry_run:
-            print(
-                programs.dry_run(
-                    session(), request, program, hosts, request.access, asker
+
+        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached | None:
+            if not request.dry_run:
+                return programs.run_program(
+                    session(), request, program, hosts, access, asker, screen_for()
                 )
+            print(programs.dry_run(session(), request, program, hosts, access, asker))
+            return None
+
+        if part is None:
+            hosts = () if request.allocation else chosen.hosts
+            left = launch(hosts, request.access)
+        else:
+            left = part.run(
+                programs.digest(program), request.access, request.spec, launch
             )
-            return 0
-        left = programs.run_program(
-            session(), request, program, hosts, request.access, asker, screen_for()
-        )
     _tell(left)
     return 0
 
 
-def _tell(left: Run | Detached) -> None:
+def _tell(left: Run | Detached | None) -> None:
     """Say where a job is found that goes on alone; a run that is over has been shown."""
     from distmagic.runner.outcome import Detached
 

@@ -13,7 +13,8 @@ The batch script starts a keeper on every node (remote/keeper). The lead's keepe
 allocation, which this notebook renews through one pipe; when that keeper ends, the script and the job end too. So a
 notebook that is gone, also while the job was pending, leaves no allocation, and nobody has to tell Slurm.
 
-Nothing here knows of runs, ranks or torch. No file is left on the log-in node. In this order:
+Nothing here knows of runs, ranks or torch. No file is left on the log-in node. inside/ is for processes that a scheduler
+has started on every node itself. In this order:
 
     nodelist.py      "a[1-3,07]" as names                                                  pure
     submission.py    what sbatch is told                                                   pure
@@ -21,5 +22,7 @@ Nothing here knows of runs, ranks or torch. No file is left on the log-in node. 
     refusals.py      what sbatch says when it refuses                                      pure
     shell.py         the log-in node: one connection, commands with a time limit
     slurm.py         submit, look, cancel
+    queue.py         pending jobs: one question for all of them, less and less often
+    lease.py         what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
 """

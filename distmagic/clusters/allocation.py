@@ -12,45 +12,39 @@ first lease of its keeper. Not promised: that squeue is right at once.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
-from distmagic.clusters import job_states, slurm, submission
-from distmagic.clusters.shell import Shell
+from distmagic.clusters import job_states, queue, slurm, submission
+from distmagic.clusters.lease import END, LEAVE, Lease
+from distmagic.clusters.queue import Queue
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,
     DistmagicError,
+    PreflightError,
     SpecError,
     Unreachable,
 )
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host
+from distmagic.transports import srun_words
 from distmagic.transports.asking import Asker
-from distmagic.transports.srun import Node, SrunProcess, SrunTransport
+from distmagic.transports.srun import Node, SrunTransport
 
 SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
 _LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
 _SOON_S = 5.0  # for a command while the kernel ends
 _AGAIN_S = 2.0  # between attempts to hold it again
-_COMPLETING_S = 15.0  # for a job that ends to say how
+_COMPLETING_S = 35.0  # for a job that ends to say how: Slurm's KillWait, and some more
 ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --slurm cpus-per-task=8, or --exclusive."
-_RENEW, _END, _LEAVE = b".", b"e", b"b"  # see remote/keeper/keeper.py
 
 Tell = Callable[[str], object]
-
-
-def pauses() -> Iterator[float]:
-    """Yield the seconds between looks at a pending job: 1 s for ten looks, then 5, 15, and 30 for ever."""
-    yield from [1.0] * 10
-    yield from [5.0] * 6
-    yield from [15.0] * 8
-    yield from itertools.repeat(30.0)
 
 
 class Allocation:
@@ -62,7 +56,7 @@ class Allocation:
     def __init__(
         self,
         request: AllocationRequest,
-        shell: Shell,
+        queue: Queue,
         job: str,
         cluster: str,
         python: str,
@@ -73,16 +67,14 @@ class Allocation:
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
         self._has_one_core = False
-        self._shell, self._cluster, self._python, self._lease_s = (
-            shell,
-            cluster,
-            python,
-            lease_s,
-        )
-        self._lease: SrunProcess | None = None
+        self._queue, self._shell = queue, queue.shell
+        self._cluster, self._python, self._lease_s = cluster, python, lease_s
+        self._lease = Lease()
+        self._mark = secrets.token_hex(8)
         self._is_over = threading.Event()
         self._looking = threading.Lock()
         self._looked_at = 0.0
+        self._has_broken = False
         self._connected: set[str] = set()  # nodes to which there was a connection once
         self._owner = os.getpid()
         atexit.register(
@@ -99,8 +91,7 @@ class Allocation:
 
         Raises `Unreachable` and what connecting raises where nobody can tell.
         """
-        lease = self._lease
-        if self.is_alive and lease is not None and lease.wait(0) is not None:
+        if self.is_alive and self._lease.is_broken:
             try:
                 self._hold(asker, self.hosts[0].name, time.monotonic() + SETUP_S)
             except AllocationEnded:
@@ -117,27 +108,12 @@ class Allocation:
         """
         if self.hosts:
             return self.hosts
-        for pause_s in pauses():
-            state = self._pending(asker, tell)
-            if state is not None:
-                break
-            asker.serve(pause_s)
-        assert state is not None
+        state = self._begun(asker, tell)
         tell(
             f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up."
         )
         if not state.comment.startswith(f"{submission.JOB_NAME}:"):
-            step = submission.keepers_step(
-                self.job,
-                self._cluster,
-                state.nodes,
-                self._python,
-                self._lease_s,
-                self.request.idle_s,
-            )
-            self._shell.run(
-                step, asker
-            )  # if they can't be started, their connections say why
+            self._start_keepers(asker, state.nodes)
         self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
         self._has_one_core = state.cpus <= len(state.nodes)
         self.hosts = tuple(
@@ -148,24 +124,73 @@ class Allocation:
         ).start()
         return self.hosts
 
-    def _pending(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState | None:
-        """Look once; return the row of a job that runs, None for one that waits. Raises `AllocationEnded`."""
+    def _start_keepers(self, asker: Asker, nodes: tuple[str, ...]) -> None:
+        """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
+        trial = submission.trial_step(self.job, self._cluster, nodes[0])
+        said = self._shell.run(trial, asker).err
+        trouble = srun_words.trouble(nodes[0], self.job, said)
+        if isinstance(trouble, PreflightError):
+            self.error = trouble
+            raise trouble
+        step = submission.keepers_step(
+            self.job,
+            self._cluster,
+            nodes,
+            self._python,
+            self._lease_s,
+            self.request.idle_s,
+        )
+        self._shell.run(step, asker)
+
+    def _begun(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState:
+        """Look again and again, and return the row of the job when it runs. Raises what `_pending` raises."""
+        pauses, pause_s = queue.pauses(), 0.0
         try:
-            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(
-                self.job
-            )
+            while True:
+                state = self._pending(asker, tell, max_age_s=pause_s)
+                if state is not None:
+                    return state
+                pause_s = next(pauses)
+                asker.serve(pause_s)
+        finally:
+            self._queue.forget(self.job, self._cluster)
+
+    def _pending(
+        self, asker: NotebookAsker, tell: Tell, *, max_age_s: float
+    ) -> job_states.JobState | None:
+        """Look once; return the row of a job that runs, None for one that waits.
+
+        Raises `AllocationEnded`, and `SpecError` for a job that would never start.
+        """
+        try:
+            state = self._queue.look(self.job, self._cluster, asker, max_age_s)
         except (ConnectionLost, Unreachable) as error:
             tell(f"How Slurm job {self.job} stands is not known: {error.message}")
             return None
         if state is not None and state.is_pending:
+            self._refuse_endless(state, asker)
             tell(job_states.waiting(state))
             return None
+        if state is not None and state.state == "COMPLETING":
+            return None  # it does not say yet how it has ended
         if state is None or not state.is_running:
             self.error = job_states.ended(
                 self.job, state, slurm.printed(self._shell, self.job, asker)
             )
             raise self.error
         return state if state.nodes else None
+
+    def _refuse_endless(self, state: job_states.JobState, asker: Asker) -> None:
+        """Cancel a job that can't ever start, and raise why: the cell would wait for ever."""
+        cure = job_states.cure_of_endless(state)
+        if not cure:
+            return
+        words = job_states.waiting(state)
+        if not self.request.job:
+            slurm.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+            words += " It was cancelled."
+        self.error = SpecError(words, cure)
+        raise self.error
 
     def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
         """Open the pipe that renews the lease; returns when the lead's keeper is ready.
@@ -181,21 +206,11 @@ class Allocation:
                 raise trouble
 
     def _try_to_hold(self, asker: Asker, lead: str) -> DistmagicError | None:
-        """Open the pipe once; return what was in the way, None if nothing was."""
-        trouble: DistmagicError = ConnectionLost(f"{lead}: its keeper has ended.")
         try:
             self._shell.connect(asker)
-            lease = self._transport(lead).hold()
         except (ConnectionLost, Unreachable) as error:
             return error
-        try:
-            if lease.read() == b"ready\n":
-                self._lease = lease
-                return None
-        except (AllocationEnded, Unreachable) as error:
-            trouble = error
-        lease.close()
-        return trouble
+        return self._lease.open(self._transport(lead))
 
     # ---- held
 
@@ -203,7 +218,8 @@ class Allocation:
         """Return the way to one of the nodes. Raises `AllocationEnded` if they are ours no longer."""
         self._shell.connect(asker)
         if self.error is None and host.name in self._connected:
-            self._look_at_end(asker)  # an earlier connection is broken
+            self._has_broken = True  # an earlier connection
+            self._look_at_end(asker)
         if self.error is not None:
             raise self.error
         self._connected.add(host.name)
@@ -213,8 +229,21 @@ class Allocation:
         return made
 
     def _transport(self, name: str) -> SrunTransport:
-        node = Node(name=name, job=self.job, cluster=self._cluster, python=self._python)
-        return SrunTransport(self._shell, node)
+        node = Node(
+            name=name,
+            job=self.job,
+            cluster=self._cluster,
+            python=self._python,
+            mark=self._mark,
+        )
+        return SrunTransport(self._shell, node, self._explained)
+
+    def _explained(self, error: DistmagicError) -> DistmagicError:
+        """Return how it ended, where srun only tells that it has."""
+        if isinstance(error, AllocationEnded):
+            with suppress(DistmagicError):
+                self._look_at_end(NotebookAsker(can_ask=False))
+        return self.error or error
 
     def _look_at_end(self, asker: Asker) -> None:
         """Ask squeue whether it has ended, not more often than is good; raise how, if so. Silence is no answer."""
@@ -226,12 +255,14 @@ class Allocation:
                 except DistmagicError:
                     return
                 if state is None or not (state.is_running or state.is_pending):
-                    said = (
-                        ""
-                        if self.hosts
-                        else slurm.printed(self._shell, self.job, asker)
+                    was_held = bool(self.hosts)
+                    said = ""
+                    if not was_held:
+                        said = slurm.printed(self._shell, self.job, asker)
+                    self.error = job_states.ended(
+                        self.job, state, said, was_held=was_held
                     )
-                    self.error = job_states.ended(self.job, state, said)
+                    slurm.kill_marked(self._shell, self._mark, asker)
         if self.error is not None:
             raise self.error
 
@@ -251,11 +282,10 @@ class Allocation:
         pause_s = self._lease_s / 4
         while not self._is_over.wait(pause_s):
             pause_s = self._lease_s / 4
-            lease = self._lease
-            if self.error is not None or lease is None:
+            if self.error is not None:
                 return
             try:
-                lease.write(_RENEW)
+                self._lease.renew()
             except DistmagicError:
                 pause_s = _AGAIN_S
                 with suppress(DistmagicError):
@@ -265,22 +295,23 @@ class Allocation:
 
     def end(self) -> None:
         """Give the nodes back, whatever runs there; a job that was not submitted for us goes on without our processes."""
-        self._finish(_END)
+        self._finish(END)
 
     def leave(self) -> None:
         """Give the nodes back as soon as no job runs there; called when the kernel ends."""
         if (
             os.getpid() == self._owner
         ):  # else in a forked child, whose parent it belongs to
-            self._finish(_LEAVE)
+            self._finish(LEAVE)
 
     def _finish(self, word: bytes) -> None:
         atexit.unregister(self.leave)
         if self._is_over.is_set():
             return
         self._is_over.set()
-        was_told = self._tell_lead(word)
-        is_wanted = word == _LEAVE and bool(
+        was_told = self._lease.give_up(word)
+        asker = NotebookAsker(can_ask=False)
+        is_wanted = word == LEAVE and bool(
             self.hosts
         )  # a job may run there: the lease ends it
         if (
@@ -292,38 +323,19 @@ class Allocation:
             with suppress(
                 RuntimeError
             ):  # a Python that ends starts no thread: its first lease ends the job
-                slurm.cancel(
-                    self._shell,
-                    self.job,
-                    self._cluster,
-                    NotebookAsker(can_ask=False),
-                    _SOON_S,
-                )
+                slurm.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+        if self._has_broken and self.error is None:
+            slurm.kill_marked(self._shell, self._mark, asker)
         if self.error is None:
             self.error = AllocationEnded(
                 f"Slurm job {self.job} was given back.",
                 "Run the cell again: it asks for new nodes.",
             )
 
-    def _tell_lead(self, word: bytes) -> bool:
-        """Tell the lead's keeper over the pipe of the lease, and close that; return whether there was one that works."""
-        lease, self._lease = self._lease, None
-        if lease is None:
-            return False
-        try:
-            lease.write(word)
-            lease.close_stdin()
-            lease.wait(_SOON_S)
-        except DistmagicError:
-            return False
-        finally:
-            lease.close()
-        return True
-
 
 def submitted(
     request: AllocationRequest,
-    shell: Shell,
+    queue: Queue,
     asker: Asker,
     *,
     comment: str,
@@ -333,7 +345,7 @@ def submitted(
 ) -> Allocation:
     """Return a new allocation, which is pending. Raises `SpecError`, `Unreachable` and what connecting raises."""
     job, cluster = slurm.submit(
-        shell,
+        queue.shell,
         request,
         asker,
         comment=comment,
@@ -341,12 +353,12 @@ def submitted(
         lease_s=lease_s,
         is_elastic=is_elastic,
     )
-    return Allocation(request, shell, job, cluster, python, lease_s)
+    return Allocation(request, queue, job, cluster, python, lease_s)
 
 
 def found(
     request: AllocationRequest,
-    shell: Shell,
+    queue: Queue,
     asker: Asker,
     *,
     python: str,
@@ -356,10 +368,10 @@ def found(
 
     Raises `SpecError` where there is none of this number.
     """
-    state = slurm.look(shell, (request.job,), "", asker).get(request.job)
+    state = slurm.look(queue.shell, (request.job,), "", asker).get(request.job)
     if state is None or not (state.is_running or state.is_pending):
         raise SpecError(
             f"Slurm has no job {request.job} that runs.",
             "%distributed allocations lists yours.",
         )
-    return Allocation(request, shell, request.job, "", python, lease_s)
+    return Allocation(request, queue, request.job, "", python, lease_s)

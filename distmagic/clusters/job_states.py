@@ -96,35 +96,72 @@ _REASONS = {
     "Resources": "the nodes it needs are busy",
     "Priority": "jobs with a higher priority come first",
     "Dependency": "another job has to end first",
-    "DependencyNeverSatisfied": "the job it depends on has failed, so it will never start",
     "BeginTime": "its time to begin has not come",
     "JobHeldUser": "it is held; scontrol release lets it go",
     "JobHeldAdmin": "an administrator holds it",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is not active",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows, so it will never start",
-    "PartitionTimeLimit": "it asks for more time than the partition allows, so it will never start",
-    "PartitionConfig": "the partition can't give what it asks for, so it will never start",
-    "BadConstraints": "no nodes are as it asks for, so it will never start",
     "ReqNodeNotAvail": "nodes that it needs are down, reserved or being drained",
     "Reservation": "its reservation has not begun",
-    "ReservationDeleted": "its reservation is gone, so it will never start",
     "Licenses": "it waits for a licence",
-    "InvalidAccount": "its account can't be used, so it will never start",
-    "InvalidQOS": "its quality of service can't be used, so it will never start",
     "NodeDown": "a node that it needs is down",
     "Prolog": "its nodes are being prepared",
-    "AccountNotAllowed": "its account may not use this partition",
-    "QOSNotAllowed": "its quality of service may not use this partition",
 }
+_SIZES = "Ask for less, or for another partition: sinfo -o '%P %D %c %m %l %G'."
+_ACCOUNTS = "Name another one with --account, or another --partition."
+# Reasons of jobs that Slurm takes though they can't run, and what to do.
+_NEVER = {
+    "PartitionNodeLimit": (
+        "it asks for more nodes than the partition has or allows",
+        "Ask for fewer: --nodes N. sinfo -o '%P %D' shows how many each partition has.",
+    ),
+    "PartitionTimeLimit": (
+        "it asks for more time than the partition allows",
+        "Ask for less: --time. sinfo -o '%P %l' shows the longest time of each partition.",
+    ),
+    "PartitionConfig": (
+        "the partition can't give as many nodes, cores or as much time as it asks for",
+        _SIZES,
+    ),
+    "BadConstraints": ("no nodes are as it asks for", _SIZES),
+    "DependencyNeverSatisfied": (
+        "the job it depends on has failed",
+        "Leave the dependency out, or name another job.",
+    ),
+    "ReservationDeleted": (
+        "its reservation is gone",
+        "scontrol show reservation lists those that there are.",
+    ),
+    "InvalidAccount": ("its account can't be used", _ACCOUNTS),
+    "AccountNotAllowed": ("its account may not use this partition", _ACCOUNTS),
+    "InvalidQOS": (
+        "its quality of service can't be used",
+        "Name another with --qos, or none.",
+    ),
+    "QOSNotAllowed": (
+        "its quality of service may not use this partition",
+        "Name another with --qos, or another --partition.",
+    ),
+}
+# Where Slurm keeps accounts itself it gives a sentence in place of a word: "Job's account not permitted to use this
+# partition (gpu allows staff not me)".
+_SENTENCES = {"Job's account": "AccountNotAllowed", "Job's QOS": "QOSNotAllowed"}
+
+
+def _word(reason: str) -> str:
+    """Return the word of a reason: "ReqNodeNotAvail, UnavailableNodes:a1" has more behind it."""
+    for start, word in _SENTENCES.items():
+        if reason.startswith(start):
+            return word
+    return reason.partition(",")[0].strip("()")
 
 
 def waiting(state: JobState) -> str:
     """Return in a sentence why a job has not begun, and when it may."""
-    word = state.reason.partition(",")[0].strip(
-        "()"
-    )  # "ReqNodeNotAvail, UnavailableNodes:a1"
+    word = _word(state.reason)
     words = _REASONS.get(word, "")
+    if word in _NEVER:
+        words = f"{_NEVER[word][0]}, so it will never start"
     if not words and (
         "Limit" in word
         or word.startswith(("AssocGrp", "AssocMax", "QOSGrp", "QOSMax", "MaxJobs"))
@@ -141,11 +178,10 @@ def waiting(state: JobState) -> str:
     return f"Slurm job {state.job} is pending{why}.{when}"
 
 
-def never_starts(state: JobState) -> bool:
-    """Whether a pending job waits for what can't come."""
-    return _REASONS.get(state.reason.partition(",")[0].strip("()"), "").endswith(
-        "never start"
-    )
+def cure_of_endless(state: JobState) -> str:
+    """Return what to do about a pending job that waits for what can't come; "" for one that may start."""
+    known = _NEVER.get(_word(state.reason))
+    return known[1] if known is not None else ""
 
 
 # ---- the end
@@ -186,15 +222,26 @@ _ENDS = {
     ),
     "REVOKED": ("was taken back by the federation", "Run the cell again."),
 }
+_FAILED_WHEN_HELD = (
+    "failed: one of its keepers has ended",
+    "A keeper holds a node for the ranks; it may have been killed there. Run the cell again: it asks for new nodes.",
+)
 
 
-def ended(job: str, state: JobState | None, said: str = "") -> AllocationEnded:
-    """Return the error of a job that has ended; None: Slurm no longer knows it. `said` is what its script printed."""
+def ended(
+    job: str, state: JobState | None, said: str = "", *, was_held: bool = False
+) -> AllocationEnded:
+    """Return the error of a job that has ended; None: Slurm no longer knows it.
+
+    `said` is what its script printed; `was_held` says that all keepers were up.
+    """
     words, hint = (
         "has ended, and Slurm no longer says how",
         "The next cell asks for new nodes.",
     )
     if state is not None:
         words, hint = _ENDS.get(state.state, (f"has ended ({state.state})", hint))
+        if was_held and state.state == "FAILED":
+            words, hint = _FAILED_WHEN_HELD
     printed = f" It printed: {said.strip()[-500:]}" if said.strip() else ""
     return AllocationEnded(f"Slurm job {job} {words}.{printed}", hint)

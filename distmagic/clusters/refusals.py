@@ -77,7 +77,7 @@ _AWAY = re.compile(
     r"|resolve|connect failure|Slurm is initializing|munge",
     re.IGNORECASE,
 )
-_MISSING = re.compile(r"(?:not found|No such file or directory)\s*$", re.MULTILINE)
+_MISSING = r"\b{program}: (?:command )?(?:not found|No such file or directory)\s*$"
 
 
 def refusal(login: str, program: str, said: str) -> DistmagicError:
@@ -91,7 +91,7 @@ def refusal(login: str, program: str, said: str) -> DistmagicError:
         if line.strip()
     ]
     words = " ".join(dict.fromkeys(line.strip() for line in lines))[:500]
-    if _MISSING.search(said) and program in said:
+    if re.search(_MISSING.format(program=program), said, re.MULTILINE):
         return Unreachable(
             login,
             f"there is no program {program}.",

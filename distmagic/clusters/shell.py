@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
@@ -77,20 +77,16 @@ class Shell:
         except ConnectionLost:  # noticed only now
             self.connect(asker)
             process = self.start(argv)
-        late = threading.Event()
-        timer = threading.Timer(timeout_s, _give_up, (process, late))
-        timer.daemon = True
-        timer.start()
         try:
-            with suppress(
-                ConnectionLost
-            ):  # it ended without reading; its words say why
-                process.write(stdin.encode())
-            process.close_stdin()
-            out = _read(process)
-            code = None if late.is_set() else process.wait(_END_S)
+            with limited(process, timeout_s) as late:
+                with suppress(
+                    ConnectionLost
+                ):  # it ended without reading; its words say why
+                    process.write(stdin.encode())
+                process.close_stdin()
+                out = _read(process)
+                code = None if late.is_set() else process.wait(_END_S)
         finally:
-            timer.cancel()
             process.close()
         if late.is_set():
             raise Unreachable(
@@ -108,9 +104,22 @@ class Shell:
             transport.close()
 
 
-def _give_up(process: Process, late: threading.Event) -> None:
-    late.set()
-    process.close()
+@contextmanager
+def limited(process: Process, timeout_s: float) -> Iterator[threading.Event]:
+    """Close a process whose block takes longer; the event tells if that was so."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        process.close()
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
 
 
 def _read(process: Process) -> bytes:

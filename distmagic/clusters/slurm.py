@@ -12,6 +12,7 @@ from distmagic.request.allocation import AllocationRequest
 from distmagic.transports import srun_words
 from distmagic.transports.asking import Asker
 
+_KILL_S = 5.0
 _LOG_BYTES = "2000"  # of what a batch script printed that has failed
 
 
@@ -26,7 +27,7 @@ def submit(
     is_elastic: bool,
 ) -> tuple[str, str]:
     """Submit an allocation; return its number, and its cluster in a federation. Raises `SpecError` or `Unreachable`."""
-    script = submission.script(request, python, lease_s)
+    script = submission.script(request, python, lease_s, is_elastic=is_elastic)
     answer = shell.run(
         submission.arguments(request, comment, is_elastic=is_elastic), asker, script
     )
@@ -64,6 +65,14 @@ def cancel(
         shell.run(
             srun_words.clean(("scancel", *of_cluster, job)), asker, timeout_s=timeout_s
         )
+
+
+def kill_marked(shell: Shell, mark: str, asker: Asker) -> None:
+    """End the sruns of an allocation that is over, as far as that can be: see srun_words.kill_marked."""
+    with suppress(
+        DistmagicError, RuntimeError
+    ):  # RuntimeError: a Python that ends starts no thread
+        shell.run(srun_words.kill_marked(mark), asker, timeout_s=_KILL_S)
 
 
 def printed(shell: Shell, job: str, asker: Asker) -> str:

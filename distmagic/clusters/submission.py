@@ -23,11 +23,12 @@ _KEEPERS = (
     "--ntasks-per-node=1",
     "--mpi=none",
     "--cpu-bind=none",
-    "--kill-on-bad-exit=0",
     "--quiet",
 )
 _LEAD = (*_KEEPERS, "--nodes=1", "--ntasks=1", "--propagate=NONE")
 _OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
+# One keeper that is killed ends the others, and so the allocation; a job that may lose nodes goes on with those it has.
+_TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-kill")
 
 
 def arguments(
@@ -55,12 +56,13 @@ def preview(
 ) -> str:
     """Return, for people, what would be submitted."""
     command = arguments(request, comment_of(""), is_elastic=is_elastic)
-    return (
-        f"{_line(command[_CLEANING:])} <<'END'\n{script(request, python, lease_s)}END"
-    )
+    text = script(request, python, lease_s, is_elastic=is_elastic)
+    return f"{_line(command[_CLEANING:])} <<'END'\n{text}END"
 
 
-def script(request: AllocationRequest, python: str, lease_s: float) -> str:
+def script(
+    request: AllocationRequest, python: str, lease_s: float, *, is_elastic: bool
+) -> str:
     """Return the batch script: the user's set-up, and in its place then the lead's keeper, which starts the others.
 
     In its place, because Slurm's signals reach only the first process of a batch script.
@@ -68,7 +70,9 @@ def script(request: AllocationRequest, python: str, lease_s: float) -> str:
     lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
     if request.setup:
         lines.append(request.setup)
-    program, *words = _lead(request.nodes, python, lease_s, request.idle_s)
+    program, *words = _lead(
+        request.nodes, python, lease_s, request.idle_s, is_elastic=is_elastic
+    )
     home, program = (
         ('"$HOME"/', program[2:]) if program.startswith("~/") else ("", program)
     )
@@ -76,13 +80,22 @@ def script(request: AllocationRequest, python: str, lease_s: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def trial_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
+    """Return the command of a step as that of the lead is, which ends at once: it says what would be in its way."""
+    return srun_words.clean((*_lead_step(job, cluster, node), "true"))
+
+
+def _lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
+    of_cluster = (f"--clusters={cluster}",) if cluster else ()
+    return ("srun", f"--jobid={job}", *of_cluster, f"--nodelist={node}", *_LEAD)
+
+
 def keepers_step(
     job: str, cluster: str, nodes: tuple[str, ...], python: str, lease_s: float, idle_s: float
 ) -> tuple[str, ...]:  # fmt: skip
     """Return the command that starts the keepers of a job that is there already; it goes on when its caller is gone."""
-    of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    step = ("srun", f"--jobid={job}", *of_cluster, f"--nodelist={nodes[0]}", *_LEAD)
-    lead = _lead(len(nodes), python, lease_s, idle_s)
+    step = _lead_step(job, cluster, nodes[0])
+    lead = _lead(len(nodes), python, lease_s, idle_s, is_elastic=False)
     return (
         "sh",
         "-c",
@@ -92,16 +105,22 @@ def keepers_step(
     )
 
 
-def _lead(nodes: int, python: str, lease_s: float, idle_s: float) -> tuple[str, ...]:
+def _lead(
+    nodes: int, python: str, lease_s: float, idle_s: float, *, is_elastic: bool
+) -> tuple[str, ...]:
     """Return the command of the lead's keeper, which starts the others."""
     others = nodes - 1
-    step = [*_OTHERS, f"--nodes={others}", f"--ntasks={others}"] if others else []
+    step: list[str] = []
+    if others:
+        losses = _ELASTIC if is_elastic else _TOGETHER
+        step = [*_OTHERS, *losses, f"--nodes={others}", f"--ntasks={others}"]
     settings = {
         "leads": True,
         "first_lease_s": FIRST_LEASE_S,
         "lease_s": lease_s,
         "idle_s": idle_s,
         "step": step,
+        "needs_others": not is_elastic,
     }
     return program_text.command(python, "keeper", settings)
 

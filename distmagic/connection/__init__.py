@@ -13,5 +13,9 @@ here decides what a run does next, and no module here knows of more than one job
     parallel.py       the same act on all hosts at the same time, and one error for all
     reach.py          the first link to each host of a run, opened in the background, and the one way to further links
     job_requests.py   what one host is asked about a job: logs, stacks, small results, a new node
+    file_requests.py  what one host is asked about files of the user
+    remote_files.py   files of a host: listed, fetched to this machine, sent there
+    progress_line.py  one line on stderr that says how far a transfer is
+    certificate.py    a certificate by which hosts of one delivery, or nodes of one job, know each other
     prompts.py        questions to the user, asked by threads and answered on the main thread
 """

@@ -29,6 +29,7 @@ class _Key:
     ssh_config: str | None
     ssh_command: str | None
     config_versions: tuple[config.FileVersion, ...]
+    before_python: tuple[str, ...]  # what runs with it is another environment
 
 
 class Connections:
@@ -58,12 +59,11 @@ class Connections:
         known = self._known(key)
         if known is not None:
             try:
-                return Link.open(host, known, python, bundle)
+                return Link.open(host, known, python, bundle, access.before_python)
             except (ConnectionLost, Unreachable):
                 self.drop(known)
-        return Link.open(
-            host, self._connected(key, host, access, asker), python, bundle
-        )
+        transport = self._connected(key, host, access, asker)
+        return Link.open(host, transport, python, bundle, access.before_python)
 
     def _known(self, key: _Key) -> Transport | None:
         with self._lock:
@@ -164,6 +164,7 @@ def _key(host: Host, access: Access) -> _Key:
         ssh_config=access.ssh_config,
         ssh_command=access.ssh_command,
         config_versions=versions,
+        before_python=access.before_python,
     )
 
 

@@ -25,7 +25,10 @@ from distmagic.remote.wire.codec import Limit, Wrong
 from distmagic.state.fold_ranks import KEPT_RANKS
 
 MOST_JOBS = 10_000  # of one host
+MOST_FILES = 10_000  # of one answer
 _LARGEST = 1 << 63
+PATH_CHARS = 3 * 4096  # of a path that is percent-encoded
+_PERCENT_ENCODED = re.compile(r"[\w.~/%-]*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and line breaks
 
 
@@ -104,6 +107,17 @@ def exact(most: int) -> Limit:
             )
         if _CONTROL.search(value):
             raise Wrong("a control character")
+        return value
+
+    return limit
+
+
+def percent_encoded(most: int) -> Limit:
+    """Return a limit that refuses a text that is longer, or is not percent-encoded."""
+
+    def limit(value: str) -> str:
+        if len(value) > most or not _PERCENT_ENCODED.fullmatch(value):
+            raise Wrong("no percent-encoded text, or a very long one")
         return value
 
     return limit
@@ -221,6 +235,10 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "lease_s": LEASE, "owner": NAME, "max_restarts": COUNT, "timeout_s": SECONDS_OR_NONE,
         "hang_timeout_s": SECONDS_OR_NONE, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
     },
+    protocol.FoundFiles: {"files": items(1000)},
+    protocol.FoundFile: {"path": percent_encoded(PATH_CHARS), "size_bytes": SIZE, "changed_s": DATE},
+    protocol.FileBegins: {"size_bytes": exact_whole(0, _LARGEST), "offset": exact_whole(0, _LARGEST)},
+    protocol.FileEnds: {},
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
     protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},

@@ -6,7 +6,6 @@ A `Link` is one `contact` process on the host, reached over a transport. Every w
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 from distmagic.remote.wire.protocol import Blob
+from distmagic.request.command_prefix import interpreter_words
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
 
@@ -68,6 +68,7 @@ class Link:
         self.line_bytes = 0
         self.agent_error = ""
         self.facts: protocol.Facts
+        self.python: tuple[int, ...] = ()  # its version on the host
         self.warm: protocol.TemplateRequest | None = None
         self.kept: protocol.TemplateRequest | None = None
         self.work: protocol.WorkDirReady | None = None  # of the job that was started
@@ -77,15 +78,23 @@ class Link:
 
     @classmethod
     def open(
-        cls, host: Host, transport: Transport, python: str, bundle: LocalBlob
+        cls,
+        host: Host,
+        transport: Transport,
+        python: str,
+        bundle: LocalBlob,
+        before_python: tuple[str, ...] = (),
     ) -> Link:
-        """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`."""
-        link = cls(
-            host, transport.start((python, "-u", "-c", boot.BOOTSTRAP)), transport
-        )
+        """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
+
+        `before_python` are words in front of the Python on its command line.
+        """
+        words = (*before_python, *interpreter_words(python))
+        argv = (*words, "-u", "-c", boot.BOOTSTRAP)
+        link = cls(host, transport.start(argv), transport)
         link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:
-            with link._bounded(BOOT_TIMEOUT_S):
+            with link.bounded(BOOT_TIMEOUT_S):
                 link._boot(python, bundle)
                 link.facts = link._expect(protocol.Facts)
         except BaseException:
@@ -94,9 +103,7 @@ class Link:
         return link
 
     @contextmanager
-    def _bounded(
-        self, timeout_s: float, what: str = "gave no answer"
-    ) -> Iterator[None]:
+    def bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
         """Close the conversation when the block takes too long, and raise `Unreachable`; `what` are its words for why."""
         late = threading.Event()
 
@@ -131,9 +138,8 @@ class Link:
         reply = self._boot_reply(python)
         name = self.host.name
         preflight.check_system(name, reply.system)
-        preflight.check_python(
-            name, reply.python, sys.version_info[:3], str(reply.executable)
-        )
+        self.python = reply.python
+        preflight.check_oldest_python(name, reply.python, str(reply.executable))
         if reply.error:
             raise PreflightError(
                 name,
@@ -230,7 +236,7 @@ class Link:
 
     def query(self, request: protocol.Message, kind: type[M]) -> M:
         """Ask something that is answered at once by one line of this kind. Raises what `open` raises."""
-        with self._bounded(BOOT_TIMEOUT_S):
+        with self.bounded(BOOT_TIMEOUT_S):
             self.send(request)
             return self._expect(kind)
 
@@ -244,7 +250,7 @@ class Link:
         self._last = 0
         self.agent_error = ""
         if request.work is not None:
-            with self._bounded(
+            with self.bounded(
                 _patience_s(request.work),
                 "did not bring its files into the working directory",
             ):
@@ -252,7 +258,7 @@ class Link:
                 self.work = self._expect(protocol.WorkDirReady)
         else:
             self.send(request)
-        with self._bounded(BOOT_TIMEOUT_S):
+        with self.bounded(BOOT_TIMEOUT_S):
             self._hello = self._expect_numbered(protocol.Hello)
 
     def attach(self, request: protocol.FollowJob) -> None:
@@ -324,7 +330,7 @@ class Link:
                 f"{self.host.name}: {request.name} is {size:,} bytes long; at most {limit_bytes:,} are taken.",
                 f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
             )
-        self._take(size, write)
+        self.take(size, write)
         return size
 
     def fetch_blob(self, blob: Blob, write: Callable[[bytes], object]) -> None:
@@ -336,9 +342,10 @@ class Link:
             raise ProtocolError(
                 f"{self.host.name}: a file is {size:,} bytes long, and should be {blob.size_bytes:,}."
             )
-        self._take(size, write)
+        self.take(size, write)
 
-    def _take(self, size: int, write: Callable[[bytes], object]) -> None:
+    def take(self, size: int, write: Callable[[bytes], object]) -> None:
+        """Hand the next `size` bytes, which an answer has announced, to `write`."""
         while size > 0:
             most = min(size, _CHUNK)
             data = self._lines.take(most) or self._read(most)
@@ -349,7 +356,7 @@ class Link:
         """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
         found: list[protocol.JobListing] = []
         size_bytes = 0
-        with self._bounded(BOOT_TIMEOUT_S):
+        with self.bounded(BOOT_TIMEOUT_S):
             self.send(protocol.ListJobs(job=job))
             while some := self._expect(protocol.Jobs).jobs:
                 size_bytes += self.line_bytes
@@ -382,7 +389,7 @@ class Link:
 
         Raises `Unreachable` where that takes longer than `STOP_TIMEOUT_S`, and what `events` raises.
         """
-        with self._bounded(STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
+        with self.bounded(STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
             self.attach(protocol.FollowJob(job=job, node_rank=node_rank))
             self.send(protocol.StopNode(grace_s=STOP_GRACE_S))
             for _ in self.events():
@@ -392,7 +399,7 @@ class Link:
         self, timeout_s: float
     ) -> Generator[protocol.Message | None, None, None]:
         """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
-        with self._bounded(timeout_s):
+        with self.bounded(timeout_s):
             while True:
                 _, message = self._next()
                 yield message

@@ -1,7 +1,7 @@
 """The table of `%distributed` subcommands. Usage text, dispatch, completion and the tests of the README read it.
 
-A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, run_command.py
-or help_pages.py.
+A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, file_commands.py,
+run_command.py or help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -16,7 +16,13 @@ from pathlib import Path
 
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import SpecError
-from distmagic.notebook import help_pages, host_commands, job_commands, run_command
+from distmagic.notebook import (
+    file_commands,
+    help_pages,
+    host_commands,
+    job_commands,
+    run_command,
+)
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.settings import Notebook
 from distmagic.request import flags
@@ -92,6 +98,16 @@ def _complete_run(words: Sequence[str], _names: Names) -> list[str]:
     if words[-1].startswith("-"):
         return list(flags.flag_names())
     return sorted(str(path) for path in Path().glob("*.py"))
+
+
+def _complete_get(words: Sequence[str], names: Names) -> list[str]:
+    return list(names.hosts()) if len(words) < 2 else []
+
+
+def _complete_put(words: Sequence[str], names: Names) -> list[str]:
+    if len(words) < 2:
+        return list(names.hosts())
+    return sorted(str(path) for path in Path().glob("*")) if len(words) == 2 else []
 
 
 def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
@@ -197,6 +213,28 @@ SUBCOMMANDS = (
         ),
         handler=job_commands.stacks,
         complete=_complete_job,
+    ),
+    Subcommand(
+        name="get",
+        usages=(
+            Usage(
+                arguments="HOST PATH [TO]",
+                text="copy a file, a folder or what fits a pattern from a host to this machine",
+            ),
+        ),
+        handler=file_commands.get,
+        complete=_complete_get,
+    ),
+    Subcommand(
+        name="put",
+        usages=(
+            Usage(
+                arguments="HOST PATH [TO]",
+                text="copy a file or a folder of this machine to a host",
+            ),
+        ),
+        handler=file_commands.put,
+        complete=_complete_put,
     ),
     Subcommand(
         name="clean",

@@ -41,6 +41,10 @@ def hosts(line: CommandLine) -> None:
     if line.words:
         notebook.hosts = _named_hosts(line.words)
     chosen = notebook.choose(flags.Request(), os.environ)
+    part = notebook.part(flags.Request(), os.environ)
+    if part is not None:
+        print(f"{', '.join(part.place.names)}  ({part.place.words})")
+        return
     print(f"{listed(chosen.hosts)}  ({chosen.source})")
 
 

@@ -40,11 +40,11 @@ def attach(line: CommandLine) -> object:
     for name in variables:
         flags.variable_name(name, f"%distributed attach {job_name}")
     job, hosts = _find(line, job_name)
-    known = _hosts(line, job.name)
+    known = known_hosts(line, job.name)
     spare = tuple(host for host in known if host not in hosts)
     notebook = line.notebook
     try:
-        reaching = _reach(line, hosts, spare, job.name)
+        reaching = reach(line, hosts, spare, job.name)
         run = notebook.session().attach(
             reaching, job, notebook.backend.screen_for(notebook.shell)
         )
@@ -100,7 +100,7 @@ def add(line: CommandLine) -> None:
         )
 
     # The first host counts the nodes, so it is reached as well.
-    line.notebook.session().add(_reach(line, (known[0], *new), (), job.name), job, tell)
+    line.notebook.session().add(reach(line, (known[0], *new), (), job.name), job, tell)
 
 
 def stop(line: CommandLine) -> None:
@@ -109,7 +109,7 @@ def stop(line: CommandLine) -> None:
     job, hosts = _find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
-    stopped = line.notebook.session().stop(_reach(line, hosts, (), job.name), job)
+    stopped = line.notebook.session().stop(reach(line, hosts, (), job.name), job)
     if stopped.ended:
         _print(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
@@ -142,7 +142,7 @@ def logs(line: CommandLine) -> None:
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = _find_known(line, name)
-    reaching = _reach(line, hosts, (), job.name)
+    reaching = reach(line, hosts, (), job.name)
     text = line.notebook.session().logs(reaching, job, int(rank))
     if text is None:
         raise _no_rank(job, rank)
@@ -177,7 +177,7 @@ def stacks(line: CommandLine) -> None:
         raise SpecError(
             f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere."
         )
-    found = line.notebook.session().stacks(_reach(line, hosts, (), job.name), job)
+    found = line.notebook.session().stacks(reach(line, hosts, (), job.name), job)
     page = {
         "text/plain": render.stacks_text(found, job.name),
         "text/html": render.stacks_html(found, job.name),
@@ -198,7 +198,7 @@ def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
             f"{len(running)} jobs run on these hosts: {names}.",
             "Write %distributed stacks ID.",
         )
-    return running[0], whereabouts(running[0], _hosts(line))
+    return running[0], whereabouts(running[0], known_hosts(line))
 
 
 def clean(line: CommandLine) -> None:
@@ -228,11 +228,11 @@ def clean(line: CommandLine) -> None:
                 f"%distributed stop {chosen[0].name} ends it.",
             )
     print(table(chosen, time.time(), _owner()))
-    session, hosts = line.notebook.session(), _hosts(line)
+    session, hosts = line.notebook.session(), known_hosts(line)
     others = len(ended) - len(own)
     of_others = f"{others} ended job{'s' if others > 1 else ''} of other notebooks"
     if not line.words:
-        kept = sum(session.cached(_reach(line, hosts)))
+        kept = sum(session.cached(reach(line, hosts)))
         print(f"kept of what was sent for jobs that are over: {kept / 1e6:,.1f} MB")
         _print_work_dirs(
             "working directory that no job uses", _idle_work_dirs(line, everybody=True)
@@ -245,12 +245,12 @@ def clean(line: CommandLine) -> None:
                 f"That leaves {of_others}; %distributed clean all --everybody removes these too."
             )
         return
-    freed = session.remove(_reach(line, hosts), chosen)
+    freed = session.remove(reach(line, hosts), chosen)
     if line.words[0] == "all":
-        freed += sum(session.cached(_reach(line, hosts), removes=True))
+        freed += sum(session.cached(reach(line, hosts), removes=True))
         idle = _idle_work_dirs(line, everybody=everybody)
         names = {host: [one.name for one in dirs] for host, dirs in idle.items()}
-        freed += session.remove_work_dirs(_reach(line, hosts), names)
+        freed += session.remove_work_dirs(reach(line, hosts), names)
         _print_work_dirs("removed with all files in it", idle)
     print(f"removed: {freed / 1e6:,.1f} MB")
     if line.words == ("all",) and others:
@@ -266,7 +266,7 @@ def _idle_work_dirs(
     from distmagic.session.work_dir import own_origin
 
     origin = own_origin()
-    found = line.notebook.session().work_dirs(_reach(line, _hosts(line)))
+    found = line.notebook.session().work_dirs(reach(line, known_hosts(line)))
     idle = {}
     for host, dirs in found.items():
         idle[host] = [
@@ -289,8 +289,8 @@ def _print_work_dirs(what: str, idle: Mapping[str, Sequence[KeptWorkDir]]) -> No
 def status(line: CommandLine) -> None:
     """Print what the hosts keep loaded for the next run."""
     _expect(line, 0, 0, "%distributed status takes nothing after it.")
-    hosts = _hosts(line)
-    print(kept_table(hosts, line.notebook.session().templates(_reach(line, hosts))))
+    hosts = known_hosts(line)
+    print(kept_table(hosts, line.notebook.session().templates(reach(line, hosts))))
 
 
 def _print(text: str) -> None:
@@ -307,7 +307,7 @@ def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
 # ---- the hosts and their jobs
 
 
-def _hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
+def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
     """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
     session = line.notebook.session()
     named = line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
@@ -322,7 +322,7 @@ def _hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
     return (*hosts, *later)
 
 
-def _reach(
+def reach(
     line: CommandLine,
     hosts: tuple[Host, ...],
     spare: tuple[Host, ...] = (),
@@ -344,7 +344,7 @@ def _reach(
 
 def _jobs(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
     """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
-    reaching = _reach(line, _hosts(line, job_name), (), job_name)
+    reaching = reach(line, known_hosts(line, job_name), (), job_name)
     found = line.notebook.session().jobs(reaching)
     for why in reaching.absent.values():
         _print(f"{why} What it has of jobs is not known.")
@@ -361,10 +361,10 @@ def _owner() -> str:
 def _find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
     """Return a job and its hosts, in the order of its nodes. Raises `SpecError`."""
     job = choose(_jobs(line, name), name)
-    return job, whereabouts(job, _hosts(line, name))
+    return job, whereabouts(job, known_hosts(line, name))
 
 
 def _find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
     """Return a job, and those of its hosts that answered. Raises `SpecError`."""
     job = choose(_jobs(line, name), name)
-    return job, known_whereabouts(job, _hosts(line, name))
+    return job, known_whereabouts(job, known_hosts(line, name))

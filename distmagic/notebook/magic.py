@@ -13,7 +13,7 @@ import linecache
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,10 @@ from distmagic.request.spec import check_system
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from distmagic.connection.reach import Reaching
     from distmagic.payload.pack import Payload
-    from distmagic.render.screen import Screen
-    from distmagic.session.place import Place
+    from distmagic.request.hosts import Host
+    from distmagic.request.spec import Access
+    from distmagic.runner.outcome import Detached, Run
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 
@@ -89,6 +89,9 @@ class Magics:
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names += [request.output] if request.output else []
         plan, filename = self._read(cell, whole=request.whole or request.script)
+        if request.export is not None:
+            print(sanitize.lines(self._export(plan, filename, request)))
+            return None
         names[:0] = plan.targets
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
@@ -98,10 +101,46 @@ class Magics:
                 )
             )
             return None
+
+        def launch(hosts: tuple[Host, ...], access: Access) -> Any:
+            return self._run_on(hosts, access, request, plan, filename)
+
+        part = self.notebook.part(request, os.environ)
+        try:
+            if part is None:
+                run = launch(*self.notebook.way(request, os.environ))
+            else:
+                run = part.run(
+                    _digest(line, cell),
+                    request.access,
+                    request.spec,
+                    launch,
+                    before=lambda: self._run_own(plan, filename, request),
+                )
+        except RunError as error:
+            run_names.bind_failed(self.shell, names, error)
+            raise
+        if run is None:  # a dry run
+            return None
+        run_names.bind(self.shell, names, run)
+        return None if names else run
+
+    def _run_on(
+        self,
+        hosts: tuple[Host, ...],
+        access: Access,
+        request: flags.Request,
+        plan: cells.CellPlan,
+        filename: str,
+    ) -> Run | Detached | None:
+        """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
+        from distmagic.session.place import place_of
+
+        session = self.notebook.session()
         with closing(asker_of(self.shell)) as asker:
             # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
             # prepare for the run, which a dry run is not.
-            place = self._place(request, asker)
+            place = place_of(session, request, hosts, access, asker)
             try:
                 if request.dry_run:
                     print(sanitize.lines(session.dry_run(place.reach(), request.spec)))
@@ -115,14 +154,28 @@ class Magics:
             except BaseException:
                 place.cancel()
                 raise
-            return self._launch(request, reaching, payload, screen, names)
+            return session.launch(reaching, request.spec, payload, screen)
 
-    def _place(self, request: flags.Request, asker: NotebookAsker) -> Place:
-        """Return where the cell runs, its hosts being reached already as far as they are known."""
-        from distmagic.session.place import place_of
+    def _export(
+        self, plan: cells.CellPlan, filename: str, request: flags.Request
+    ) -> str:
+        """Write the folder that starts the cell elsewhere, and return what to tell the user of it."""
+        from distmagic.exports import cell_script
+        from distmagic.session import exporting
 
-        hosts, access = self.notebook.way(request, os.environ)
-        return place_of(self.notebook.session(), request, hosts, access, asker)
+        hosts = self.notebook.choose(request, os.environ).hosts
+        self._run_own(plan, filename, request)
+        texts = {
+            name: "".join(linecache.getlines(name)) for name in _labels(self.shell)
+        }
+        text = cell_script.of_cell(plan, self.shell.user_ns, texts)
+        if isinstance(text, str):
+            program = exporting.of_script(text, request)
+        else:
+            with closing(asker_of(self.shell)) as asker:
+                payload = self._pack(plan, filename, request, asker)
+            program = exporting.of_payload(payload, text.why, request)
+        return exporting.write(program, "cell", request, hosts)
 
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
         """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
@@ -170,7 +223,18 @@ class Magics:
         request: flags.Request,
         asker: NotebookAsker,
     ) -> Payload:
-        """Run the cell's own statements, and pack its call; of a cell that is a script, with its arguments.
+        """Run the cell's own statements, and pack its call."""
+        self._run_own(plan, filename, request)
+        return self._pack(plan, filename, request, asker)
+
+    def _pack(
+        self,
+        plan: cells.CellPlan,
+        filename: str,
+        request: flags.Request,
+        asker: NotebookAsker,
+    ) -> Payload:
+        """Pack the cell's call; of a cell that runs whole its text, with the arguments of a script.
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
@@ -186,7 +250,6 @@ class Magics:
                 title=shlex.join(argv) or "the whole cell",
             )
         title = ast.unparse(plan.call)
-        run_local(self.shell, plan, filename, [name for name, _ in request.spec.env])
         thunk = cells.make_thunk(
             plan, self.shell.user_ns, filename, self.shell.compile.flags
         )
@@ -204,24 +267,13 @@ class Magics:
             thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell), title=title
         )
 
-    def _launch(
-        self,
-        request: flags.Request,
-        reaching: Reaching,
-        payload: Payload,
-        screen: Screen,
-        names: Sequence[str],
-    ) -> object:
-        """Run the job, give the run these names, also where it failed, and return it if it got none."""
-        try:
-            run = self.notebook.session().launch(
-                reaching, request.spec, payload, screen
-            )
-        except RunError as error:
-            run_names.bind_failed(self.shell, names, error)
-            raise
-        run_names.bind(self.shell, names, run)
-        return None if names else run
+    def _run_own(
+        self, plan: cells.CellPlan, filename: str, request: flags.Request
+    ) -> None:
+        """Run what the cell has for the notebook: all before its call."""
+        if plan.call is not None:
+            given = [name for name, _ in request.spec.env]
+            run_local(self.shell, plan, filename, given)
 
 
 def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
@@ -238,6 +290,12 @@ def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
         return {"completions": completions, "suppress": True, "ordered": True}
 
     return complete  # type: ignore[no-any-return]
+
+
+def _digest(line: str, cell: str) -> str:
+    from distmagic.session.inside import digest_of
+
+    return digest_of("cell", line, cell)
 
 
 def _body(cell: str) -> str:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
 from distmagic.errors import RunError
@@ -12,6 +13,10 @@ from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.request import flags
 from distmagic.request.program import USAGE, split_program
+
+if TYPE_CHECKING:
+    from distmagic.request.hosts import Host
+    from distmagic.request.spec import Access
 
 
 def run(line: CommandLine) -> object:
@@ -29,30 +34,44 @@ def run(line: CommandLine) -> object:
 
 def _run_program(line: CommandLine, names: list[str]) -> object:
     """Do what `run` promises; `names` is given the name of the run as soon as it is known."""
-    from distmagic.session import programs
+    from distmagic.session import exporting, programs
 
     words, program = split_program(line.words)
     notebook = line.notebook
     request = flags.parse_words(words, notebook.config.defaults(os.environ))
     names += [request.output] if request.output else []
     programs.check_request(request)
-    hosts, access = notebook.way(request, os.environ)
-    session = notebook.session()
-    if request.dry_run:
-        print(
-            sanitize.lines(
-                programs.dry_run(session, request, program, hosts, access, line.asker)
-            )
-        )
+    if request.export is not None:
+        hosts = notebook.choose(request, os.environ).hosts
+        print(sanitize.lines(exporting.export_program(program, request, hosts)))
         return None
-    screen = notebook.backend.screen_for(notebook.shell)
-    try:
-        found = programs.run_program(
+    session = notebook.session()
+
+    def launch(hosts: tuple[Host, ...], access: Access) -> Any:
+        if request.dry_run:
+            text = programs.dry_run(
+                session, request, program, hosts, access, line.asker
+            )
+            print(sanitize.lines(text))
+            return None
+        screen = notebook.backend.screen_for(notebook.shell)
+        return programs.run_program(
             session, request, program, hosts, access, line.asker, screen
         )
+
+    part = notebook.part(request, os.environ)
+    try:
+        if part is None:
+            found = launch(*notebook.way(request, os.environ))
+        else:
+            found = part.run(
+                programs.digest(program), request.access, request.spec, launch
+            )
     except RunError as error:
         run_names.bind_failed(notebook.shell, names, error)
         raise
+    if found is None:  # a dry run
+        return None
     run_names.bind(notebook.shell, names, found)
     return (
         None if names else found

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from distmagic.playground.playground import Playground
+    from distmagic.session.inside import Inside
     from distmagic.session.session import Session
 
 
@@ -77,9 +78,24 @@ class Notebook:
         return hosts, self.access(request, hosts)
 
     def place(self) -> tuple[tuple[Host, ...], Access]:
-        """Return where a cell without flags runs, and the way there. Raises `SpecError`."""
+        """Return where a cell without flags runs, and the way there; () where nobody has named hosts. Raises `SpecError`."""
         request = flags.parse_line("", self.config.defaults(os.environ))
-        return self.way(request, os.environ)
+        hosts, access = self.way(request, os.environ)
+        is_default = self.choose(request, os.environ).is_default
+        return () if is_default else hosts, access
+
+    def part(self, request: flags.Request, environ: Mapping[str, str]) -> Inside | None:
+        """Return this kernel's part in a job whose nodes all run this notebook; None outside one, and where hosts are named.
+
+        Raises `SpecError`.
+        """
+        if request.allocation is not None or request.ignores_system:
+            return None
+        if not self.choose(request, environ).is_default:
+            return None
+        from distmagic.session.inside import part_of
+
+        return part_of(self.session(), environ)
 
     def host_names(self) -> list[str]:
         """Return the names to complete: the notebook's hosts and those of the SSH configuration."""

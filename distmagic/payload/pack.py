@@ -42,12 +42,14 @@ class Payload:
     None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
     the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
     should know of the files. `title` is what is run, as the user wrote it.
+    should know of the files. `has_byte_code`: functions travel in it, which only a Python of the same minor version runs.
     """
 
     call: LocalBlob
     code: LocalBlob
     side_files: tuple[LocalBlob, ...] = ()
     modules: tuple[LocalModule, ...] = ()
+    has_byte_code: bool = False
     folder: Path | None = None
     script: Path | None = None
     name: str = ""
@@ -105,6 +107,7 @@ def pack_call(
         side_files=side_files,
         modules=found,
         title=title,
+        has_byte_code=True,
         limit_bytes=limit_bytes,
     )
 

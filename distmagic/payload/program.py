@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def pack_program(
         title=shlex.join([program.target, *program.args]),
         limit_bytes=limit_bytes,
     )
+
+
+def placed(program: Program, *, sync: str | None, current: Path) -> str:
+    """Return the name by which ranks run a program, from where they begin. Raises what `pack_program` raises."""
+    if program.is_module:
+        return program.target
+    current = current.resolve()
+    script = _file_of(program.target, current)
+    folder = Path(sync).expanduser() if sync else script.parent
+    call = _script(program, script, folder, current)
+    _, inside = place_of(folder.resolve(), current)
+    return call.shown or posixpath.relpath(call.path, inside or ".")
 
 
 def _file_of(target: str, current: Path) -> Path:

@@ -12,6 +12,7 @@ stands for the current directory, so that relative paths mean there what they me
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def _inner(path: Path, above: Path) -> str:
     return "" if inner == "." else inner
 
 
+def begins_in(payload: Payload | None, sync: str | None, current: Path) -> str:
+    """Return where ranks begin below the working directory, "" for itself. Raises `SpecError` as `with_tree`."""
+    folder = payload.folder if payload is not None else None
+    if sync is not None:
+        folder = named_folder(sync)
+    return "" if folder is None else place_of(folder.resolve(), current.resolve())[1]
+
+
 def with_tree(
     payload: Payload, sync: str | None, current: Path, scratch: Path | None = None
 ) -> Payload:
@@ -45,28 +54,46 @@ def with_tree(
     `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none, and
     `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
     """
-    contents = Contents()
-    owned = []
-    inside = ""
-    folder = _named_folder(sync) if sync is not None else payload.folder
-    if folder is not None:
-        current = current.resolve()
-        folder = folder.resolve()
-        at, inside = place_of(folder, current)
-        contents.add(contents_of(folder), at)
-        owned.append(at)
-        _check_script(payload.script, contents, folder)
+    folder = named_folder(sync) if sync is not None else payload.folder
+    contents, owned, inside = gather(folder, payload.modules, current, payload.script)
     notice = _left_out(contents)
-    owned += [_add_module(contents, module) for module in payload.modules]
     if not owned:
         return payload
-    what = f"The folder {folder}" if folder is not None else _in_words(payload.modules)
+    what = (
+        f"The folder {folder.resolve()}"
+        if folder is not None
+        else _in_words(payload.modules)
+    )
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
     return replace(payload, tree=tree, notice=notice)
 
 
-def _named_folder(sync: str) -> Path:
+def gather(
+    folder: Path | None,
+    modules: Iterable[LocalModule],
+    current: Path,
+    script: Path | None = None,
+) -> tuple[Contents, list[str], str]:
+    """Return all files that hosts need, the places that are theirs alone, and where ranks begin.
+
+    `script` has to be among the files of `folder`. Raises what `with_tree` raises, but for the limit.
+    """
+    contents = Contents()
+    owned: list[str] = []
+    inside = ""
+    if folder is not None:
+        folder, current = folder.resolve(), current.resolve()
+        at, inside = place_of(folder, current)
+        contents.add(contents_of(folder), at)
+        owned.append(at)
+        _check_script(script, contents, folder)
+    owned += [add_module(contents, module) for module in modules]
+    return contents, owned, inside
+
+
+def named_folder(sync: str) -> Path:
+    """Return the folder after `--sync`. Raises `SpecError` if it is none."""
     folder = Path(sync).expanduser()
     if not folder.is_dir():
         raise SpecError(
@@ -93,7 +120,7 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
     )
 
 
-def _add_module(contents: Contents, module: LocalModule) -> str:
+def add_module(contents: Contents, module: LocalModule) -> str:
     """Add the files of a local module, where an import finds them; return their place."""
     if module.file is not None:
         path = f"{module.name}.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -103,7 +104,9 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
         awaited=awaited if can_change else (),
     )
     later = JoinTemplate(
-        sizes=(), nproc_per_node=str(spec.nproc_per_node or ""), cwd=spec.cwd or ""
+        sizes=(),
+        nproc_per_node=str(spec.nproc_per_node or len(spec.devices) or ""),
+        cwd=spec.cwd or "",
     )
     return Plan(
         job=job,
@@ -204,7 +207,7 @@ def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
 def _node(
     spec: JobSpec, rdzv: torchrun.Rendezvous, rank: int, one: Reached, local_cwd: str
 ) -> NodePlan:
-    nproc = count_ranks(one.host.slots or spec.nproc_per_node, one.facts, one.host.name)
+    nproc = ranks_of(one.host, one.facts, spec)
     address = one.route.address
     if spec.local_addr and rank == 0:
         address = spec.local_addr
@@ -222,10 +225,35 @@ def _node(
         torchrun=torchrun.flags(
             rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address
         ),
-        env=spec.env,
+        env=spec.variables,
         defaults=variables,
         cwd=spec.cwd or default_cwd(one.host, local_cwd),
         address=one.route.address,
+    )
+
+
+def ranks_of(host: Host, facts: Facts, spec: JobSpec) -> int:
+    """Return how many ranks a host runs: what was said, else one for each device of `--devices`.
+
+    Raises `PreflightError` for a device that it does not have.
+    """
+    if spec.devices:
+        _check_devices(host, facts, spec.devices)
+        facts = replace(facts, gpus=len(spec.devices))
+    return count_ranks(host.slots or spec.nproc_per_node, facts, host.name)
+
+
+def _check_devices(host: Host, facts: Facts, devices: Sequence[str]) -> None:
+    missing = [one for one in devices if one.isdecimal() and int(one) >= facts.gpus]
+    if not missing and facts.gpus:
+        return
+    found = (
+        f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else "no GPU"
+    )
+    raise PreflightError(
+        host.name,
+        f"--devices {','.join(devices)}, but {found} {'were' if facts.gpus > 1 else 'was'} found there.",
+        "They are counted from 0, as nvidia-smi does.",
     )
 
 
@@ -270,14 +298,14 @@ def warming(
     if access.cold or not access.warm_idle_s or spec.max_restarts:
         return None
     try:
-        nproc = count_ranks(host.slots or spec.nproc_per_node, facts, host.name)
+        nproc = ranks_of(host, facts, spec)
     except PreflightError:
         return None  # there will be no run
     return TemplateRequest(
         owner=owner,
         idle_s=access.warm_idle_s,
         lease_s=access.lease_s,
-        env=dict(spec.env),
+        env=dict(spec.variables),
         defaults=_threads(nproc),
     )
 
@@ -302,7 +330,10 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
         words.append(
             shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
         )
-        cwd = node.cwd or f"~/.distmagic/work/{plan.work.name}"
+        cwd = node.cwd
+        if not cwd:
+            cwd = posixpath.join("~/.distmagic/work", plan.work.name, plan.work.inside)
+            cwd = cwd.rstrip("/")
         lines.append(f"cd {_quoted(cwd)} && {' '.join(words)} {program}")
     return "\n".join(lines)
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
+from distmagic.request.command_prefix import SETUP_FAILED
+
+OLDEST_PYTHON = (3, 10)  # of hosts
 
 
 def no_python(
@@ -20,6 +23,11 @@ def no_python(
 
     `code` is its exit code, None where that is not known; `by_hand` is the command that runs another one there.
     """
+    if code == SETUP_FAILED:
+        words = f": {stderr[-500:]}" if stderr else ""
+        return PreflightError(
+            host, f"its --setup failed{words}.", f"Try it by hand: {by_hand}"
+        )
     is_shells_answer = code in (126, 127)
     if code in (None, 1) and "not found" in stderr.lower():  # 1: csh
         is_shells_answer = True
@@ -42,17 +50,31 @@ def no_python(
     )
 
 
+def check_oldest_python(host: str, found: tuple[int, ...], executable: str) -> None:
+    """Raise `PreflightError` for a Python that our own half does not run on."""
+    if found[:2] < OLDEST_PYTHON:
+        raise PreflightError(
+            host,
+            f"Python {_dots(found)} ({executable}); hosts need Python {_dots(OLDEST_PYTHON)} or a later one.",
+            f"Name another Python on that host: --python {host}=/path/to/python",
+        )
+
+
 def check_python(
     host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str
 ) -> None:
-    """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that."""
+    """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that.
+
+    A script, and a cell that runs as a whole, travel as text and need it not.
+    """
     if found[:2] != ours[:2]:
         wanted = _dots(ours[:2])
         raise PreflightError(
             host,
             f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
             f"functions travel only between equal minor versions.",
-            f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}",
+            f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}. "
+            "A script runs on any of them, and so does a cell with --whole.",
         )
 
 

@@ -26,37 +26,75 @@ class Rendezvous:
     max_restarts: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWords:
+    """The values of one node's flags, as texts: an exported job has a shell's variables in place of some numbers.
+
+    `address` and `port` are where the nodes meet. An empty `local_addr` or `conf` is left out.
+    """
+
+    backend: str
+    nnodes: str
+    nproc_per_node: str
+    node_rank: str
+    rdzv_id: str
+    address: str
+    port: str
+    max_restarts: int = 0
+    local_addr: str = ""
+    conf: str = ""
+
+
+def spelled(words: NodeWords) -> tuple[str, ...]:
+    """Return torchrun's flags for one node. c10d ignores `--node-rank`, so it is not given."""
+    flags = [
+        f"--nnodes={words.nnodes}",
+        f"--nproc-per-node={words.nproc_per_node}",
+        f"--max-restarts={words.max_restarts}",
+        f"--rdzv-backend={words.backend}",
+        f"--rdzv-id={words.rdzv_id}",
+    ]
+    if words.local_addr:
+        flags.append(f"--local-addr={words.local_addr}")
+    if words.backend == "static":
+        flags.append(f"--node-rank={words.node_rank}")
+        flags.append(f"--master-addr={words.address}")
+        flags.append(f"--master-port={words.port}")
+        return tuple(flags)
+    address = f"[{words.address}]" if ":" in words.address else words.address  # IPv6
+    flags.append(f"--rdzv-endpoint={address}:{words.port}")
+    if words.conf:
+        flags.append(f"--rdzv-conf={words.conf}")
+    return tuple(flags)
+
+
 def flags(
     rdzv: Rendezvous, *, node_rank: int, nproc_per_node: int, local_addr: str
 ) -> tuple[str, ...]:
-    """Return torchrun's flags for one node.
+    """Return torchrun's flags for one node of a run.
 
     `local_addr` is always given: without it a node announces whatever its own name resolves to. c10d is told who hosts
-    the store (`is_host`), because it would find out by comparing names; it ignores `--node-rank`.
+    the store (`is_host`), because it would find out by comparing names.
     """
     nnodes = str(rdzv.max_nodes)
-    if rdzv.min_nodes != rdzv.max_nodes:
-        nnodes = f"{rdzv.min_nodes}:{rdzv.max_nodes}"
-    common = (
-        f"--nnodes={nnodes}",
-        f"--nproc-per-node={nproc_per_node}",
-        f"--max-restarts={rdzv.max_restarts}",
-        f"--rdzv-backend={rdzv.backend}",
-        f"--rdzv-id={rdzv.rdzv_id}",
-        f"--local-addr={local_addr}",
-    )
-    if rdzv.backend == "static":
-        return (
-            *common,
-            f"--node-rank={node_rank}",
-            f"--master-addr={rdzv.address}",
-            f"--master-port={rdzv.port}",
-        )
     conf = f"is_host={1 if node_rank == 0 else 0}"
     if rdzv.min_nodes != rdzv.max_nodes:
+        nnodes = f"{rdzv.min_nodes}:{rdzv.max_nodes}"
         conf += f",{_ELASTIC_CONF}"
-    address = f"[{rdzv.address}]" if ":" in rdzv.address else rdzv.address  # IPv6
-    return (*common, f"--rdzv-endpoint={address}:{rdzv.port}", f"--rdzv-conf={conf}")
+    return spelled(
+        NodeWords(
+            backend=rdzv.backend,
+            nnodes=nnodes,
+            nproc_per_node=str(nproc_per_node),
+            node_rank=str(node_rank),
+            rdzv_id=rdzv.rdzv_id,
+            address=rdzv.address,
+            port=str(rdzv.port),
+            max_restarts=rdzv.max_restarts,
+            local_addr=local_addr,
+            conf=conf,
+        )
+    )
 
 
 def joining(

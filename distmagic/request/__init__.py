@@ -5,7 +5,9 @@ reaches a host or runs the cell; config.py alone reads a file, the hostfile. Rea
 
     hosts.py         hosts as users write them: lists and hostfiles
     spec.py          `JobSpec` (what to run) and `Access` (how hosts are reached), with all checks of values
+    command_prefix.py  what stands before a host's Python on its command line
     allocation.py    what is asked of a scheduler, and where it is
+    export.py        for which system a folder is to be written, and where
     flags.py         the line of `%%distributed` becomes a `Request`
     program.py       a script and its arguments, behind such flags
     config.py        the notebook's settings, and which hosts count

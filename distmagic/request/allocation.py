@@ -45,7 +45,7 @@ class AllocationRequest:
                 f"Use 1 to {_MOST_NODES:,}.",
             )
         for name, value in self.options:
-            _check_option(name, value)
+            check_option(name, value)
         if "\0" in self.setup:
             raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
         if not self.idle_s > 0:
@@ -54,7 +54,8 @@ class AllocationRequest:
             )
 
 
-def _check_option(name: str, value: str) -> None:
+def check_option(name: str, value: str) -> None:
+    """Raise `SpecError` for an option of sbatch that a user can't give, or a value that it can't have."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise SpecError(
             f"--slurm {name!r} is no option of sbatch.",

@@ -114,6 +114,11 @@ class Chosen:
     hosts: tuple[Host, ...] = field(default=(LOCALHOST,))
     source: str = "no hosts are named: this machine"
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody has named hosts."""
+        return self.source == Chosen().source
+
 
 def choose_hosts(
     request: Request,

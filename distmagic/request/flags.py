@@ -17,6 +17,8 @@ from typing import NoReturn
 
 from distmagic.errors import SpecError
 from distmagic.request.allocation import IDLE_S, AllocationRequest, parse_place
+from distmagic.request.command_prefix import ENVIRONMENT
+from distmagic.request.export import SYSTEMS, ExportRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
 from distmagic.request.spec import (
     CONNECT_TIMEOUT_S,
@@ -27,6 +29,7 @@ from distmagic.request.spec import (
 )
 
 _USUAL = JobSpec()
+NO_SYSTEM = "none"  # after --on
 SBATCH_FLAGS = (
     "gpus-per-node",
     "partition",
@@ -34,6 +37,7 @@ SBATCH_FLAGS = (
     "account",
     "qos",
     "constraint",
+    "cpus-per-task",
     "mem",
     "exclusive",
     "reservation",
@@ -56,8 +60,9 @@ class Defaults:
 class Request:
     """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
 
-    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves.
-    `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
+    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
+    `--on none`: that a scheduler has started this process counts for nothing. `export` is the folder that is to be
+    written in place of a run. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
     arguments `args` are the words after `--`.
     """
@@ -67,6 +72,8 @@ class Request:
     hosts: tuple[Host, ...] | None = None
     hostfile: str | None = None
     allocation: AllocationRequest | None = None
+    ignores_system: bool = False
+    export: ExportRequest | None = None
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
     names_nproc: bool = False
@@ -104,6 +111,8 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         hosts=args.hosts,
         hostfile=args.hostfile,
         allocation=_allocation(args, defaults.environ),
+        ignores_system=args.on == NO_SYSTEM,
+        export=_export(args),
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
@@ -157,12 +166,15 @@ def flag_names() -> tuple[str, ...]:
     return ("--help", *(f"--{flag.name}" for flag in _FLAGS))
 
 
-def takes_next_word(word: str) -> bool:
-    """Whether the value of a flag is the next word of the line: `--hosts`, not `--hosts=gpu-a` or `--detach`."""
+def values_after(word: str) -> int:
+    """Return how many words of the line after a flag are its own: 1 after `--hosts`, none after `--hosts=gpu-a`."""
     name = _hyphened(word)
-    return name == "-o" or any(
-        name == f"--{flag.name}" and flag.metavar for flag in _FLAGS
-    )
+    if name == "-o":
+        return 1
+    for flag in _FLAGS:
+        if name == f"--{flag.name}":
+            return len(flag.metavar.split())
+    return 0
 
 
 def parse_duration(text: str, where: str) -> float:
@@ -210,6 +222,8 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         sync=args.sync,
         name=args.name,
         fresh=args.fresh,
+        fetch=tuple(args.fetch),
+        devices=tuple(args.devices.split(",")) if args.devices else (),
     )
 
 
@@ -231,6 +245,8 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
+        "setup": args.setup if args.on is None else None,
+        "exec_prefix": args.exec_prefix,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
         "warm_idle_s": args.warm_idle,
@@ -246,24 +262,19 @@ def _allocation(
     args: argparse.Namespace, environ: Mapping[str, str]
 ) -> AllocationRequest | None:
     """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
-    options = []
-    for name in SBATCH_FLAGS:
-        value = getattr(args, name.replace("-", "_"))
-        if value not in (None, False):
-            options.append((name, "" if value is True else value))
-    options += args.slurm
+    options = _resources(args)
     for name, value in (
         *options,
         ("nodes", args.nodes),
-        ("setup", args.setup),
         ("idle", args.idle),
     ):
-        if args.on is None and value is not None:
+        is_for_hosts = args.on in (None, NO_SYSTEM) and args.export is None
+        if is_for_hosts and value is not None:
             raise SpecError(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
-    if args.on is None:
+    if args.on in (None, NO_SYSTEM):
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
@@ -283,6 +294,56 @@ def _allocation(
             "Leave out --nodes, --setup and what sbatch would be told.",
         )
     return AllocationRequest(login=login, job=job, options=tuple(options), **known)
+
+
+def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return what the line says to sbatch, "" being the value of a switch."""
+    options = []
+    for name in SBATCH_FLAGS:
+        value = getattr(args, name.replace("-", "_"))
+        if value not in (None, False):
+            options.append((name, "" if value is True else value))
+    return options + list(args.slurm)
+
+
+# What only a run has that a notebook follows, or that reaches hosts.
+_OF_RUNS = (
+    "on", "dry_run", "detach", "timeout", "hang_timeout", "lease", "on_disconnect", "node_lost_after", "warm_idle", "cold",
+    "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout",
+)  # fmt: skip
+
+
+def _export(args: argparse.Namespace) -> ExportRequest | None:
+    """Return what is to be written in place of a run. Raises `SpecError` for flags that only a run has."""
+    if args.export is None:
+        for name in ("image", "results"):
+            if getattr(args, name) is not None:
+                raise SpecError(
+                    f"--{name} is for files that are exported.",
+                    "Add --export osmo DIR, or leave it out.",
+                )
+        return None
+    for name in _OF_RUNS:
+        if getattr(args, name) not in (None, False):
+            raise SpecError(
+                f"--{name.replace('_', '-')} is for a run, and --export only writes files.",
+                "Leave one of them out.",
+            )
+    system, folder = args.export
+    if system != "torchrun" and (args.hosts is not None or args.hostfile is not None):
+        raise SpecError(
+            f"--export {system} has hosts that {system} chooses, and --hosts or --hostfile names some.",
+            "Leave them out; --nodes N says how many.",
+        )
+    given = {"setup": args.setup, "image": args.image, "results": args.results}
+    known = {name: value for name, value in given.items() if value is not None}
+    return ExportRequest(
+        system=system,
+        folder=folder,
+        nodes=args.nodes,
+        options=tuple(_resources(args)),
+        **known,
+    )
 
 
 def _sbatch_option(text: str) -> tuple[str, str]:
@@ -371,7 +432,11 @@ def _parser() -> _Parser:
         names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
         if not flag.metavar:
             parser.add_argument(*names, action="store_true", help=flag.help)
-        elif flag.name in ("env", "python", "slurm"):  # may be repeated
+        elif flag.name == "export":
+            parser.add_argument(
+                *names, nargs=2, metavar=tuple(flag.metavar.split()), help=flag.help
+            )
+        elif flag.name in ("env", "fetch", "python", "slurm"):  # may be repeated
             parser.add_argument(
                 *names,
                 metavar=flag.metavar,
@@ -427,7 +492,7 @@ def _python(text: str) -> tuple[str, str]:
     host, equals, path = text.partition("=")
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
-    if not path:
+    if not path.removeprefix(ENVIRONMENT):
         raise SpecError(
             f"--python {text!r} names no interpreter.",
             "Write --python PATH or --python HOST=PATH.",
@@ -467,7 +532,7 @@ _FLAGS = (
     ),
     _Flag(
         "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
         "PLACE",
     ),
     _Flag("nodes", "nodes of the allocation (1)", "N", _number("--nodes")),
@@ -477,6 +542,7 @@ _FLAGS = (
     _Flag("account", "account that pays for it", "NAME"),
     _Flag("qos", "its quality of service", "NAME"),
     _Flag("constraint", "features that its nodes must have", "LIST"),
+    _Flag("cpus-per-task", "CPUs that the ranks of each node have together", "N"),
     _Flag("mem", "memory of each node: 64G", "SIZE"),
     _Flag("exclusive", "whole nodes"),
     _Flag("reservation", "reservation to take the nodes from", "NAME"),
@@ -486,13 +552,29 @@ _FLAGS = (
         "NAME[=VALUE]",
         _sbatch_option,
     ),
-    _Flag("setup", "shell that every node runs first: 'module load cuda'", "TEXT"),
+    _Flag(
+        "setup",
+        "shell that every host runs before its Python: 'module load cuda'",
+        "TEXT",
+    ),
+    _Flag(
+        "exec-prefix",
+        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
+        "COMMAND",
+    ),
     _Flag(
         "idle",
         f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",
         "TIME",
         _time("--idle"),
     ),
+    _Flag(
+        "export",
+        "run nothing, write files that start the same job on: " + ", ".join(SYSTEMS),
+        "SYSTEM DIR",
+    ),
+    _Flag("image", "container image of --export osmo and sing", "NAME"),
+    _Flag("results", "dataset or URL that gets what --export osmo writes", "NAME"),
     _Flag(
         "connect-timeout",
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
@@ -501,7 +583,7 @@ _FLAGS = (
     ),
     _Flag(
         "python",
-        "interpreter of all hosts, or of one; may be repeated",
+        "interpreter of all hosts, or of one, or env:NAME; may be repeated",
         "[HOST=]PATH",
         _python,
     ),
@@ -549,6 +631,12 @@ _FLAGS = (
         "name of the run's working directory on the hosts (the notebook's or script's)",
         "NAME",
     ),
+    _Flag(
+        "fetch",
+        "files that are brought here after the run: checkpoints/*.pt; may be repeated",
+        "PATTERN",
+    ),
+    _Flag("devices", "GPUs of each host that the job may use: 0,1", "LIST"),
     _Flag("fresh", "begin in an empty working directory"),
     _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
     _Flag(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from distmagic.errors import SpecError
 
+INSIDE = "inside:"  # how `allocation` begins for nodes of the job in which this process itself is one
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
 _NAME = re.compile(
@@ -50,6 +51,8 @@ class Host:
     @property
     def by_hand(self) -> str:
         """The command that runs a program there by hand, to which the program is added."""
+        if self.allocation.startswith(INSIDE):
+            return f"on {self.name}:"
         if self.allocation:
             return f"srun --jobid={self.allocation.rpartition(':')[2]} --overlap -N1 -n1 -w {self.name}"
         return f"ssh {self.name}"

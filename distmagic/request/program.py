@@ -32,7 +32,7 @@ def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
         if words[place] == "--":
             place += 1
             break
-        place += 2 if flags.takes_next_word(words[place]) else 1
+        place += 1 + flags.values_after(words[place])
     if place >= len(words):
         raise SpecError("No script is named.", f"Write {USAGE}.")
     before = [word for word in words[:place] if word != "--"]

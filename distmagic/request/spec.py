@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from distmagic.errors import SpecError
+from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
+from distmagic.request.command_prefix import words_before_python
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
@@ -23,6 +25,7 @@ LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
+_DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
 _MOST_RESTARTS = 1_000_000
 _KINDS = {
     str: "a text",
@@ -47,7 +50,9 @@ class JobSpec:
 
     `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
     run's own, or the notebook's on this machine). `sync` is a folder of this machine that is brought there, `name` the
-    name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `timeout_s` bounds the whole run, `hang_timeout_s` the
+    name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `fetch` are
+    patterns of the files that are brought here when the run is over. `devices` are the GPUs of each host that the job
+    may use, by their numbers there (none: all). `timeout_s` bounds the whole run, `hang_timeout_s` the
     time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
     `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
     alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
@@ -71,6 +76,8 @@ class JobSpec:
     sync: str | None = None
     name: str | None = None
     fresh: bool = False
+    fetch: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -90,12 +97,20 @@ class JobSpec:
             )
         _check_hang_timeout(self)
         _check_env(self.env)
+        _check_devices(self)
         if self.name is not None and not re.fullmatch(
             r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name
         ):
             raise SpecError(
                 f"--name {self.name!r} is not the name of a directory.",
                 "Use letters, digits, and . _ - between them.",
+            )
+        for pattern in self.fetch:
+            check_pattern(pattern, "--fetch")
+        if self.fetch and self.detach:
+            raise SpecError(
+                "--fetch needs a notebook that follows the job, and --detach lets go of it.",
+                "Leave one of them out; the run that attach returns has run.fetch.",
             )
         if self.sync == "":
             raise SpecError(
@@ -114,9 +129,25 @@ class JobSpec:
             )
 
     @property
+    def variables(self) -> tuple[tuple[str, str], ...]:
+        """The variables of every rank: `env`, and the one that names `devices` to CUDA."""
+        if not self.devices:
+            return self.env
+        return (*self.env, (_DEVICES, ",".join(self.devices)))
+
+    @property
     def is_elastic(self) -> bool:
         """Whether the number of nodes may change while the job runs."""
         return self.nnodes is not None and self.nnodes[0] != self.nnodes[1]
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Raise `SpecError` naming `where` for a pattern that can't fit a file below a run's working directory."""
+    if not is_inside(pattern.removeprefix("./").removesuffix("/")):
+        raise SpecError(
+            f"{where} {pattern!r}: this is no pattern of files in a run's working directory.",
+            "Write checkpoints/*.pt, or **/*.pt.",
+        )
 
 
 def _check_nproc(nproc: Slots | None) -> None:
@@ -161,6 +192,23 @@ def _check_env(env: tuple[tuple[str, str], ...]) -> None:
                 f"--env {name}: the value has a zero byte in it.",
                 "Variables can't hold one.",
             )
+
+
+def _check_devices(spec: JobSpec) -> None:
+    for device in spec.devices:
+        if not re.fullmatch(r"[A-Za-z0-9/:_-]+", device):
+            raise SpecError(
+                f"--devices {','.join(spec.devices)!r}: {device!r} is no device.",
+                "Write the numbers of GPUs as nvidia-smi has them: --devices 0,1.",
+            )
+    if len(set(spec.devices)) < len(spec.devices):
+        raise SpecError(
+            f"--devices {','.join(spec.devices)} names a device twice.", "Name it once."
+        )
+    if spec.devices and _DEVICES in dict(spec.env):
+        raise SpecError(
+            f"--devices and --env {_DEVICES} both name devices.", "Keep one of them."
+        )
 
 
 def _check_rendezvous(spec: JobSpec) -> None:
@@ -213,7 +261,9 @@ class Access:
     `ssh_command` names the system's client to use instead of paramiko. `connect_timeout_s` bounds one connection,
     from the name's look-up to the end of authentication (waiting for an answer typed by the user not counted).
     `lease_s`: how long ranks outlive a notebook that is gone. `warm_idle_s`: how long a host keeps torch loaded after a
-    run (0: not at all). `cold`: start this run as if nothing were loaded. Raises `SpecError`.
+    run (0: not at all). `cold`: start this run as if nothing were loaded. `setup` is shell that hosts run before their
+    Python, which gets its variables; `exec_prefix` is the command line of a program that starts the Python, such as a
+    container's. Raises `SpecError`.
     """
 
     ssh_config: str | None = None
@@ -223,11 +273,25 @@ class Access:
     lease_s: float = LEASE_S
     warm_idle_s: float = WARM_IDLE_S
     cold: bool = False
+    setup: str = field(default="", repr=False)  # may hold secrets
+    exec_prefix: str = ""
 
     def __post_init__(self) -> None:
+        if "\0" in self.setup:
+            raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
+        if self.before_python and any(path.startswith("~") for _, path in self.pythons):
+            raise SpecError(
+                "--python ~/...: behind --setup and --exec-prefix no shell knows what ~ is.",
+                "Name the whole path; after --setup with an activated environment it is not needed.",
+            )
         check_connect_timeout(self.connect_timeout_s)
         check_lease(self.lease_s)
         check_warm_idle(self.warm_idle_s)
+
+    @property
+    def before_python(self) -> tuple[str, ...]:
+        """The words before the Python on its command line."""
+        return words_before_python(self.setup, self.exec_prefix)
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""

@@ -16,7 +16,7 @@ No decision about a run is made on a thread, and nothing here is shown or format
 Read launch.py first, then run_loop.py, node_table.py, actions.py and executor.py. The blocking acts are these:
 
     prepare.py       asks reached hosts what the plan needs to know, and makes the plan
-    delivery.py      brings the payload to all hosts, large files from host to host; certificate.py is for that
+    delivery.py      brings the payload to all hosts, large files from host to host
     rollback.py      stops what had started when another host could not start
     node_joiner.py   brings a host into an elastic job that runs
 

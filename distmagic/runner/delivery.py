@@ -19,13 +19,13 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
+from distmagic.connection.certificate import one_time_secret
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import join_errors, threads_for
 from distmagic.errors import ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob
-from distmagic.runner.certificate import one_time_secret
 
 SPREAD_BYTES = (
     8 << 20

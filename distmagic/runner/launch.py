@@ -38,7 +38,7 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
-from distmagic.runner.prepare import prepare
+from distmagic.runner.prepare import check_pythons, prepare
 from distmagic.runner.rollback import cancelled, roll_back
 from distmagic.runner.run_loop import RunLoop, clock_since
 from distmagic.state.decide import Limits
@@ -106,6 +106,8 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 check_orphans(
                     found_jobs([link.facts.running for link in links]), owner, followed
                 )
+                if payload.has_byte_code:
+                    check_pythons(links)
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))

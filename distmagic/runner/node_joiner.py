@@ -7,6 +7,7 @@ Works for the notebook that began the job, which has orders and payload itself, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -55,6 +56,10 @@ class NodeJoiner:
             raise SpecError(
                 f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs."
             )
+        # The job may be of another notebook: whether byte code travels in it is not known here.
+        preflight.check_python(
+            link.host.name, link.python, sys.version_info[:3], link.facts.executable
+        )
         preflight.check(link.host.name, link.facts, facts.torch_version())
         with closing(self._open_lead()) as lead:
             preflight.check_among(

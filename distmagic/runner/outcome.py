@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distmagic import sanitize
 from distmagic.connection.link import LOG_LIMIT_BYTES, Link
+from distmagic.connection.progress_line import ProgressLine
+from distmagic.connection.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import Folder, FoundFile
 from distmagic.state.model import RunState
-
-_TELL_S = 0.5
 
 
 class Run:
@@ -38,6 +40,7 @@ class Run:
     ) -> None:
         self.state = state
         self._files = _Files(state.job, open_link)
+        self._open_link = open_link
         self._shown_in = _cell_number() if shown else None
         # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
         self.results = Results(state, small_results, self._files.fetch)
@@ -88,6 +91,29 @@ class Run:
                 self._files.fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
                 texts.append(data.getvalue().decode(errors="replace"))
         return sanitize.log("".join(texts))
+
+    def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
+        """Return the files in the working directory of a rank's host: each with path, size_bytes and changed_s.
+
+        `*` in `pattern` stays in one folder, `**` goes through all. Raises `SpecError` for an unknown rank, and
+        `PreflightError` for more than 10,000 files.
+        """
+        return self._work_dir(rank).find(pattern)
+
+    def fetch(
+        self, pattern: str, to: str | os.PathLike[str] = ".", rank: int = 0
+    ) -> list[Path]:
+        """Copy files of a rank's working directory to the folder `to`; return where they are.
+
+        `run.fetch("checkpoints/*.pt")`: each keeps its path below the working directory; the path of a folder stands for
+        all files in it. What breaks off goes on where it stopped, also in the next call. Raises `SpecError` where no file fits, and `NoResult` where one can't be written here, or changes all the time.
+        """
+        return self._work_dir(rank).fetch(pattern, Path(to))
+
+    def _work_dir(self, rank: int) -> RemoteFolder:
+        node_rank = self._node_of(rank)
+        folder = Folder(job=self.job, node_rank=node_rank)
+        return RemoteFolder(folder, partial(self._open_link, node_rank))
 
     def _node_of(self, rank: int) -> int:
         if rank not in self.state.workers:
@@ -318,7 +344,7 @@ class Results(Mapping[int, Any]):
             )  # mapped: the file's name may go, its bytes stay until nobody looks at them
 
     def _download(self, rank: int, file: io.BufferedWriter) -> None:
-        line = _ProgressLine(f"result of rank {rank}", self._size(rank))
+        line = ProgressLine(f"result of rank {rank}", self._size(rank))
 
         def write(data: bytes) -> None:
             file.write(data)
@@ -331,25 +357,3 @@ class Results(Mapping[int, Any]):
             self._size(rank),
         )
         line.end()
-
-
-class _ProgressLine:
-    """One line on stderr that says how far a transfer is."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._done = what, total, 0
-        self._began = self._told = time.monotonic()
-
-    def add(self, size: int) -> None:
-        self._done += size
-        if time.monotonic() - self._told > _TELL_S:
-            self._tell("\r")
-
-    def end(self) -> None:
-        self._tell("\n")
-
-    def _tell(self, end: str) -> None:
-        self._told = time.monotonic()
-        rate = self._done / max(self._told - self._began, 1e-9) / 1e6
-        text = f"{self._what}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({rate:,.0f} MB/s)"
-        print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201 - a line for people

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,23 @@ from distmagic.planning.plan import Plan, Reached
 from distmagic.remote.system import facts
 from distmagic.remote.wire.protocol import Route, WorkDir
 from distmagic.request.spec import JobSpec
+
+
+def check_pythons(links: Sequence[Link]) -> None:
+    """Raise `PreflightError` or `HostErrors` for hosts on whose Pythons this one's byte code does not run."""
+    errors: list[BaseException] = []
+    for link in links:
+        try:
+            preflight.check_python(
+                link.host.name,
+                link.python,
+                sys.version_info[:3],
+                link.facts.executable,
+            )
+        except PreflightError as error:
+            errors.append(error)
+    if errors:
+        raise join_errors(errors)
 
 
 def prepare(

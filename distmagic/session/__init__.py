@@ -6,9 +6,11 @@ about it. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
+    inside.py         this process as one node of a job in which all nodes run the same cell or script
     place.py          where one cell runs; waits for nodes that are still pending
     work_dir.py       what the working directory of a run is called
     programs.py       a script, or a module, on hosts
+    exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
     owner.py          under which name hosts know who began a job

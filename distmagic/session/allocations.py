@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from distmagic.clusters import slurm, submission
 from distmagic.clusters.allocation import Allocation, found, submitted
 from distmagic.clusters.job_states import JobState
+from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
-from distmagic.errors import AllocationEnded
+from distmagic.errors import AllocationEnded, NodeLost, RunError
+from distmagic.remote.system import memory
 from distmagic.request.allocation import AllocationRequest
+from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import LOCALHOST, Host, parse_host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
+MORE_MEMORY = "Ask Slurm for more: --mem 64G on each node, or --exclusive --mem 0 for all that a node has."
 _ShellKey = tuple[str, str | None, str | None]
 
 
 def keeper_python(access: Access) -> str:
     """Return the interpreter of keepers and ushers: that of all nodes."""
-    return access.python_of("") or "python3"
+    python = access.python_of("") or "python3"
+    # They need no package, and an environment is found only where its nodes are.
+    return "python3" if python.startswith(ENVIRONMENT) else python
 
 
 class Allocations:
@@ -28,7 +34,7 @@ class Allocations:
 
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
-        self._shells: dict[_ShellKey, Shell] = {}
+        self._queues: dict[_ShellKey, Queue] = {}
         self._all: list[Allocation] = []
 
     @property
@@ -58,15 +64,15 @@ class Allocations:
             )
             if is_wanted and one.check(asker):
                 return one
-        shell = self.shell(request.login, access)
+        queue = self._queue(request.login, access)
         python = keeper_python(access)
         if request.job:
-            made = found(request, shell, asker, python=python, lease_s=access.lease_s)
+            made = found(request, queue, asker, python=python, lease_s=access.lease_s)
         else:
             comment = submission.comment_of(owner)
             made = submitted(
                 request,
-                shell,
+                queue,
                 asker,
                 comment=comment,
                 python=python,
@@ -76,17 +82,18 @@ class Allocations:
         self._all.append(made)
         return made
 
-    def shell(self, login: str, access: Access) -> Shell:
-        """Return the way to a log-in node, "" being this machine."""
+    def _queue(self, login: str, access: Access) -> Queue:
+        """Return what asks Slurm through a log-in node, "" being this machine."""
         key = (login, access.ssh_config, access.ssh_command)
-        if key not in self._shells:
+        if key not in self._queues:
             host = parse_host(login) if login else LOCALHOST
 
             def connect(asker: Asker) -> Transport:
                 return self._connect(host, access, asker)
 
-            self._shells[key] = Shell(host.name if login else "this machine", connect)
-        return self._shells[key]
+            shell = Shell(host.name if login else "this machine", connect)
+            self._queues[key] = Queue(shell)
+        return self._queues[key]
 
     def transport(self, host: Host, asker: Asker) -> Transport:
         """Return the way to a node. Raises `AllocationEnded` if it is ours no longer."""
@@ -100,11 +107,22 @@ class Allocations:
 
     def listed(self, login: str, access: Access, asker: Asker) -> tuple[JobState, ...]:
         """Return what Slurm has of this user's allocations, those of other kernels too. Raises `Unreachable`."""
-        states = slurm.look(self.shell(login, access), (), "", asker).values()
+        states = slurm.look(self._queue(login, access).shell, (), "", asker).values()
         ours = [
             one for one in states if one.comment.startswith(f"{submission.JOB_NAME}:")
         ]
         return tuple(one for one in ours if one.is_pending or one.is_running)
+
+    def advise(self, hosts: Sequence[Host], error: RunError) -> None:
+        """Have the error of a run on these hosts say what to do, as far as their allocation has part in it."""
+        names = {host.allocation for host in hosts}
+        for one in self._all:
+            if one.name not in names:
+                continue
+            if isinstance(error, NodeLost) and one.error is not None:
+                error.hint = one.error.hint  # what still ran there has ended with it
+            elif memory.REACHED in error.message:
+                error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def end(self) -> None:
         """Give all nodes back, whatever runs there, and close the connections to log-in nodes."""
@@ -120,6 +138,6 @@ class Allocations:
 
     def _forget(self) -> None:
         self._all = []
-        for shell in self._shells.values():
-            shell.close()
-        self._shells = {}
+        for queue in self._queues.values():
+            queue.shell.close()
+        self._queues = {}

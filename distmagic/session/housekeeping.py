@@ -17,9 +17,11 @@ from distmagic.connection.parallel import (
     threads_for,
 )
 from distmagic.connection.reach import Reaching
+from distmagic.connection.remote_files import RemoteFolder
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning.jobs import Job, found_jobs
 from distmagic.remote.wire.protocol import (
+    Folder,
     KeptWorkDir,
     ListTemplates,
     Template,
@@ -207,6 +209,16 @@ class Housekeeping:
 
         with reaching.opened(enough=1) as links:
             return sum(in_parallel(from_host, list(links.values())))
+
+    def folder(self, reaching: Reaching, path: str) -> RemoteFolder:
+        """Return a folder of the one host of `reaching`; a path counts from the home there."""
+        with reaching.opened():
+            pass  # its errors come now, and its connection is there for all files
+
+        def open_link() -> Link:
+            return reaching.link_after_run(0, reaching.asker)
+
+        return RemoteFolder(Folder(path=path), open_link)
 
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""

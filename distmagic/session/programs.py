@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 import shlex
+import sys
 from pathlib import Path
 
+from distmagic.clusters.inside.addresses import address_of_lead
+from distmagic.clusters.inside.place import Place
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError
-from distmagic.payload.program import pack_program
+from distmagic.payload.program import pack_program, placed
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
 from distmagic.request.program import Program
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
+from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
 from distmagic.session.session import Session
 
@@ -38,9 +44,58 @@ def dry_run(
     """Return the commands that a run would start on every host, or ask of a scheduler, having started nothing."""
     if request.allocation is not None:
         return session.preview(request.allocation, access, request.spec)
-    words = (*(("-m",) if program.is_module else ()), program.target, *program.args)
+    payload = pack_program(
+        program,
+        sync=request.spec.sync,
+        current=Path.cwd(),
+        limit_bytes=request.payload_limit_bytes,
+    )
+    target = placed(program, sync=request.spec.sync, current=Path.cwd())
+    words = ["-m"] if program.is_module else []
+    words += [target, *program.args]
     reaching = session.reach(hosts, access, asker)
-    return session.dry_run(reaching, request.spec, shlex.join(words))
+    return session.dry_run(reaching, request.spec, shlex.join(words), payload)
+
+
+def digest(program: Program) -> str:
+    """Return a name for a program with its arguments, the same on nodes that run the same one."""
+    kind = "module" if program.is_module else "script"
+    text = "" if program.is_module else _text_of(program.target)
+    return digest_of(kind, Path(program.target).name, *program.args, text)
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""  # the launch says so
+
+
+def run_as_rank(program: Program, place: Place) -> None:
+    """Run a program in this process, which is one rank of a job that starts a task a rank.
+
+    It sees the variables that torchrun would set. Raises what the program raises.
+    """
+    assert place.task is not None
+    task = place.task
+    own = {
+        "RANK": task.rank,
+        "WORLD_SIZE": task.world_size,
+        "LOCAL_RANK": task.local_rank,
+        "LOCAL_WORLD_SIZE": task.local_world_size,
+        "GROUP_RANK": place.node_rank,
+        "MASTER_ADDR": address_of_lead(place),
+        "MASTER_PORT": place.ports[0],
+    }
+    for name, value in own.items():
+        os.environ.setdefault(name, str(value))
+    sys.argv = [program.target, *program.args]
+    if program.is_module:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(program.target, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(program.target).absolute().parent))
+        runpy.run_path(program.target, run_name="__main__")
 
 
 def run_program(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from distmagic import sanitize
 from distmagic.clusters import submission
 from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.job_states import JobState
@@ -22,20 +23,21 @@ from distmagic.connection.reach import UNKNOWN_HOST, Reaching
 from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, WorkerFailed
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
-from distmagic.payload.work_files import with_tree
+from distmagic.payload.work_files import begins_in, with_tree
 from distmagic.planning import plan as planning
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
 from distmagic.render.screen import Screen
 from distmagic.request.allocation import AllocationRequest
-from distmagic.request.hosts import LOCALHOST, Host
+from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
-from distmagic.runner.prepare import prepare
+from distmagic.runner.prepare import check_pythons, prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.allocations import Allocations, keeper_python
 from distmagic.session.housekeeping import Housekeeping
+from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
 from distmagic.session.owner import owner
 from distmagic.session.work_dir import work_dir
@@ -53,6 +55,7 @@ class Session(Housekeeping):
     def __init__(self, connections: Connections | None = None) -> None:
         self._connections = connections or Connections(self._connect)
         self._allocations = Allocations(connect)
+        self.inside: Inside | None = None  # set by `inside.part_of`
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[
             Host, tuple[Access, str]
@@ -61,7 +64,9 @@ class Session(Housekeeping):
         self._begun: dict[str, tuple[tuple[Host, ...], Access]] = {}  # jobs, in order
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return a way to a host: through its allocation, or by itself."""
+        """Return a way to a host: as it has dialled, through its allocation, or by itself."""
+        if self.inside is not None and host.allocation.startswith(INSIDE):
+            return self.inside.transport(host)
         return (
             self._allocations.transport(host, asker)
             if host.allocation
@@ -150,11 +155,18 @@ class Session(Housekeeping):
         )
 
     def dry_run(
-        self, reaching: Reaching, spec: JobSpec, program: str = "<the cell>"
+        self,
+        reaching: Reaching,
+        spec: JobSpec,
+        program: str = "<the cell>",
+        payload: Payload | None = None,
     ) -> str:
-        """Return the commands that a run would start on every host, having started nothing."""
+        """Return the commands that a run would start on every host, having started nothing. `payload` is a script's."""
         with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
+            inside = begins_in(payload, spec.sync, Path.cwd())
+            if payload is None:
+                check_pythons(there)
             lease_s = reaching.access.lease_s
             plan, _ = prepare(
                 there,
@@ -162,11 +174,17 @@ class Session(Housekeeping):
                 _new_job(),
                 lease_s=lease_s,
                 owner=owner(),
-                work=work_dir(spec),
+                work=replace(work_dir(spec, payload), inside=inside),
             )
             return planning.commands(
                 plan, [link.facts.executable for link in there], program
             )
+
+    def own_link(self, access: Access) -> Link:
+        """Open one more link to this machine."""
+        with closing(asker_of()) as asker:
+            python = python_of(LOCALHOST, access)
+            return self._connections.link(LOCALHOST, access, asker, python, build())
 
     def launch(
         self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen
@@ -195,7 +213,10 @@ class Session(Housekeeping):
             followed = launch(
                 reaching, spec, payload, screen, job, owner(), work, self._followed
             )
-        return self._finish(followed, reaching, screen)
+        left = self._finish(followed, reaching, screen)
+        if isinstance(left, Run):
+            fetch(left, spec.fetch)
+        return left
 
     def _with_files(
         self, reaching: Reaching, spec: JobSpec, payload: Payload
@@ -265,6 +286,7 @@ class Session(Housekeeping):
         error.run = run
         if isinstance(error, WorkerFailed) and (hint := local_hint(state, Path.cwd())):
             error.hint = f"{hint}\n{error.hint}"
+        self._allocations.advise(reaching.hosts, error)
         try:
             raise error
         finally:
@@ -343,6 +365,9 @@ class Session(Housekeeping):
         """
         self._connections.close()
         self._allocations.leave()
+        inside, self.inside = self.inside, None
+        if inside is not None:
+            inside.close()
 
 
 def python_of(host: Host, access: Access) -> str:
@@ -350,6 +375,18 @@ def python_of(host: Host, access: Access) -> str:
     return access.python_of(host.name) or (
         sys.executable if host.is_local else "python3"
     )
+
+
+def fetch(run: Run, patterns: Sequence[str]) -> None:
+    """Bring files of rank 0 to the current directory. A run that went well is not lost to a file that can't be had."""
+    for pattern in patterns:
+        try:
+            paths = run.fetch(pattern)
+        except DistmagicError as error:
+            print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
+        else:
+            names = sanitize.lines(", ".join(map(str, paths)))  # a host has chosen them
+            print(f"fetched {names}", file=sys.stderr)  # noqa: T201
 
 
 def _new_job() -> str:

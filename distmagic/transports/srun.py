@@ -6,53 +6,97 @@ process starts, and means to outlive it, does not end with the step.
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from distmagic.errors import ConnectionLost, DistmagicError
 from distmagic.transports import Process, Transport, program_text, srun_words
 from distmagic.transports.piped import OpenProcesses
 
+Explain = Callable[[DistmagicError], DistmagicError]
 PATIENCE_S = 20.0  # for a keeper that is about to begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node of a job. `cluster` is "" but in a federation; `python` runs the usher."""
+    """One node of a job. `cluster` is "" but in a federation; `python` runs the usher; `mark` is on every srun."""
 
     name: str
     job: str
     cluster: str = ""
     python: str = "python3"
+    mark: str = ""
 
 
 class SrunProcess:
-    """A process on a node, seen through its srun. Where there was no step, reading and writing raise why."""
+    """A process on a node, seen through its srun. Where there was no step, reading raises why.
 
-    def __init__(self, step: Process, node: Node) -> None:
-        self._step, self._node = step, node
-        self._has_spoken = self._is_closed = False
+    A step that Slurm refuses for now is asked for again by `begin`, with what was written meanwhile, for `REFUSED_S`.
+    `explain` returns the error to raise for one that srun has told.
+    """
+
+    def __init__(
+        self, begin: Callable[[], Process], node: Node, explain: Explain
+    ) -> None:
+        self._begin, self._node, self._explain = begin, node, explain
+        self._step = begin()
+        self._written = b""  # as long as it is not known if there is a step
+        self._has_spoken = self._is_at_end = False
+        self._closed = threading.Event()
+        self._begin_until = time.monotonic() + REFUSED_S
 
     def write(self, data: bytes) -> None:
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
-        self._step.write(data)
+        if not self._has_spoken and len(self._written) < _KEPT_BYTES:
+            self._written += data
+        try:
+            self._step.write(data)
+        except ConnectionLost:
+            if self._has_spoken or self.is_closed or self._trouble() is None:
+                raise
+            # There was no step. The first read tells why.
 
     def read(self, max_bytes: int = 65536) -> bytes:
         """Return some bytes of its stdout; b"" at end of file. Raises why there was no step, if that is so."""
-        data = self._step.read(max_bytes)
-        if data:
-            self._has_spoken = True
-        elif not self._has_spoken and not self._is_closed:
-            self._check()
-        return data
+        while True:
+            data = self._step.read(max_bytes)
+            if data:
+                self._has_spoken, self._written = True, b""
+            if self._has_spoken or self.is_closed:
+                return data
+            trouble = self._trouble()
+            if trouble is None:
+                return data
+            if not self._begins_again():
+                raise self._explain(trouble)
 
-    def _check(self) -> None:
-        """Raise an error where srun itself has failed."""
+    def _trouble(self) -> DistmagicError | None:
+        """Return why there was no step, if srun itself has failed."""
         if not self._step.wait(_END_S):
-            return  # it ended well, or how is not known
-        trouble = srun_words.trouble(
-            self._node.name, self._node.job, self._step.stderr()
+            return None  # it ended well, or how is not known
+        return srun_words.trouble(self._node.name, self._node.job, self._step.stderr())
+
+    def _begins_again(self) -> bool:
+        """Ask for the step once more, after a pause, where Slurm refuses it for now; return whether that was done."""
+        is_worth_it = (
+            srun_words.is_refused_for_now(self._step.stderr())
+            and len(self._written) < _KEPT_BYTES
+            and time.monotonic() < self._begin_until
         )
-        if trouble is not None:
-            raise trouble
+        if not is_worth_it or self._closed.wait(_AGAIN_S):
+            return False
+        self._step.close()
+        self._step = self._begin()
+        with suppress(ConnectionLost):  # the next read tells why
+            self._step.write(self._written)
+        if self._is_at_end:
+            self._step.close_stdin()
+        if self.is_closed:  # meanwhile
+            self._step.close()
+        return True
 
     def stderr(self) -> str:
         """Return what it has written to stderr so far, without srun's own words on its end."""
@@ -67,19 +111,23 @@ class SrunProcess:
 
     def close_stdin(self) -> None:
         """Give it end of file on stdin."""
+        self._is_at_end = True
         self._step.close_stdin()
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        return self._is_closed
+        return self._closed.is_set()
 
     def close(self) -> None:
         """Let go of the pipes."""
-        self._is_closed = True
+        self._closed.set()
         self._step.close()
 
 
+REFUSED_S = 25.0  # for a controller that was restarted; seen: up to 25 s
+_AGAIN_S = 1.0
+_KEPT_BYTES = 1 << 20  # of what was written before the first answer
 _END_S = 5.0  # between a step's end of file and the end of its srun
 _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 
@@ -87,31 +135,33 @@ _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 class SrunTransport:
     """Starts processes on one node; `login` starts srun."""
 
-    def __init__(self, login: Transport, node: Node) -> None:
+    def __init__(
+        self, login: Transport, node: Node, explain: Explain = lambda error: error
+    ) -> None:
         self.warnings: tuple[str, ...] = ()
         self.node = node
-        self._login = login
+        self._login, self._explain = login, explain
         self._processes = OpenProcesses()
 
     def start(self, argv: tuple[str, ...]) -> SrunProcess:
         """Start `argv` there. Raises what `login` raises; what srun says is raised by the process's `read`."""
         if not argv:
             raise ValueError("a command needs a program")
-        process = SrunProcess(self._start({"argv": argv}), self.node)
+        process = SrunProcess(self._beginning({"argv": argv}), self.node, self._explain)
         self._processes.add(process)
         return process
 
     def hold(self) -> SrunProcess:
         """Open the lead's lease: the keeper says "ready"; each byte renews it, and an "e" ends the allocation."""
-        return SrunProcess(self._start({"lease": True}), self.node)
+        return SrunProcess(self._beginning({"lease": True}), self.node, self._explain)
 
-    def _start(self, what: dict[str, object]) -> Process:
+    def _beginning(self, what: dict[str, object]) -> Callable[[], Process]:
+        """Return the function that starts a step."""
         node = self.node
         request = {"job": node.job, "patience_s": PATIENCE_S, **what}
         usher = program_text.command(node.python, "usher", request)
-        return self._login.start(
-            srun_words.step(node.job, node.cluster, node.name, usher)
-        )
+        step = srun_words.step(node.job, node.cluster, node.name, usher, mark=node.mark)
+        return lambda: self._login.start(step)
 
     def close(self) -> None:
         """Let go of all pipes. The log-in node's connection is others' too, and stays."""

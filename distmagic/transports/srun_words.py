@@ -54,19 +54,23 @@ def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
     return ("sh", "-c", _CLEAN, "sh", *argv)
 
 
-def step(job: str, cluster: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours."""
+def step(
+    job: str, cluster: str, node: str, argv: tuple[str, ...], mark: str = ""
+) -> tuple[str, ...]:
+    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours.
+
+    `mark` stands among its arguments, for `kill_marked`.
+    """
     of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    return clean(
-        (
-            "srun",
-            f"--jobid={job}",
-            *of_cluster,
-            f"--nodelist={node}",
-            *STEP_OPTIONS,
-            *argv,
-        )
-    )
+    marked = (f"--comment={mark}",) if mark else ()
+    where = (f"--jobid={job}", *of_cluster, *marked, f"--nodelist={node}")
+    return clean(("srun", *where, *STEP_OPTIONS, *argv))
+
+
+def kill_marked(mark: str) -> tuple[str, ...]:
+    """Return the command that ends all sruns of a mark. One to a node that is dead would wait for it for ever."""
+    script = 'pkill -KILL -u "$(id -u)" -f "^srun .*--comment=$1 "'
+    return ("sh", "-c", script, "sh", mark)
 
 
 _TASK_ENDED = re.compile(
@@ -92,6 +96,10 @@ class _Cause:
     hint: str
 
 
+_REFUSED_FOR_NOW = (
+    r"Memory required by task is not available|Requested nodes are busy"
+    r"|step creation (?:temporarily )?disabled|Job step creation temporarily"
+)
 _AGAIN = "It is tried again; squeue -j {job} shows how the job stands."
 _CAUSES = (
     _Cause(
@@ -113,8 +121,7 @@ _CAUSES = (
         "Reach the nodes with --hosts, where the cluster lets you log in there, or ask for a newer Slurm.",
     ),
     _Cause(
-        r"Memory required by task is not available|Requested nodes are busy|step creation (?:temporarily )?disabled"
-        r"|Job step creation temporarily",
+        _REFUSED_FOR_NOW,
         Unreachable,
         "Slurm starts no step there for now; after a restart of its controller that lasts up to half a minute.",
         _AGAIN,
@@ -140,8 +147,8 @@ _CAUSES = (
     ),
     _Cause(
         r"Requested node configuration is not available|Invalid node name|not in (?:the )?(?:job|allocation)",
-        PreflightError,
-        "it is no node of Slurm job {job}.",
+        Unreachable,
+        "it is no node of Slurm job {job}, or no longer: Slurm takes nodes that are dead from jobs that go on without.",
         "squeue -j {job} -o %N shows the job's nodes.",
     ),
     _Cause(
@@ -157,6 +164,11 @@ _CAUSES = (
         "Name a node on which Slurm's commands work: --on slurm:LOGIN.",
     ),
 )
+
+
+def is_refused_for_now(said: str) -> bool:
+    """Whether Slurm starts no step for a while, as after a restart of its controller."""
+    return re.search(_REFUSED_FOR_NOW, said, re.IGNORECASE) is not None
 
 
 def trouble(node: str, job: str, said: str) -> DistmagicError | None:

@@ -26,6 +26,7 @@ SECTIONS = (
     "many",
     "fanout",
     "start",
+    "slurm",
     "deliver",
     "result",
     "soak",

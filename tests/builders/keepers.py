@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from distmagic.transports import Process, local, program_text
 from tests.lab.waiting import wait_until
@@ -21,20 +22,22 @@ class LocalKeeper:
 
     def __init__(
         self, *, leads: bool = True, first_lease_s: float = 60, lease_s: float = 60, idle_s: float = 60,
-        step: tuple[str, ...] = (),
+        step: tuple[str, ...] = (), needs_others: bool = True, log: IO[str] | None = None,
     ) -> None:  # fmt: skip
         self.job = str(secrets.randbelow(10**9))
         self.folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{self.job}.here")
         self._settings = {
             "leads": leads, "first_lease_s": first_lease_s, "lease_s": lease_s, "idle_s": idle_s, "step": step,
+            "needs_others": needs_others,
         }  # fmt: skip
+        self._log = log
         self._local = local.connect()
 
     def __enter__(self) -> LocalKeeper:  # noqa: PYI034 - typing.Self is of Python 3.11
         node = {"SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "here"}
         self.process = subprocess.Popen(
             program_text.command(sys.executable, "keeper", self._settings), env={**os.environ, **node},
-            stdin=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.PIPE, stderr=self._log, start_new_session=True,
         )  # fmt: skip
         return self
 

@@ -7,6 +7,7 @@ from tests.builders.keepers import request_of
 
 PENDING = "17|PENDING|Resources||N/A|30:00|2|distmagic:me\n"
 RUNNING = "17|RUNNING|None|a[1-2]|N/A|29:00|2|distmagic:me\n"
+ENDLESS = PENDING.replace("Resources", "PartitionNodeLimit")
 FOREIGN = RUNNING.replace("distmagic:me", "(null)")
 COMPLETING = RUNNING.replace("RUNNING", "COMPLETING")
 CANCELLED = RUNNING.replace("RUNNING", "CANCELLED")
@@ -67,7 +68,8 @@ class Login:
             else argv[0]
         )
         self.asked.append(argv[4:])
-        if program == "srun" and "lease" in request_of(argv):
+        is_usher = program == "srun" and "distmagic-usher" in argv
+        if is_usher and "lease" in request_of(argv):
             lease = Said("ready\n", stays=True)
             self.leases.append(lease)
             queue = self.answers.get("srun", [])

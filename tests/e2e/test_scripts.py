@@ -17,16 +17,12 @@ from typing import Any
 import pytest
 
 from distmagic.api import session
-from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import PayloadTooLarge, WorkerFailed
-from distmagic.request import flags
-from distmagic.request.hosts import parse_hosts
-from distmagic.request.program import split_program
 from distmagic.runner.outcome import Run
-from distmagic.session.programs import run_program
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner
+from tests.e2e.scripts import detached, run
 from tests.lab import Lab, wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
@@ -122,25 +118,6 @@ class SentBytes(runner.Watch):
     def show(self, state: RunState) -> None:
         super().show(state)
         self.total_bytes = [max(node.total_bytes, 0) for node in state.nodes]
-
-
-def run(
-    lab: Lab,
-    line: str,
-    *,
-    hosts: str = "dm1:1",
-    screen: runner.Watch | None = None,
-    **way: Any,
-) -> Run:
-    """Run `%distributed run LINE` on hosts of the lab."""
-    words, program = split_program(flags.split(line))
-    request = flags.parse_words(words, flags.Defaults(access=runner.access(lab, **way)))
-    asker, screen = NotebookAsker(can_ask=False), screen or runner.Watch()
-    found = run_program(
-        session(), request, program, parse_hosts(hosts), request.access, asker, screen
-    )
-    assert isinstance(found, Run)
-    return found
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:
@@ -309,13 +286,7 @@ def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(
         "while not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
         "print(open('data/x.txt').read(), os.getcwd())\n"
     )
-    words, program = split_program(flags.split("--detach wait.py"))
-    request = flags.parse_words(words, flags.Defaults(access=runner.access(ended)))
-    hosts = parse_hosts("dm1:1")
-    asker = NotebookAsker(can_ask=False)
-    left = run_program(
-        session(), request, program, hosts, request.access, asker, runner.Watch()
-    )
+    left = detached(ended, "wait.py")
     (project / "data" / "x.txt").write_text("other data")
     (project / "wait.py").write_text(
         "import os\nprint(open('data/x.txt').read(), os.getcwd())\n"

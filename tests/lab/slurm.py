@@ -19,7 +19,8 @@ from tests.lab.waiting import wait_until
 from tests.system.components import COMPONENTS
 
 USER, UID = "ann", 2345  # an ordinary user of all hosts
-_FREEZER = Path("/sys/fs/cgroup/freezer")
+_CGROUPS = Path("/sys/fs/cgroup")
+_FREEZER, _MEMORY = _CGROUPS / "freezer", _CGROUPS / "memory"
 _SLURM_CONF = """\
 ClusterName=lab
 SlurmctldHost={controller}({controller_address})
@@ -36,10 +37,10 @@ SlurmdLogFile={folder}/slurmd.%n.log
 SwitchType=switch/none
 MpiDefault=none
 ProctrackType={proctrack}
-TaskPlugin=task/none
+TaskPlugin={task}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=100
+DefMemPerCPU=900
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
@@ -50,12 +51,27 @@ SlurmdTimeout=10
 KillWait=10
 MinJobAge=300
 SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+"""
+# main is the default; jobs of low give way to it; nobody has the account of closed; short allows 10 minutes
+_PARTITIONS = """\
+PartitionName=main Nodes={names} PriorityTier=10 Default=YES MaxTime=INFINITE DefaultTime=30
+PartitionName=low Nodes={names} PriorityTier=1 MaxTime=INFINITE DefaultTime=30
+PartitionName=closed Nodes={names} PriorityTier=10 AllowAccounts=staff
+PartitionName=short Nodes={names} PriorityTier=10 MaxTime=10
 """
 
 
 def has_cgroups() -> bool:
     """Whether Slurm can track processes by cgroups here, so that a step's end kills all that it has started."""
     return (_FREEZER / "release_agent").exists() and os.access(_FREEZER, os.W_OK)
+
+
+def limits_memory() -> bool:
+    """Whether Slurm can hold a job to the memory that it has asked for."""
+    path = _MEMORY / "memory.limit_in_bytes"
+    return has_cgroups() and path.exists() and os.access(_MEMORY, os.W_OK)
 
 
 class SlurmLab:
@@ -106,7 +122,8 @@ class SlurmLab:
         """End all of it; safe to call twice."""
         self.lab.down()
         for host in self.nodes:
-            _remove_cgroups(_FREEZER / f"slurm_{self._node_name(host)}")
+            for controller in (_FREEZER, _MEMORY):
+                _remove_cgroups(controller / f"slurm_{self._node_name(host)}")
 
     def _write_files(self) -> None:
         self.folder.mkdir(mode=0o755)
@@ -119,19 +136,20 @@ class SlurmLab:
             controller_address=address,
             folder=self.folder,
             proctrack=self.tracks_by,
+            task="task/cgroup" if limits_memory() else "task/none",
         )
         names = ",".join(self.names)
         for host in self.nodes:
             name = self._node_name(host)
             text += f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} CPUs=8 RealMemory=8000 Gres=gpu:2\n"
-        text += f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE DefaultTime=30 State=UP\n"
-        text += f"PartitionName=short Nodes={names} MaxTime=10 State=UP\n"
+        text += _PARTITIONS.format(names=names)
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text(
             "Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n"
         )
         (self.folder / "cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
+            "ConstrainRAMSpace=yes\n"
         )
         (self.folder / "plugstack.conf").write_text("")
 
@@ -170,6 +188,18 @@ class SlurmLab:
         _must(self.controller, ["sh", "-c", "kill $(cat /run/slurm/slurmctld.pid)"])
         wait_until(lambda: not _runs(self.controller, "slurmctld"), "slurmctld to end")
 
+    def switch_off(self, host: LabHost) -> None:
+        """Cut the power of a node, and have Slurm find it dead at once and not after its SlurmdTimeout."""
+        host.kill()
+        name = f"NodeName={self._node_name(host)}"
+        _must(self.login, ["scontrol", "update", name, "State=DOWN", "Reason=test"])
+
+    def switch_on(self, host: LabHost) -> None:
+        """Give a node its power back. Slurm takes it back as soon as its slurmd registers (ReturnToService=2)."""
+        host.start()
+        self._prepare(host)
+        self.start_node(host)
+
     def start_node(self, host: LabHost) -> None:
         """Start the slurmd of a node."""
         _must(host, ["slurmd", "-N", self._node_name(host)])
@@ -189,6 +219,9 @@ class SlurmLab:
 
     def mend(self) -> None:
         """Mend every cable and firewall, start what was stopped, end every job; return when all nodes are free."""
+        for host in self.nodes:
+            if not host.is_up:
+                self.switch_on(host)
         for host in self.lab.hosts:
             host.undrop()
             host.heal()
@@ -216,13 +249,12 @@ class SlurmLab:
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.command('squeue')}") from None
         self.lab.assert_clean(within_s)
-        logs = [
-            name
-            for host in self.lab.hosts
-            for name in host.files("/home")
-            if ".distmagic-slurm-" in name
-        ]
-        assert logs == [], "the output of batch scripts was left"
+        on_login = [name for name in self.login.files("/home") if "distmagic" in name]
+        assert on_login == [], "there are files of distmagic's on the log-in node"
+        for host in self.nodes:
+            names = host.files("/home") if host.is_up else ()
+            logs = [name for name in names if ".distmagic-slurm-" in name]
+            assert logs == [], "the output of batch scripts was left"
 
 
 def _must(host: LabHost, argv: list[str]) -> None:

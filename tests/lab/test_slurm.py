@@ -42,6 +42,10 @@ def test_an_ordinary_user_has_a_home_and_jobs_of_his_own(slurm):
     assert done.stdout.split() == [f"/home/{USER}", str(UID)], done.stderr
 
 
+def test_accounting_is_off_so_that_nothing_of_ours_can_need_it(slurm):
+    assert "accounting storage is disabled" in slurm.login.exec(["sacct"]).stderr
+
+
 def test_gpus_are_counted(slurm):
     told = slurm.command(
         "srun", "-N1", "--gpus-per-node=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"

@@ -28,6 +28,32 @@ without_a_gpu = {5}
 my_share = lambda items, rank, world_size: items
 seconds_of_an_all_reduce = 0.04
 """
+SLURM = REPOSITORY / "notebooks" / "05_slurm.ipynb"
+RIGHT_OF_SLURM = """
+world_size = 32
+where_is_task_13 = (1, 5)
+on_eight_nodes = "sbatch --nodes=8 job.sbatch"
+cpus_per_task = 16
+"""
+WRONG_OF_SLURM = """
+world_size = 4
+where_is_task_13 = (1, 4)
+on_eight_nodes = "sbatch job.sbatch --nodes 8"
+cpus_per_task = 64
+"""
+OSMO = REPOSITORY / "notebooks" / "06_osmo.ipynb"
+RIGHT_OF_OSMO = """
+offset_of_worker_3 = 24
+world_size = 32
+task_of = lambda rank, size: rank // size
+ranks_on_sing = 12
+"""
+WRONG_OF_OSMO = """
+offset_of_worker_3 = 3
+world_size = 4
+task_of = lambda rank, size: rank % size
+ranks_on_sing = 3
+"""
 
 
 def executed(path: Path, folder: Path) -> list[NotebookNode]:
@@ -92,3 +118,76 @@ def test_ranks_and_rendezvous(tmp_path: Path) -> None:
 def test_exercises_of_ranks_and_rendezvous() -> None:
     assert answered(RANKS, RIGHT) == ["right"] * 4
     assert answered(RANKS, WRONG) == ["not right yet"] * 4
+
+
+def test_slurm_in_ten_minutes(tmp_path: Path) -> None:
+    cells = executed(SLURM, tmp_path)
+
+    trained = text_of(cell_with(cells, "def train(epochs"))
+    accuracy = re.search(r"test accuracy: (\d+)%", trained)
+    assert accuracy is not None
+    assert int(accuracy[1]) > 50, "ten kinds of stripes, guessed: 10 %"
+    lines = re.findall(
+        r"rank \d: y = (\S+) x \+ (\S+)", text_of(cell_with(cells, "for rank, (slope"))
+    )
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+
+    exported = text_of(cell_with(cells, "--export slurm cifar-job --nodes 2"))
+    assert "program/ has a plain program" in exported
+    explained = text_of(cell_with(cells, "MEANING = {"))
+    assert len(re.findall(r"^#SBATCH --.* {2,}\S", explained, re.MULTILINE)) == 7
+    submitted = text_of(cell_with(cells, "def play_slurm"))
+    assert re.search(r"^epoch 7: loss", submitted, re.MULTILINE)
+    assert accuracy[0] in submitted, "the exported program is the same program"
+
+    assert "--gpus counts GPUs of the whole job" in text_of(
+        cell_with(cells, "broken-job")
+    )
+    refused = text_of(
+        cell_with(
+            cells,
+            "--nodes 4 --nproc-per-node 1 --cpus-per-task 2 --mem 2G --time 0:30:00",
+        )
+    )
+    assert "cifar-job/job.sbatch was changed since it was exported" in refused
+    assert "#SBATCH --nodes=4" in text_of(cell_with(cells, "print(*[line"))
+    assert (
+        len(
+            [
+                cell
+                for cell in cells
+                if any("image/png" in output.get("data", {}) for output in cell.outputs)
+            ]
+        )
+        == 2
+    )
+    assert text_of(cells[-1]).count("not answered yet") == 4
+
+
+def test_exercises_of_slurm() -> None:
+    assert answered(SLURM, RIGHT_OF_SLURM) == ["right"] * 4
+    assert answered(SLURM, WRONG_OF_SLURM) == ["not right yet"] * 4
+
+
+def test_osmo(tmp_path: Path) -> None:
+    cells = executed(OSMO, tmp_path)
+    assert "{{host:master}}" in text_of(cell_with(cells, "contents: "))
+    played = text_of(cell_with(cells, "def lay_files"))
+    assert played.count("exit code 0") == 3
+    lines = re.findall(r"^rank (\d) of 6: 1,200,000 darts", played, re.MULTILINE)
+    assert sorted(lines) == list("012345")
+    changed = text_of(cell_with(cells, "difflib"))
+    assert re.findall(r"^\+ \S+ (.*)$", changed, re.MULTILINE) == [
+        f"--size=2 --offset={offset} --world_size=8" for offset in (0, 2, 4, 6)
+    ]
+    broken = text_of(cell_with(cells, "mixed ="))
+    assert "worker-3: still waiting, so it was ended; 0 ranks finished" in broken
+    mended = text_of(cell_with(cells, 'play(tasks_of("larger-job"))'))
+    assert mended.count("exit code 0; rank") == 4
+    assert text_of(cells[-1]).count("not answered yet") == 4
+
+
+def test_exercises_of_osmo() -> None:
+    assert answered(OSMO, RIGHT_OF_OSMO) == ["right"] * 4
+    assert answered(OSMO, WRONG_OF_OSMO) == ["not right yet"] * 4

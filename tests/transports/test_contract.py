@@ -11,6 +11,7 @@ import pytest
 
 from distmagic.transports import Process, Transport, local
 from distmagic.transports.srun import Node, SrunTransport
+from tests.builders.dialling import dialled
 from tests.builders.keepers import LocalKeeper, request_of
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import CONTRACT
@@ -23,6 +24,7 @@ SSH = pytest.mark.needs("sshd")
     params=[
         "local",
         "usher",
+        "dialled",
         pytest.param("ssh", marks=SSH),
         pytest.param("ssh_command", marks=SSH),
     ]
@@ -35,6 +37,8 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
         made = SrunTransport(
             StepsHere(node), Node(name="here", job=node.job, python=sys.executable)
         )
+    elif request.param == "dialled":
+        made = request.getfixturevalue("second_node")
     else:
         home: Home = request.getfixturevalue("home")
         server: Sshd = request.getfixturevalue("server")
@@ -58,6 +62,12 @@ class StepsHere:
     def close(self) -> None:
         """Let go."""
         self._node.close()
+
+
+@pytest.fixture
+def second_node() -> Iterator[Transport]:
+    with dialled() as node:
+        yield node
 
 
 @pytest.fixture(scope="module")

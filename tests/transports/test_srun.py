@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from distmagic.clusters.allocation import Allocation, submitted
+from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
@@ -65,7 +66,7 @@ def allocation(
     wanted = AllocationRequest(login="dm1", nodes=2)
     made = submitted(
         wanted,
-        shell,
+        Queue(shell),
         asker,
         comment="distmagic:test",
         python="python3",
@@ -108,7 +109,7 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(
     wanted = AllocationRequest(login="dm1")
     made = submitted(
         wanted,
-        shell,
+        Queue(shell),
         asker,
         comment="distmagic:test",
         python="python3",

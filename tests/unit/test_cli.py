@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +16,7 @@ from distmagic.errors import Cancelled, PreflightError, WorkerFailed
 from distmagic.request.program import Program
 from distmagic.runner.outcome import Detached
 from distmagic.session import programs
+from tests import REPOSITORY
 
 
 @pytest.fixture
@@ -116,6 +122,17 @@ def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys):
     )
 
 
+def test_a_result_is_found_from_a_notebook(ran, capsys):
+    ran.outcome = WorkerFailed(
+        "rank 1 died.", "Its result is kept: run.results[1]. It."
+    )
+    ran.outcome.run = SimpleNamespace(job="1122-7")
+    cli.main(["run", "train.py"])
+    assert capsys.readouterr().err.endswith(
+        "Its result is kept: run.results[1] after %distributed attach 1122-7 run, in a notebook. It.\n"
+    )
+
+
 def test_a_job_that_goes_on_alone_is_named(ran, capsys):
     ran.outcome = Detached("1122-7", ("gpu-a",), attach=lambda: None, stop=lambda: None)
     assert cli.main(["run", "--detach", "train.py"]) == 0
@@ -154,3 +171,78 @@ def test_help_is_printed(ran, capsys):
         0,
     )
     assert "distmagic run [FLAGS] SCRIPT [ARGUMENTS]" in capsys.readouterr().out
+
+
+# ---- started by a scheduler on every node
+
+HALF = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"}
+OF_A_RANK = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+}
+SHOW = """\
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+print(json.dumps([sys.argv, __name__, *(os.environ[name] for name in names)]))
+"""
+
+
+def test_variables_that_are_half_set_are_an_error_unless_hosts_are_named(
+    ran, monkeypatch, capsys
+):
+    for name, value in HALF.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["run", "train.py"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "Inside SkyPilot: SKYPILOT_NODE_IPS is not set, but SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK are.\n"
+    )
+    assert ran.calls == []
+    for words in (["--on", "none"], ["--hosts", "gpu-a"], ["--on", "slurm"]):
+        assert cli.main(["run", *words, "train.py"]) == 0
+    assert len(ran.calls) == 3
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_process_that_is_one_rank_runs_the_script_itself(tmp_path, is_module):
+    (tmp_path / "show.py").write_text(SHOW)
+    words = ["-m", "show"] if is_module else ["show.py"]
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "DISTMAGIC_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "distmagic.cli", "run", *words, "50"],
+        env={**env, **OF_A_RANK, "PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    argv, name, *variables = json.loads(done.stdout)
+    assert argv[0].endswith("show.py")
+    assert (argv[1:], name) == (["50"], "__main__")
+    assert variables == ["1", "2", "1", "2", "localhost"]
+
+
+def test_programs_that_differ_have_different_digests(tmp_path):
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/a.py").write_text("1")
+    (tmp_path / "c.py").write_text("1")
+    program = Program(target=str(tmp_path / "a.py"), args=("50",))
+    same = programs.digest(program)
+    assert programs.digest(replace(program, target=str(tmp_path / "b/a.py"))) == same
+    assert programs.digest(replace(program, target=str(tmp_path / "c.py"))) != same
+    assert programs.digest(replace(program, args=("51",))) != same
+    (tmp_path / "a.py").write_text("2")
+    assert programs.digest(program) != same
+    module = Program(target="pkg", is_module=True)
+    assert programs.digest(module) != programs.digest(replace(module, target="other"))

@@ -8,7 +8,9 @@ Read in this order:
     contact           one request after the other
     relay             bytes between notebook and agent, while a job is followed
     blob_receiver     files that come in, from the notebook or from another host
+    file_exchange     files of the user, to the notebook and from it
     blob_server       files that are handed on to the next host, over TLS
+    mutual_tls        TLS between two ends that hold the same certificate
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents
 """

@@ -14,26 +14,28 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import selectors
 import socket
 import ssl
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from distmagic.remote.contact.mutual_tls import (
+    HANDSHAKE_S,
+    Handshakes,
+    check_peer,
+    context,
+    family_of,
+)
 from distmagic.remote.wire.protocol import Secret
 
 CONNECT_S = 2.0
-HANDSHAKE_S = 5.0
 ALONE_S = 30.0  # a server to which nobody comes gives up
 STALL_S = 5.0  # a server that says nothing at all for so long is given up
 _SLOW_S = 30.0  # for a taker to take something
 _ALIVE_S = 1.0  # between two signs of life
-# Connections without a certificate so far; one more, and the oldest is closed.
-_MOST_HANDSHAKES = 32
 _BACKLOG = 128
 _TICK_S = 0.1
 FRAME_BYTES = 1 << 18
@@ -94,33 +96,6 @@ class Growing:
             self._changed.notify_all()
 
 
-def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
-    """Return how an end of a connection proves itself and what it accepts: the secret's certificate, nothing else."""
-    made = ssl.SSLContext(
-        ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
-    )
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False
-    made.verify_mode = ssl.CERT_REQUIRED
-    made.load_verify_locations(cadata=secret.certificate)
-    # Without a name: nobody else can open it, and it can't be left behind.
-    with tempfile.TemporaryFile() as file:
-        file.write((secret.certificate + secret.key).encode())
-        file.flush()
-        made.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-    if is_server:
-        made.num_tickets = 0
-    return made
-
-
-def _check(tls: ssl.SSLSocket, secret: Secret) -> None:
-    """Raise SSLError unless the other end has shown exactly the secret's certificate."""
-    if tls.getpeercert(binary_form=True) != ssl.PEM_cert_to_DER_cert(
-        secret.certificate
-    ):
-        raise ssl.SSLError("another certificate")
-
-
 class BlobServer:
     """Serves files that grow to the first peer that has the secret; in a thread of its own, until `close`.
 
@@ -171,7 +146,7 @@ class BlobServer:
 
     def _meet(self) -> ssl.SSLSocket | None:
         """Return the connection of the host that has the secret; None if it did not come."""
-        handshakes = _Handshakes(self._listener, self._context, self._secret)
+        handshakes = Handshakes(self._listener, self._context, self._secret)
         try:
             give_up = time.monotonic() + ALONE_S
             while not self._is_over.is_set() and time.monotonic() < give_up:
@@ -195,78 +170,6 @@ class BlobServer:
         taker.recv(1)
 
 
-class _Handshakes:
-    """TLS handshakes that are under way: few, each for a short time, and none holds up another."""
-
-    def __init__(
-        self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret
-    ) -> None:
-        self._listener = listener
-        self._context = tls
-        self._secret = secret
-        self._waiting: dict[ssl.SSLSocket, float] = {}  # until when, the oldest first
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-
-    def look(self, timeout_s: float) -> ssl.SSLSocket | None:
-        """Go on with every handshake; return a connection that has shown the certificate."""
-        for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._listener:
-                self._accept()
-            elif key.fileobj in self._waiting and self._is_done(key.fileobj):
-                return self._remove(key.fileobj)
-        now = time.monotonic()
-        for late in [tls for tls, until in self._waiting.items() if until < now]:
-            self._refuse(late)
-        return None
-
-    def _accept(self) -> None:
-        try:
-            plain, _ = self._listener.accept()
-        except OSError:
-            return  # it has gone again
-        if len(self._waiting) >= _MOST_HANDSHAKES:
-            self._refuse(next(iter(self._waiting)))
-        try:
-            plain.setblocking(False)
-            tls = self._context.wrap_socket(
-                plain, server_side=True, do_handshake_on_connect=False
-            )
-        except OSError:
-            plain.close()
-            return
-        self._waiting[tls] = time.monotonic() + HANDSHAKE_S
-        self._selector.register(tls, selectors.EVENT_READ)
-
-    def _is_done(self, tls: ssl.SSLSocket) -> bool:
-        try:
-            tls.do_handshake()
-            _check(tls, self._secret)
-        except ssl.SSLWantReadError:
-            self._selector.modify(tls, selectors.EVENT_READ)
-        except ssl.SSLWantWriteError:
-            self._selector.modify(tls, selectors.EVENT_WRITE)
-        except (OSError, ValueError):
-            self._refuse(tls)
-        else:
-            return True
-        return False
-
-    def _remove(self, tls: ssl.SSLSocket) -> ssl.SSLSocket:
-        self._selector.unregister(tls)
-        del self._waiting[tls]
-        return tls
-
-    def _refuse(self, tls: ssl.SSLSocket) -> None:
-        self._remove(tls).close()
-
-    def close(self) -> None:
-        """Close all connections whose handshake is under way."""
-        for tls in list(self._waiting):
-            self._refuse(tls)
-        self._selector.close()
-
-
 class Source:
     """The taker's end of a connection to a `BlobServer`. `wait` waits for a socket, and ends all when the notebook does."""
 
@@ -286,7 +189,7 @@ class Source:
         try:
             until = time.monotonic() + HANDSHAKE_S
             self._retry(self._tls.do_handshake, lambda: until - time.monotonic())
-            _check(self._tls, secret)
+            check_peer(self._tls, secret)
         except BaseException:
             self.close()
             raise
@@ -342,8 +245,3 @@ class Source:
     def close(self) -> None:
         """Hang up."""
         self._tls.close()
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    """Return what kind of address this is."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -18,7 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from distmagic.remote.contact import blob_receiver, relay, template_client
+from distmagic.remote.contact import (
+    blob_receiver,
+    file_exchange,
+    relay,
+    template_client,
+)
 from distmagic.remote.records import expiry, listing, logs, places, work_dirs
 from distmagic.remote.system import facts, logout, processes
 from distmagic.remote.wire import protocol
@@ -41,6 +46,7 @@ class Contact:
         self._lines = Lines()
         self._owner = ""
         self._receiver = blob_receiver.BlobReceiver(self)
+        files = file_exchange.FileExchange(self, umask)
         self._handlers: dict[type, Callable[[Any], None]] = {
             protocol.GetFacts: self._send_facts_again,
             protocol.GetRoute: self._send_route,
@@ -57,6 +63,9 @@ class Contact:
             protocol.ListJobs: self._send_jobs,
             protocol.RemoveJob: self._remove_job,
             protocol.SweepJob: self._sweep_job,
+            protocol.ListFiles: files.list,
+            protocol.ReadFile: files.send,
+            protocol.WriteFile: files.receive,
             protocol.ListWorkDirs: self._send_work_dirs,
             protocol.RemoveWorkDir: self._remove_work_dir,
             protocol.TemplateRequest: self._ensure_template,

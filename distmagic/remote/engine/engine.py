@@ -28,6 +28,7 @@ _ATTEMPT_S = 0.5  # for one connection to it
 _PAUSE_S = 0.005  # between two attempts
 # Libraries take these for a rank's own, and they are those of the one task in whose step all ranks of a node are.
 _OF_A_TASK = (
+    "DISTMAGIC_SECRET",  # of the nodes of a job: it is no rank's business
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_GTIDS",
     "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT",
 )  # fmt: skip

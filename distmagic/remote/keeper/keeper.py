@@ -1,6 +1,8 @@
 """One node's process in the long-lived step of an allocation: starts what ushers ask for, on the pipes they bring.
 
-Its last argument is a line of JSON: {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900, "step": []}.
+Its last argument is a line of JSON:
+
+    {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900, "step": [], "needs_others": true}
 
     usher's socket                     keeper
     one line of JSON and three pipes   starts argv on the pipes, in a session of its own
@@ -13,7 +15,9 @@ Its last argument is a line of JSON: {"leads": true, "first_lease_s": 90, "lease
 
 The lead's end is the end of the allocation. It ends when its lease has run out and no job runs on its node, when no job
 has run for `idle_s`, and when it is told to. It starts the others with the command `step`, an srun; they end when their
-stdin does, which is the lead's end of a pipe, or with their step. So all have ended before the job has. Every keeper passes SIGTERM
+stdin does, which is the lead's end of a pipe, or with their step. So all have ended before the job has. When the others
+have ended before it, and it `needs_others`, the nodes are of no use: it ends, with an exit code that Slurm counts as a
+failure of the job. Every keeper passes SIGTERM
 on (scancel, the time limit, preemption reach only its own process group), and ends when all that it started has ended.
 """
 
@@ -41,6 +45,12 @@ _TURN_S = 1.0
 _LONGEST = 1 << 20  # of a request
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _JOB = b"\0DISTMAGIC_JOB="  # in the variables of an agent and its ranks; a template has dashes after it
+_WARNINGS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # as --signal sends them before the end
 _LOG = ".distmagic-slurm-"  # the batch script's output, which is only for a keeper that does not come up
 
 
@@ -95,10 +105,9 @@ class Keeper:
     def __init__(self, settings: "dict[str, Any]") -> None:
         self._leads = settings["leads"]
         self._lease = Lease(time.time(), settings)
-        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        self._folder = (
-            f"/tmp/distmagic-{os.getuid()}-slurm.{os.environ['SLURM_JOB_ID']}.{node}"
-        )
+        self._node = "." + (os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+        job = os.environ["SLURM_JOB_ID"]
+        self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{job}{self._node}"
         self._connections: dict[int, Connection] = {}  # by the descriptor of its socket
         self._leases: dict[
             int, Connection
@@ -106,53 +115,48 @@ class Keeper:
         self._orphans: list[
             Connection
         ] = []  # connections without an usher whose process is about to end
-        self._is_ending = False
+        self._is_ending = self._is_ended_by_slurm = False
+        self._code = 0  # what this process ends with
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end_soon)
+        for number in _WARNINGS:  # a function, not SIG_IGN: children would inherit that
+            signal.signal(number, lambda *_: None)
         ctypes.CDLL(None).prctl(
             _SUBREAPER, 1, 0, 0, 0
         )  # what loses its parent becomes a child of ours
         self._listener = self._listen()
+        self._needs_others = settings["needs_others"]
         self._others = _start_others(settings)
 
     def _listen(self) -> socket.socket:
-        try:
-            os.mkdir(self._folder, 0o700)
-        except (
-            FileExistsError
-        ):  # of a keeper that was killed, or of one that is here already
-            about = os.lstat(self._folder)
-            if (
-                about.st_uid != os.getuid()
-                or not stat.S_ISDIR(about.st_mode)
-                or about.st_mode & 0o077
-            ):
-                raise OSError(f"{self._folder} is not this user's alone") from None
-        path = self._folder + "/keeper"
+        """Listen in a directory that gets its name when its socket answers: one that does not is a dead keeper's."""
+        for name in os.listdir("/tmp"):
+            is_ours = name.startswith(f"distmagic-{os.getuid()}-slurm.")
+            if is_ours and name.endswith(self._node):
+                _remove_dead("/tmp/" + name)
+        if os.path.lexists(self._folder) and not _is_own(self._folder):
+            raise OSError(f"{self._folder} is not this user's alone")
+        new = f"{self._folder}.{os.getpid()}"
+        os.mkdir(new, 0o700)
         listener = socket.socket(socket.AF_UNIX)
-        try:
-            listener.connect(path)
-        except OSError:
-            listener.close()
-        else:
-            sys.exit(0)  # another keeper of this job serves the node
-        if os.path.lexists(path):
-            os.unlink(path)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
+        listener.bind(new + "/keeper")
         listener.listen(64)
+        try:
+            os.rename(new, self._folder)
+        except OSError:
+            shutil.rmtree(new)
+            sys.exit(0)  # another keeper of this job serves the node
         return listener
 
     def _end_soon(self, *_: object) -> None:
-        self._is_ending = True
+        self._is_ending = self._is_ended_by_slurm = True
 
-    def run(self) -> None:
-        """Serve until the end, and end what was started."""
-        _remove_log()
+    def run(self) -> int:
+        """Serve until the end, and end what was started; return the exit code."""
         try:
             while not self._is_ending:
                 self._turn()
@@ -162,6 +166,9 @@ class Keeper:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._listener.close()
         self._end()
+        if not self._code:
+            _remove_log()
+        return self._code
 
     def _is_over(self) -> bool:
         now = time.time()
@@ -241,6 +248,7 @@ class Keeper:
         if request.get("lease"):
             connection.is_lease = True
             self._leases[connection.pipes[0]] = connection
+            _remove_log()
             self._lease.renew(time.time())
             _write(connection.pipes[1], b"ready\n")
             return
@@ -306,6 +314,13 @@ class Keeper:
             ]:
                 self._answer(connection, code)
             self._orphans = [one for one in self._orphans if one.pid != pid]
+            if self._others is not None and pid == self._others.pid:
+                self._lose_others()
+
+    def _lose_others(self) -> None:
+        """The step of the other keepers is over: at the end of all, or because one of them was killed."""
+        if self._needs_others and not self._is_ending:
+            self._is_ending, self._code = True, 1
 
     def _kill_orphans(self) -> None:
         for connection in (
@@ -327,6 +342,9 @@ class Keeper:
             children = [
                 pid for pid, parent in _parents().items() if parent == os.getpid()
             ]
+            if self._is_ended_by_slurm and self._others is not None:
+                # Slurm ends the others too; an srun to a node that is dead would wait for it.
+                children = [pid for pid in children if pid != self._others.pid]
             if not children:
                 return
             for pid in children:
@@ -334,6 +352,28 @@ class Keeper:
                     told.add(pid)
                     _send(pid, signal.SIGTERM)
             time.sleep(0.02)
+
+
+def _is_own(folder: str) -> bool:
+    """Whether a directory is this user's alone, and no link."""
+    about = os.lstat(folder)
+    return (
+        about.st_uid == os.getuid()
+        and stat.S_ISDIR(about.st_mode)
+        and not about.st_mode & 0o077
+    )
+
+
+def _remove_dead(folder: str) -> None:
+    """Remove the directory of a keeper of this user that was killed: nothing answers at its socket."""
+    if not _is_own(folder):
+        return
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.connect(folder + "/keeper")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+    client.close()
 
 
 def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None":
@@ -423,18 +463,18 @@ def _is_of_job(pid: int) -> bool:
 def _remove_log() -> None:
     """Remove the file that the batch script's output goes to: from now on a connection tells what is wrong."""
     path = os.readlink("/proc/self/fd/2")
-    if os.path.basename(path).startswith(_LOG):
+    if os.path.basename(path).startswith(_LOG) and os.path.exists(path):
         os.unlink(path)
 
 
-def main(text: str) -> None:
-    """Keep this node until the allocation ends."""
+def main(text: str) -> int:
+    """Keep this node until the allocation ends; return the exit code."""
     for name in ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"):
         os.environ.pop(
             name, None
         )  # those of the log-in node, which sbatch has passed on
-    Keeper(json.loads(text)).run()
+    return Keeper(json.loads(text)).run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    sys.exit(main(sys.argv[2]))

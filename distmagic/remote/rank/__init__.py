@@ -7,11 +7,13 @@ the user's code. Read in this order:
     worker.py      `main`: connects to the agent, calls the function, reports the end
     script.py      a script or a module as the rank's program, in place of a function
     import_paths.py  where the user's own modules are
-    report.py      `distmagic.report` and `distmagic.track`, and how progress is sent
+    report.py      `distmagic.report` and `distmagic.track`
+    outbox.py      what was reported, on its way to the agent
     sources.py     the text of cells, for tracebacks and `inspect.getsource`
     bars.py        bars of tqdm become bars of the rank
     rich_bars.py   progress displays of rich, as Lightning has them, become bars of the rank
     import_hooks.py  changes a library's module when it is imported
+    logged_numbers.py  numbers that tqdm, Transformers, Lightning and Accelerate log become metrics of the rank
     process_groups.py  whether the rank was in a process group, and used it
     checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host
     stacks.py      answers a signal with the stacks of all threads, and reads such answers

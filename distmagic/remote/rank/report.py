@@ -1,39 +1,25 @@
 """A rank's progress on its way to the agent: `report` and `track` for users, `post_bar` for bars of tqdm.
 
-Progress is sent as `protocol.Progress` lines over the rank's socket. The agent may be slow or stopped for a while, so
-nothing here waits for it, except `flush` at the very end. There is no thread: what can't be sent stays in bounded lists
-and goes with a later call. Every call puts its data into `inbox`, and sends the inbox unless another thread is doing so.
-Threads, signal handlers and finalizers of tqdm bars thus never wait for each other.
+Progress is sent as `protocol.Progress` lines over the rank's socket, see `outbox`. The agent may be slow or stopped for a
+while, so nothing here waits for it, except `flush` at the very end. There is no thread: what can't be sent goes with a
+later call. Threads, signal handlers and finalizers of tqdm bars thus never wait for each other.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from distmagic.remote.rank.outbox import TOGETHER, LoggedRow, Outbox, Source
 from distmagic.remote.wire.protocol import Bar
 
 T = TypeVar("T")
 
-KEPT_ROWS = (
-    500  # kept while the agent takes none; of more rows every second one is dropped
-)
-KEPT_BARS = 100  # kept meanwhile; of more bars those that are closed, and were never sent, are dropped
-_PACKET_BYTES = 48_000  # a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
-# A packet costs as much as 20 calls, and wakes the agent.
-_BURST = 50.0  # packets at once
-_REFILL = 10.0  # packets a second
 _TRACK_EVERY_S = 0.05
-_TOGETHER = (
-    64  # calls whose data waits in the inbox: made into text together they cost less
-)
 _FLUSH_S = 2.0
 _NOT_A_NUMBER = (
     TypeError,
@@ -73,9 +59,33 @@ def report(
             metrics = {name: value for name, value in converted if value is not None}
             break
     now = link.seconds()
+    if metrics:
+        link.source = Source.REPORT
     values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
     link.inbox.append((now, _number("step", step), _number("total", total), values))
-    if now >= link.due_s or len(link.inbox) >= _TOGETHER:
+    if now >= link.due_s or len(link.inbox) >= TOGETHER:
+        link.pump()
+
+
+def report_logged(
+    values: Mapping[str, object], source: Source, step: float | None = None
+) -> None:
+    """Report numbers that the user's code logs in another way; what is no number is left out without a word.
+
+    It does nothing where numbers of a higher source have come already, and never raises.
+    """
+    link = _here.link
+    if link is None or source < link.source:
+        return
+    numbers = {}
+    for name, value in values.items():
+        number = _number_or_none(value)
+        if number is not None:
+            numbers[str(name)] = number
+    if numbers:
+        link.source = source
+        row = LoggedRow(link.seconds(), _number_or_none(step), numbers)
+        link.inbox.append(row)
         link.pump()
 
 
@@ -158,6 +168,18 @@ def _number(name: str, value: Any) -> float | None:
         return None
 
 
+def _number_or_none(value: Any) -> float | None:
+    """Return a value as a number: also a text such as "0.31", and a tensor or array of no dimension."""
+    ndim: object = getattr(value, "ndim", 0)
+    if value is None or isinstance(value, bool) or ndim != 0:
+        return None
+    item = getattr(value, "item", None)
+    try:
+        return float(value if item is None else item())
+    except _NOT_A_NUMBER:
+        return None
+
+
 def _complain(what: str) -> None:
     if not _here.has_complained:
         _here.has_complained = True
@@ -172,7 +194,7 @@ def _complain(what: str) -> None:
 class _Here:
     """The state of this process: its link to the agent, None outside a run."""
 
-    link: _Link | None = None
+    link: Outbox | None = None
     watches_forks = False
     has_complained = False
 
@@ -192,7 +214,7 @@ def begin(
         os.register_at_fork(
             after_in_child=_turn_off
         )  # a DataLoader's worker reports nothing
-    _here.link = _Link(send, rank, restart, clock)
+    _here.link = Outbox(send, rank, restart, clock, _complain)
 
 
 def end() -> None:
@@ -216,221 +238,3 @@ def post_bar(bar: Bar) -> None:
 
 def _turn_off() -> None:
     _here.link = None
-
-
-class _Link:
-    """Sends to the agent, and keeps what could not be sent yet.
-
-    Any thread may append to `inbox` at any time. All other attributes are used only by the thread that holds `_busy`.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[bytes], bool],
-        rank: int,
-        restart: int,
-        clock: Callable[[], float],
-    ) -> None:
-        self.inbox: deque[
-            Bar | tuple[float, float | None, float | None, dict[str, float]]
-        ] = deque()
-        self._send = send
-        self._clock = clock
-        self._began = clock()
-        self._head = f'{{"t":"progress","n":0,"rank":{rank},"restart":{restart},"at_s":'
-        self._busy = threading.Lock()
-        self._names: dict[str, str] = {}
-        self._rows: list[str] = []
-        self._bars: dict[int, Bar] = {}
-        self._shown: set[int] = set()  # open bars that were sent at least once
-        self._counts: dict[int, float] = {}  # how far each open bar is
-        self._step: float | None = None
-        self._total: float | None = None
-        self._has_news = False  # whether step or total, or a call without either, is still to be sent
-        self._device = ""
-        self._tokens = _BURST
-        self._filled_s = 0.0
-        self.due_s = 0.0  # when the next packet may be sent
-
-    def seconds(self) -> float:
-        """Return the time since the rank began."""
-        return self._clock() - self._began
-
-    def pump(self) -> None:
-        """Send the inbox, unless another thread is doing so, or this one in the call that was interrupted.
-
-        What can't be sent yet stays in the inbox: many rows together are made into text faster than one by one.
-        """
-        while self.inbox and self._busy.acquire(blocking=False):
-            try:
-                if self._may_send():
-                    self._empty_inbox()
-                    self._send_all()
-                elif len(self.inbox) < _TOGETHER:
-                    return
-                else:
-                    self._empty_inbox()
-            finally:
-                self._busy.release()
-
-    def flush(self, patience_s: float) -> bool:
-        """Send everything, trying for `patience_s`; return whether nothing is left."""
-        give_up = time.monotonic() + patience_s
-        if not self._busy.acquire(timeout=patience_s):
-            return False
-        try:
-            self._empty_inbox()
-            while not self._send_all():
-                if time.monotonic() >= give_up:
-                    return False
-                time.sleep(0.002)
-            return True
-        finally:
-            self._busy.release()
-
-    def _may_send(self) -> bool:
-        """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one in ten packets a second."""
-        now = self.seconds()
-        self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _REFILL)
-        self._filled_s = now
-        if self._tokens < 1:
-            self.due_s = now + (1 - self._tokens) / _REFILL
-            return False
-        self._tokens -= 1
-        return True
-
-    # ---- from the inbox to rows and bars
-
-    def _empty_inbox(self) -> None:
-        while self.inbox:
-            new = self.inbox.popleft()
-            if isinstance(new, Bar):
-                self._add_bar(new)
-            else:
-                self._add_row(*new)
-
-    def _add_row(
-        self,
-        at_s: float,
-        step: float | None,
-        total: float | None,
-        values: dict[str, float],
-    ) -> None:
-        if step is not None:
-            self._step = step
-        if total is not None:
-            self._total = total
-        self._has_news = True
-        if not values:
-            return
-        if step is None and self._counts:
-            step = self._counts[max(self._counts)]  # of the innermost bar
-        row = self._row(at_s, step, values)
-        if len(row) > _PACKET_BYTES:
-            _complain(f"{len(values)} metrics in one call are {len(row)} bytes")
-            return
-        self._rows.append(row)
-        if len(self._rows) > KEPT_ROWS:
-            del self._rows[-2::-2]  # every second one, but not the last
-
-    def _row(self, at_s: float, step: float | None, values: dict[str, float]) -> str:
-        names = self._names
-        for name in values:
-            if name not in names:
-                names[name] = json.dumps(name)
-        metrics = ",".join(
-            [f"{names[name]}:{_text(value)}" for name, value in values.items()]
-        )
-        middle = "" if step is None else f',"step":{_text(step)}'
-        return f'{{"at_s":{at_s:.6f}{middle},"metrics":{{{metrics}}}}}'
-
-    def _add_bar(self, bar: Bar) -> None:
-        self._bars[bar.id] = bar
-        if bar.closed:
-            self._counts.pop(bar.id, None)
-        elif bar.id in self._counts or len(self._counts) < KEPT_BARS:
-            self._counts[bar.id] = bar.n
-        if len(self._bars) <= KEPT_BARS:
-            return
-        # One that began and ended without being sent leaves no trace: it is the one to drop.
-        for old in self._bars.values():
-            if old.closed and old.id not in self._shown:
-                del self._bars[old.id]
-                return
-
-    # ---- sending
-
-    def _send_all(self) -> bool:
-        """Send packets until nothing is left (True) or the agent takes no more (False)."""
-        while self._rows or self._bars or self._has_news:
-            rows, bars = self._fit()
-            device = "" if self._device else _device()
-            if not self._send(self._packet(rows, bars, device)):
-                return False
-            self._device = self._device or device
-            del self._rows[: len(rows)]
-            self._has_news = False
-            for bar in bars:
-                del self._bars[bar.id]
-                if bar.closed:
-                    self._shown.discard(bar.id)
-                else:
-                    self._shown.add(bar.id)
-        return True
-
-    def _fit(self) -> tuple[list[str], list[Bar]]:
-        """Return the first rows that fit in one packet, and the first bars."""
-        room = _PACKET_BYTES
-        count = 0
-        for row in self._rows:
-            room -= len(row)
-            if room < 0:
-                break
-            count += 1
-        return self._rows[:count], list(itertools.islice(self._bars.values(), 20))
-
-    def _packet(self, rows: list[str], bars: list[Bar], device: str) -> bytes:
-        parts = [f"{self._head}{self.seconds():.6f}"]
-        if self._step is not None:
-            parts.append(f'"step":{_text(self._step)}')
-        if self._total is not None:
-            parts.append(f'"total":{_text(self._total)}')
-        if rows:
-            parts.append(f'"rows":[{",".join(rows)}]')
-        if bars:
-            parts.append(f'"bars":[{",".join(map(_bar, bars))}]')
-        if device:
-            parts.append(f'"device":"{device}"')
-        return (",".join(parts) + "}\n").encode()
-
-
-def _bar(bar: Bar) -> str:
-    fields = {
-        "id": bar.id,
-        "desc": bar.desc[:200],
-        "n": bar.n,
-        "total": bar.total,
-        "unit": bar.unit[:40],
-        "rate": bar.rate,
-        "postfix": bar.postfix[:500],
-        "closed": bar.closed,
-    }
-    return json.dumps(fields)
-
-
-def _text(value: float) -> str:
-    is_finite = (
-        value - value == 0
-    )  # faster than math.isfinite, which a call a microsecond would feel
-    return (
-        repr(value) if is_finite else json.dumps(value)
-    )  # NaN and Infinity, as Python's JSON spells them
-
-
-def _device() -> str:
-    """Return the GPU that this process uses, "" for none; without making it use one."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return ""
-    return f"cuda:{cuda.current_device()}"

@@ -24,6 +24,7 @@ from pathlib import Path
 from distmagic.remote.rank import (
     bars,
     import_paths,
+    logged_numbers,
     process_groups,
     report,
     rich_bars,
@@ -89,6 +90,7 @@ def main(_: list[str]) -> None:
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         rich_bars.install(report.post_bar)
+        logged_numbers.install()
         process_groups.install()
         user_main = _fresh_main(rank)
         with gc_paused():

@@ -10,6 +10,7 @@ Read in this order:
     journal       every event of one node, numbered, on disk before it is sent
     listing       the jobs of which this host has something
     manifest      the list of the files that a run brings
+    found_files   files that ranks left there, found and read
     work_sync     how files come into a working directory
     work_dirs     the working directories of runs, and which jobs use them
     expiry        what is removed, and when

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -23,6 +24,7 @@ from distmagic.remote.wire import codec, protocol
 FILE = "job.json"
 _ENDS = (b'{"t":"final"', b'{"t":"engine_ended"')
 _DETACHED = "detached"
+_WORK_DIR = "work_dir"  # has the path at which the ranks of the node begin
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 _FIRST_PROTOCOL = 1  # its job files had no number in them
 _UNKNOWN_LEASE_S = 60.0  # of a job of another protocol, say
@@ -42,6 +44,16 @@ def remember(folder: Path, start: protocol.StartNode) -> None:
         terms=start.terms,
     )
     _write(folder, listing)
+    (folder / _WORK_DIR).write_bytes(os.fsencode(start.cwd))
+
+
+def work_dir(job: str, node_rank: int) -> str:
+    """Return the directory in which the ranks of a job's node began. Raises OSError."""
+    try:
+        return os.fsdecode((places.job_dir(job, node_rank) / _WORK_DIR).read_bytes())
+    except FileNotFoundError:
+        text = f"what job {job} kept on this host is gone"
+        raise FileNotFoundError(text) from None
 
 
 def _write(folder: Path, listing: protocol.JobListing) -> None:

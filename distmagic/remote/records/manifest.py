@@ -94,7 +94,12 @@ def decode(data: bytes) -> Manifest:
         raise ValueError(f"the list of files can't be read: {error!r}") from None
 
 
+def is_inside(path: str) -> bool:
+    """Whether a path with slashes stays below the folder that it is relative to."""
+    return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
+
+
 def _checked(path: str) -> str:
-    if "\0" in path or {"", ".", ".."} & set(path.split("/")):
+    if not is_inside(path):
         raise ValueError(f"{path[:200]!r} is no path below a folder")
     return path

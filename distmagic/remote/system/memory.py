@@ -26,6 +26,7 @@ _KILLED = re.compile(
     r"Killed process (?P<pid>\d+) \((?P<name>.{0,64}?)\),? (?:UID:? ?\d+,? )?total-vm:\d+kB, "
     r"anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?"
 )
+REACHED = "it reached its memory limit"
 _OF_CGROUP = "emory cgroup out of memory"
 _UNLIMITED = (
     1 << 60
@@ -88,7 +89,7 @@ def words(kill: Kill, *, total_bytes: int, limit_bytes: int | None) -> str:
             if limit_bytes
             else " GB"
         )
-        return f"it reached its memory limit ({used}{limit})"
+        return f"{REACHED} ({used}{limit})"
     return f"the host ran out of memory ({used} of {_gb(total_bytes)} GB)"
 
 
@@ -121,7 +122,7 @@ class Watch:
                 )
         if cgroup.has_killed():
             limit = f" of {_gb(cgroup.limit_bytes)} GB" if cgroup.limit_bytes else ""
-            return f"it reached its memory limit{limit} (its cgroup has counted a kill)"
+            return f"{REACHED}{limit} (its cgroup has counted a kill)"
         return HOST_WIDE if _count_of_host() > self._before else ""
 
     def _log(self) -> str:

@@ -9,6 +9,7 @@ Read in this order:
     requests   what the notebook asks of a host
     answers    what a host replies
     events     what happens in a job, numbered
+    file_names names of files, whose bytes need be no text
     codec      how a message becomes a line, and a line a message or a `BadLine`
     lines      lines and blocks of bytes out of a stream
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import JobListing, KeptWorkDir, Template
+from distmagic.remote.wire.parts import FoundFile, JobListing, KeptWorkDir, Template
 from distmagic.remote.wire.requests import StartNode
 
 
@@ -123,6 +123,31 @@ class WorkDirReady:
 
     path: str
     notice: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFiles:
+    """Some of the files of `ListFiles`. After the last of them comes one without any."""
+
+    files: tuple[FoundFile, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileBegins:
+    """A file is `size_bytes` long, and is sent from `offset` on."""
+
+    size_bytes: int
+    offset: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEnds:
+    """All of a file was sent. `has_changed`: what was sent is not what the file begins with any more."""
+
+    has_changed: bool = False
 
 
 @message

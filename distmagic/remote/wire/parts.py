@@ -201,6 +201,30 @@ class KeptWorkDir:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder on a host: the working directory of a job's node, or the folder `path` where `job` is "".
+
+    A `path` counts from the home, unless it begins with a slash.
+    """
+
+    job: str = ""
+    node_rank: int = 0
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A file in a folder: its path below that, and when it was changed, in seconds since 1970.
+
+    On the wire the path is percent-encoded, see `file_names`.
+    """
+
+    path: str
+    size_bytes: int
+    changed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part)."""
 

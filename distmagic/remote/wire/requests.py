@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from distmagic.remote.wire.codec import message
 from distmagic.remote.wire.parts import (
     Blob,
+    Folder,
     JobTerms,
     JoinTemplate,
     Membership,
@@ -233,6 +234,48 @@ class PruneBlobs:
     """Count the bytes of blobs that nobody uses, and remove these if `removes`. `Removed` follows."""
 
     removes: bool = False
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListFiles:
+    """Ask which files below a folder fit a pattern.
+
+    Any number of `FoundFiles` follow, and one without any at the end.
+    """
+
+    folder: Folder
+    pattern: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFile:
+    """Ask for a file below a folder; `path` is percent-encoded.
+
+    The notebook has the first `size_bytes` of it, with this `sha256`: where they are still the same, only the rest is
+    sent. `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or `Refused`.
+    """
+
+    folder: Folder
+    path: str
+    size_bytes: int = 0
+    sha256: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteFile:
+    """Offer a file for a folder; `path` is percent-encoded, and its own folders are made.
+
+    `FileBegins` says from which byte on the notebook is to send it. After the last byte comes `FileEnds`, or `Refused`.
+    """
+
+    folder: Folder
+    path: str
+    size_bytes: int
+    sha256: str
+    is_executable: bool = False
 
 
 @message

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from distmagic.clusters import allocation, slurm
-from distmagic.clusters.allocation import ONE_CORE, Allocation, found, pauses, submitted
+from distmagic.clusters import allocation, lease, slurm
+from distmagic.clusters.allocation import ONE_CORE, Allocation, found, submitted
+from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded, ConnectionLost, SpecError, Unreachable
+from distmagic.errors import (
+    AllocationEnded,
+    ConnectionLost,
+    PreflightError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.request.allocation import AllocationRequest
+from distmagic.transports import srun
+from distmagic.transports.srun import Node, SrunTransport
 from tests.builders.keepers import request_of
 from tests.builders.logins import (
     CANCELLED,
     COMPLETING,
+    ENDLESS,
     FOREIGN,
     PENDING,
     RUNNING,
@@ -29,9 +40,10 @@ from tests.lab.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocation, "pauses", lambda: itertools.repeat(0.0))
+    monkeypatch.setattr(allocation.queue, "pauses", lambda: itertools.repeat(0.0))
     monkeypatch.setattr(allocation, "_AGAIN_S", 0.01)
     monkeypatch.setattr(allocation, "_LOOK_S", 0.0)
+    monkeypatch.setattr(srun, "_AGAIN_S", 0.01)
 
 
 @pytest.fixture
@@ -41,9 +53,9 @@ def login() -> Login:
 
 @pytest.fixture
 def made(login: Login) -> Iterator[Allocation]:
-    shell = Shell("login1", lambda _: login)
+    queue = Queue(Shell("login1", lambda _: login))
     one = submitted(
-        AllocationRequest(login="login1", nodes=2), shell, ASKER, comment="distmagic:me", python="python3", lease_s=0.4,
+        AllocationRequest(login="login1", nodes=2), queue, ASKER, comment="distmagic:me", python="python3", lease_s=0.4,
         is_elastic=False,
     )  # fmt: skip
     yield one
@@ -104,10 +116,84 @@ def test_a_controller_that_is_away_says_nothing_of_the_job(login, made):
 
 
 def test_a_job_that_ends_before_it_is_ours(login, made):
-    squeue(login, PENDING, CANCELLED)
+    squeue(login, PENDING, COMPLETING, CANCELLED)
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
         made.wait(ASKER, print)
     assert not made.is_alive
+
+
+def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made):
+    squeue(login, ENDLESS)
+    with pytest.raises(SpecError) as caught:
+        made.wait(ASKER, print)
+    assert caught.value.message == (
+        "Slurm job 17 is pending: it asks for more nodes than the partition has or allows, so it will never start "
+        "(PartitionNodeLimit). It was cancelled."
+    )
+    assert "--nodes" in caught.value.hint
+    assert login.asked[-1] == ("scancel", "17")
+    assert not made.is_alive
+
+
+def test_somebody_elses_job_that_can_not_ever_start_is_left_as_it_is(login):
+    squeue(login, ENDLESS)
+    queue = Queue(Shell("login1", lambda _: login))
+    one = found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    with pytest.raises(SpecError, match="will never start"):
+        one.wait(ASKER, print)
+    one.end()
+    assert "scancel" not in login.programs()
+
+
+def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
+    class Hanging(Said):
+        def __init__(self) -> None:
+            super().__init__(stays=True)
+            self.closed = threading.Event()
+
+        def read(self, max_bytes: int = 65536) -> bytes:
+            self.closed.wait(60)
+            return b""
+
+        def close(self) -> None:
+            self.closed.set()
+
+    monkeypatch.setattr(lease, "OPEN_S", 0.1)
+    monkeypatch.setattr(allocation, "SETUP_S", 0.0)
+    squeue(login, RUNNING)
+    login.answers["srun"] = [Hanging()]
+    with pytest.raises(
+        Unreachable, match=r"a1: srun started nothing there within 0\.1 s\."
+    ) as caught:
+        made.wait(ASKER, print)
+    assert (
+        caught.value.hint == "Try by hand: srun --jobid=17 --overlap -N1 -n1 -w a1 true"
+    )
+
+
+def test_what_is_sent_before_a_step_is_refused_is_sent_again(login):
+    refused = "srun: error: Unable to create step for job 17: Memory required by task is not available\n"
+
+    class Cat(Said):
+        def again(self) -> Said:
+            return self
+
+    second = Cat("hello", stays=True)
+    login.answers["srun"] = [Said(err=refused, code=1), second]
+    process = SrunTransport(login, Node(name="a1", job="17")).start(("cat",))
+    process.write(b"one ")
+    process.write(b"two")
+    assert process.read() == b"hello"
+    assert second.written == b"one two"
+
+
+def test_a_step_that_stays_refused_is_told_in_the_end(login, monkeypatch):
+    monkeypatch.setattr(srun, "REFUSED_S", 0.05)
+    refused = "srun: error: Unable to create step for job 17: Job step creation temporarily disabled\n"
+    login.answers["srun"] = [Said(err=refused, code=1)]
+    process = SrunTransport(login, Node(name="a1", job="17")).start(("cat",))
+    with pytest.raises(Unreachable, match="a1: Slurm starts no step there for now"):
+        process.read()
 
 
 def test_what_its_script_printed_is_told(login, made):
@@ -137,6 +223,19 @@ def test_a_job_that_completes_says_how_a_moment_later(login, made):
     assert len(login.asked) == asked, "it is known by now"
 
 
+def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login, made):
+    squeue(login, RUNNING)
+    (_, second) = made.wait(ASKER, print)
+    way = made.transport(second, ASKER)
+    expired = "srun: error: Slurm job 17 has expired\n"
+    login.answers["srun"] = [Said(err=expired, code=1)]
+    squeue(login, CANCELLED)
+    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+        way.start(("true",)).read()
+    assert f"--comment={way.node.mark}" in login.asked[-3]
+    assert login.programs()[-2:] == ["squeue", way.node.mark]
+
+
 def test_one_core_is_a_warning_of_the_first_node(login, made):
     squeue(login, RUNNING)
     first, second = made.wait(ASKER, print)
@@ -158,10 +257,11 @@ def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_on
     login,
 ):
     squeue(login, RUNNING)
-    shell, wanted = Shell("login1", lambda _: login), AllocationRequest(nodes=2)
+    queue = Queue(Shell("login1", lambda _: login))
+    wanted = AllocationRequest(nodes=2)
     one = submitted(
         wanted,
-        shell,
+        queue,
         ASKER,
         comment="distmagic:me",
         python="p",
@@ -170,7 +270,7 @@ def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_on
     )
     other = submitted(
         wanted,
-        shell,
+        queue,
         ASKER,
         comment="distmagic:me",
         python="p",
@@ -179,8 +279,8 @@ def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_on
     )
     one.wait(ASKER, print)
     other.wait(ASKER, print)
-    for lease in login.leases:
-        lease.stays = False
+    for held in login.leases:
+        held.stays = False
     other.leave()
     assert "scancel" not in login.programs()
     one.end()
@@ -196,11 +296,11 @@ def test_a_refusal_is_an_error_of_the_request(login):
     login.answers["sbatch"] = [
         Said(err="sbatch: error: invalid partition specified: x\n", code=1)
     ]
-    shell = Shell("login1", lambda _: login)
+    queue = Queue(Shell("login1", lambda _: login))
     with pytest.raises(SpecError, match="no such partition"):
         submitted(
             AllocationRequest(),
-            shell,
+            queue,
             ASKER,
             comment="",
             python="p",
@@ -211,25 +311,28 @@ def test_a_refusal_is_an_error_of_the_request(login):
 
 def test_an_allocation_of_another_kernel(login):
     squeue(login, RUNNING)
-    shell = Shell("login1", lambda _: login)
-    one = found(AllocationRequest(job="17"), shell, ASKER, python="p", lease_s=60)
+    queue = Queue(Shell("login1", lambda _: login))
+    one = found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
     assert [host.name for host in one.wait(ASKER, print)] == ["a1", "a2"]
     one.leave()
     squeue(login, CANCELLED)
     with pytest.raises(SpecError, match="Slurm has no job 17 that runs"):
-        found(AllocationRequest(job="17"), shell, ASKER, python="p", lease_s=60)
+        found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
 
 
 def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(login):
     squeue(login, FOREIGN)
     one = found(
         AllocationRequest(job="17"),
-        Shell("login1", lambda _: login),
+        Queue(Shell("login1", lambda _: login)),
         ASKER,
         python="p",
         lease_s=60,
     )
     assert len(one.wait(ASKER, print)) == 2
+    trial = login.asked[login.programs().index("srun")]
+    assert trial[:3] == ("srun", "--jobid=17", "--nodelist=a1")
+    assert trial[-1] == "true"
     (started,) = [argv for argv in login.asked if "distmagic-keeper" in argv]
     assert "--nodelist=a1" in started
     assert request_of(started)["step"][-2:] == ["--nodes=1", "--ntasks=1"]
@@ -237,7 +340,7 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
     assert "scancel" not in login.programs()
     pending = found(
         AllocationRequest(job="17"),
-        Shell("login1", lambda _: login),
+        Queue(Shell("login1", lambda _: login)),
         ASKER,
         python="p",
         lease_s=60,
@@ -246,11 +349,15 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
     assert "scancel" not in login.programs()
 
 
-def test_looks_become_rare():
-    assert (
-        list(itertools.islice(pauses(), 26))
-        == [1.0] * 10 + [5.0] * 6 + [15.0] * 8 + [30.0] * 2
-    )
+def test_a_job_that_takes_no_step_for_keepers(login):
+    squeue(login, FOREIGN)
+    said = "srun: error: Unable to create step for job 17: Insufficient GRES available in allocation\n"
+    login.answers["srun"] = [Said(err=said, code=1)]
+    queue = Queue(Shell("login1", lambda _: login))
+    one = found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    with pytest.raises(PreflightError, match=r"counted in all \(--gpus\)"):
+        one.wait(ASKER, print)
+    assert not one.is_alive
 
 
 def test_a_command_that_hangs_is_given_up():

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from distmagic.clusters import job_states
-from distmagic.clusters.job_states import JobState, ended, never_starts, rows, waiting
+from distmagic.clusters.job_states import (
+    JobState,
+    cure_of_endless,
+    ended,
+    rows,
+    waiting,
+)
 
 PRINTED = """\
 CLUSTER: east
@@ -78,12 +84,33 @@ def test_nodes_that_are_made_ready():
     )
 
 
-@pytest.mark.parametrize(
-    ("reason", "never"),
-    [("PartitionNodeLimit", True), ("Resources", False), ("BadConstraints", True)],
+NOT_KNOWN = "Job's account not known, so it can't use this partition (gpu allows staff)"
+NOT_PERMITTED = (
+    "Job's QOS not permitted to use this partition (gpu allows high not low)"
 )
-def test_what_never_starts(reason, never):
-    assert never_starts(JobState(job="1", state="PENDING", reason=reason)) == never
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "cure"),
+    [
+        ("PartitionNodeLimit", "it asks for more nodes than the partition has or allows", "--nodes"),
+        ("PartitionTimeLimit", "it asks for more time than the partition allows", "--time"),
+        ("PartitionConfig", "the partition can't give as many nodes", "sinfo"),
+        ("BadConstraints", "no nodes are as it asks for", "sinfo"),
+        (NOT_KNOWN, "its account may not use this partition", "--account"),
+        (NOT_PERMITTED, "its quality of service may not use this partition", "--qos"),
+    ],
+)  # fmt: skip
+def test_what_never_starts(reason, words, cure):
+    state = JobState(job="1", state="PENDING", reason=reason)
+    told = waiting(state)
+    assert told.startswith(f"Slurm job 1 is pending: {words}")
+    assert ", so it will never start (" in told
+    assert cure in cure_of_endless(state)
+
+
+def test_what_may_start():
+    assert cure_of_endless(JobState(job="1", state="PENDING", reason="Resources")) == ""
 
 
 @pytest.mark.parametrize(

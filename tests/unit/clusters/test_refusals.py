@@ -57,6 +57,11 @@ def test_a_machine_without_slurm():
     assert "--on slurm:LOGIN" in error.hint
 
 
+def test_a_value_that_is_taken_for_a_file_is_no_missing_program():
+    said = "sbatch: error: slurm_open: /a/b: No such file or directory\nsbatch: error: Invalid node list\n"
+    assert isinstance(refusal("login1", "sbatch", said), SpecError)
+
+
 def test_a_job_that_is_no_longer_known():
     assert is_unknown_job("slurm_load_jobs error: Invalid job id specified")
     assert not is_unknown_job(
@@ -75,7 +80,7 @@ def test_a_job_that_is_no_longer_known():
         ("srun: unrecognized option '--overlap'\n", PreflightError, "20.11"),
         ("srun: error: Unable to create step for job 13: Invalid generic resource (gres) specification\n", PreflightError, "--gpus"),
         ("srun: error: Unable to confirm allocation for job 13: Access/permission denied\n", PreflightError, "lets this user"),
-        ("srun: error: Unable to create step for job 13: Requested node configuration is not available\n", PreflightError, "no node of"),
+        ("srun: error: Unable to create step for job 13: Requested node configuration is not available\n", Unreachable, "no node of"),
         ("sh: 1: exec: srun: not found\n", PreflightError, "no program srun"),
         ("slurmstepd: error: execve(): /x/python3: No such file or directory\n", PreflightError, "no such Python"),
         ("distmagic: no keeper answers on a1: Connection refused\n", Unreachable, "keeper does not answer"),

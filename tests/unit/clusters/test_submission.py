@@ -57,9 +57,9 @@ def test_what_is_submitted():
     text = (
         " ".join(command[4:])
         + "\n\n"
-        + submission.script(request, "~/py/bin/python3", 60.0)
+        + submission.script(request, "~/py/bin/python3", 60.0, is_elastic=True)
     )
-    alone = submission.script(AllocationRequest(), "python3", 60.0)
+    alone = submission.script(AllocationRequest(), "python3", 60.0, is_elastic=False)
     golden = REPOSITORY / "tests/golden/sbatch.txt"
     assert f"{text}\n{alone}" == golden.read_text()
 
@@ -77,7 +77,9 @@ def test_a_hostile_value_stays_one_argument_for_every_shell(value):
 
 
 def test_a_hostile_python_stays_one_word_of_the_script():
-    script = submission.script(AllocationRequest(), "/opt/my $(id) py'thon", 60.0)
+    script = submission.script(
+        AllocationRequest(), "/opt/my $(id) py'thon", 60.0, is_elastic=False
+    )
     shown = script.replace("exec ", "printf '%s\\n' ")
     told = subprocess.run(
         ["sh", "-c", shown], capture_output=True, text=True, check=True

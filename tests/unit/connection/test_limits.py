@@ -18,7 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmagic.connection.limits import DECODER, LIMITS, FirstReply, first_reply
+from distmagic.connection.limits import (
+    DECODER,
+    LIMITS,
+    PATH_CHARS,
+    FirstReply,
+    first_reply,
+)
 from distmagic.errors import ProtocolError
 from distmagic.remote.wire import answers, codec, events, requests
 from distmagic.remote.wire import protocol as p
@@ -206,7 +212,10 @@ def check(value: object, owner: type, name: str) -> None:
 
 
 def check_text(value: str, owner: type, name: str) -> None:
-    assert len(value) <= (1 << 17 if owner in ORDERS else MOST_CHARS.get(name, 4096))
+    most = 1 << 17 if owner in ORDERS else MOST_CHARS.get(name, 4096)
+    if owner is p.FoundFile:
+        most = PATH_CHARS
+    assert len(value) <= most
     if (owner, name) == (p.Output, "text"):
         assert is_harmless(COLOURS.sub("", value).replace("\r", ""), may_break=True)
     elif owner in ORDERS:
@@ -235,10 +244,11 @@ def test_any_message_comes_in_harmless_and_within_its_limits(kind, data):
     message = comes_in(kind, raw)
     if (
         message is None
-    ):  # sizes and orders are refused, and whole lines that are too long
+    ):  # sizes, orders and names of files are refused, and whole lines that are too long
         is_long = len(json.dumps(raw, ensure_ascii=False)) > p.MAX_LINE_BYTES // 4
         assert is_long or any(
-            part in ORDERS or part in (p.Skipped, p.NeedBlob, p.Data)
+            part in ORDERS
+            or part in (p.Skipped, p.NeedBlob, p.Data, p.FileBegins, p.FoundFile)
             for part in part_types(kind)
         )
         return

@@ -121,6 +121,16 @@ def test_no_python(bundle, code, said, message):
     )
 
 
+def test_a_setup_that_fails_on_a_host(bundle):
+    said = "bash: module: command not found\n"
+    error = refusal(FakeProcess(code=97, stderr=said), bundle)
+    assert isinstance(error, PreflightError)
+    assert str(error) == (
+        "gpu-a: its --setup failed: bash: module: command not found.\n"
+        "Try it by hand: ssh gpu-a"
+    )
+
+
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_python_that_ends_at_once(bundle, deaf):
     error = refusal(
@@ -148,15 +158,15 @@ def test_a_connection_that_ends_before_python_speaks(bundle):
     [
         (
             {"python": [2, 7, 18]},
-            "gpu-a: Python 2.7.18 (/usr/bin/python3), but this notebook runs Python ",
+            "gpu-a: Python 2.7.18 (/usr/bin/python3); hosts need Python 3.10 or a later one.",
         ),
         (
             {"python": [], "executable": None},
-            "gpu-a: Python  (None), but this notebook runs Python ",
+            "gpu-a: Python  (None); hosts need Python 3.10 or a later one.",
         ),
         (
             {"python": [3, 6, 0]},
-            "gpu-a: Python 3.6.0 (/usr/bin/python3), but this notebook runs Python ",
+            "gpu-a: Python 3.6.0 (/usr/bin/python3); hosts need Python 3.10 or a later one.",
         ),
         (
             {"system": "darwin"},

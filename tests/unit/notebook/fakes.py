@@ -95,7 +95,7 @@ class FakeSession:
             raise self.failure
         return payload() if callable(payload) else payload
 
-    def dry_run(self, reaching, spec, program="<the cell>"):
+    def dry_run(self, reaching, spec, program="<the cell>", payload=None):
         self.log.append("dry_run")
         return f"would run {spec.nproc_per_node}"
 
@@ -121,6 +121,10 @@ class FakeSession:
         self.log.append("clear" if removes else "measure")
         return (5 * 10**5,)
 
+    def folder(self, reaching, path):
+        self.log.append(f"folder {path} of {self.hosts[0].name}")
+        return FakeFolder(self.log)
+
     def work_dirs(self, reaching):
         return {"gpu-a": self.dirs}
 
@@ -134,6 +138,21 @@ class FakeSession:
 
     def close(self) -> None:
         self.log.append("close")
+
+
+@dataclass
+class FakeFolder:
+    """A folder of a host, which has one file for any pattern."""
+
+    log: list[str]
+
+    def fetch(self, pattern, to):
+        self.log.append(f"fetch {pattern} to {to}")
+        return [to / "a\x1b[31m.pt"]
+
+    def send(self, source):
+        self.log.append(f"send {source}")
+        return [source.name]
 
 
 @dataclass

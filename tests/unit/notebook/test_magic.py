@@ -39,6 +39,7 @@ from distmagic.playground.playground import Playground
 from distmagic.request import flags, notebook_place
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
+from distmagic.session import inside
 from distmagic.session.session import Session
 from tests.unit.notebook.fakes import (
     FakePlayground,
@@ -531,11 +532,11 @@ FOR_ALL = (
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -963,3 +964,50 @@ def test_above_the_limit_where_nobody_can_answer(lab):
     assert str(lab.error("%%distributed\ndef f():\n    return 1\nf()")) == (
         "The call takes 2.0 GB.\nUse --payload-limit 4G."
     )
+
+
+# ---- started by a scheduler on every node
+
+
+def test_a_kernel_with_half_set_variables_of_a_scheduler(lab, monkeypatch):
+    monkeypatch.setenv("SKYPILOT_NODE_RANK", "0")
+    cell = "def train():\n    return 7\ntrain()"
+    error = lab.error(f"%%distributed\n{cell}")
+    assert isinstance(error, SpecError)
+    assert "SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES are not set" in error.message
+    assert lab.value(f"%%distributed --on none\n{cell}") == 7
+    assert lab.value(f"%%distributed --hosts gpu-a\n{cell}") == 7
+
+
+def test_the_hosts_of_a_kernel_that_a_scheduler_has_started(lab, monkeypatch, capsys):
+    nodes = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
+    for name, value in {**nodes, "SKYPILOT_NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(lab.session, "inside", None, raising=False)
+    monkeypatch.setattr(lab.session, "kernel", "k", raising=False)
+    monkeypatch.setattr(lab.session, "own_link", None, raising=False)
+    lab.value("%distributed hosts")
+    assert capsys.readouterr().out == (
+        "10.0.0.1, 10.0.0.2  (inside SkyPilot, node 1 of 2)\n"
+    )
+
+
+def test_a_node_that_follows_runs_its_own_statements_and_gets_its_own_ranks(
+    lab, monkeypatch
+):
+    asked = []
+
+    class Part:
+        def run(self, digest, access, spec, launch, before):
+            asked.append(digest)
+            before()
+            return "its own ranks"
+
+    monkeypatch.setattr(inside, "part_of", lambda *_: Part())
+    cell = "def train():\n    return 7\ntrain()"
+    assert lab.value(f"%%distributed -o run\n{cell}") is None
+    assert lab.shell.user_ns["run"] == "its own ranks"
+    assert lab.shell.user_ns["train"]() == 7
+    assert lab.value(f"%%distributed\n{cell}") == "its own ranks"
+    assert len(set(asked)) == 2, "another line is another cell"
+    assert "launch" not in lab.session.log

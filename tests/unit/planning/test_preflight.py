@@ -10,6 +10,7 @@ from distmagic.errors import PreflightError
 from distmagic.planning.preflight import (
     check,
     check_among,
+    check_oldest_python,
     check_python,
     check_system,
     shared_machines,
@@ -23,7 +24,7 @@ def test_the_same_minor_python_will_do():
 
 @pytest.mark.parametrize(
     ("found", "shown"),
-    [((3, 9, 2), "3.9.2"), ((3, 12, 0), "3.12.0"), ((2, 7, 18), "2.7.18"), ((), "")],
+    [((3, 10, 2), "3.10.2"), ((3, 12, 0), "3.12.0")],
 )
 def test_another_python(found, shown):
     with pytest.raises(PreflightError) as caught:
@@ -31,8 +32,22 @@ def test_another_python(found, shown):
     assert str(caught.value) == (
         f"gpu-a: Python {shown} (/usr/bin/python3), but this notebook runs Python 3.11.9; "
         "functions travel only between equal minor versions.\n"
-        "Name a Python 3.11 on that host: --python gpu-a=/path/to/python3.11"
+        "Name a Python 3.11 on that host: --python gpu-a=/path/to/python3.11. "
+        "A script runs on any of them, and so does a cell with --whole."
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"), [((3, 9, 2), "3.9.2"), ((2, 7, 18), "2.7.18"), ((), "")]
+)
+def test_a_python_that_is_too_old(found, shown):
+    with pytest.raises(PreflightError) as caught:
+        check_oldest_python("gpu-a", found, "/usr/bin/python3")
+    assert str(caught.value) == (
+        f"gpu-a: Python {shown} (/usr/bin/python3); hosts need Python 3.10 or a later one.\n"
+        "Name another Python on that host: --python gpu-a=/path/to/python"
+    )
+    check_oldest_python("gpu-a", (3, 10, 0), "/usr/bin/python3")
 
 
 def test_hosts_are_linux():

@@ -405,3 +405,13 @@ def test_subcommands_are_completed(text, candidates):
 )
 def test_a_comment_ends_the_line(line, words):
     assert flags.split(line) == words
+
+
+def test_the_system_that_has_started_this_can_be_ignored():
+    assert parse("--on none").ignores_system
+    assert parse("--on none").allocation is None
+    assert not parse("--on slurm").ignores_system
+    assert not parse("").ignores_system
+    assert refusal("--on none --nodes 2") == (
+        "--nodes is for hosts of a scheduler.\nAdd --on slurm, or leave it out."
+    )

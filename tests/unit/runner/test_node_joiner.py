@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,7 @@ class FakeLink:
             one.host,
             replace(one.facts, torch=facts.torch_version(), running=running),
         )
+        self.python = sys.version_info[:3]
         self.has = {
             hashlib.sha256(data).hexdigest(): data for data in (has or {}).values()
         }

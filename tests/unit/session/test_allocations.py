@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded
+from distmagic.errors import AllocationEnded, NodeLost, WorkerFailed
+from distmagic.remote.system import memory
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
-from distmagic.session.allocations import Allocations
+from distmagic.session.allocations import MORE_MEMORY, Allocations
 from tests.builders.logins import RUNNING, Login, Said, squeue
 
 ASKER = NotebookAsker(can_ask=False)
@@ -107,3 +108,24 @@ def test_a_kernel_that_leaves_gives_up_its_leases(allocations, login):
     get(allocations)
     allocations.leave()
     assert login.leases[0].written.endswith(b"b")
+
+
+def test_the_error_of_a_run_says_what_to_do_about_its_allocation(allocations):
+    one = get(allocations)
+    lost = NodeLost("A host was lost.", "What still runs there ends by itself.")
+    allocations.advise(one.hosts, lost)
+    assert lost.hint == "What still runs there ends by itself.", "it is still ours"
+    one.error = AllocationEnded("It reached its time limit.", "Ask for more: --time.")
+    allocations.advise(one.hosts, lost)
+    assert lost.hint == "Ask for more: --time."
+
+
+def test_a_rank_without_memory_is_told_to_ask_slurm_for_more(allocations):
+    one = get(allocations)
+    killed = WorkerFailed(
+        f"rank 1 was killed: {memory.REACHED} (...).", "Its output.", ""
+    )
+    allocations.advise((Host(name="elsewhere"),), killed)
+    assert killed.hint == "Its output."
+    allocations.advise(one.hosts, killed)
+    assert killed.hint == f"{MORE_MEMORY}\nIts output."

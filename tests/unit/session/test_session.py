@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import session as sessions
-from distmagic.session.session import Session, python_of
+from distmagic.session.session import Session, fetch, python_of
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, connector, down, fails, runs_on
 from tests.builders.jobs import (
@@ -383,3 +384,19 @@ def test_no_host_means_this_machine(kernel):
     reaching.wait()
     reaching.cancel()
     assert_left(here)
+
+
+def test_files_are_fetched_after_a_run_and_one_that_can_not_be_had_loses_nothing(
+    capsys,
+):
+    class FetchedRun:
+        def fetch(self, pattern):
+            if pattern == "no":
+                raise SpecError("No file of the run fits 'no'.", "Look.")
+            return [Path("ck/a\x1b[31m.pt"), Path("ck/b.pt")]
+
+    fetch(FetchedRun(), ("ck/*", "no"))
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert "ck/b.pt\n" in said
+    assert "--fetch no: No file of the run fits 'no'.\nLook.\n" in said

@@ -251,7 +251,7 @@ FLOODS = {
         b'{"t":"progress","rank":0,"restart":0,"at_s":@@,"rows":[{"at_s":1,"metrics":{"m@@":1,"x":@@,"'
         + b"y" * 3000
         + b'@@":1}}]',
-        20_000,
+        5000,
     ),
     "bars": (
         b'{"t":"progress","rank":0,"restart":0,"at_s":1,"bars":[{"id":@@,"desc":"'
@@ -261,7 +261,7 @@ FLOODS = {
     ),
     "restarts": (
         b'{"t":"worker","rank":0,"local_rank":0,"world_size":4,"restart":@@,"pid":1',
-        20_000,
+        5000,
     ),
     "lines": (
         b'{"t":"output","rank":0,"stream":"stderr","offset":0,"text":"'
@@ -285,7 +285,7 @@ FLOODS = {
         b'{"t":"engine_ended","code":1,"exits":['
         + b",".join([b'{"rank":0,"local_rank":0,"pid":1,"code":1}'] * 20_000)
         + b"]",
-        10,
+        3,
     ),
     "strangers": (b'{"t":"teleport","to":"' + b"m" * 10_000 + b'"', 5000),
 }

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote.contact import blob_server
+from distmagic.connection.certificate import one_time_secret
+from distmagic.remote.contact import blob_server, mutual_tls
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Secret
-from distmagic.runner.certificate import one_time_secret
 from tests.lab import wait_until
 
 HERE = "127.0.0.1"
@@ -257,12 +257,12 @@ def test_a_flood_is_bounded(serve):
         )
         assert (
             len(os.listdir("/proc/self/fd")) - before
-            <= 100 + blob_server._MOST_HANDSHAKES + 5
+            <= 100 + mutual_tls._MOST_HANDSHAKES + 5
         )
 
 
 def test_who_waits_at_the_door_is_turned_away(serve, monkeypatch):
-    monkeypatch.setattr(blob_server, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 0.05)
     files = serve(10)
     with socket.create_connection((HERE, files.server.port), timeout=10) as slow:
         slow.sendall(b"\x16")
@@ -297,7 +297,7 @@ def as_server(
     secret: Secret, then: Callable[[ssl.SSLSocket], object]
 ) -> Callable[[socket.socket], object]:
     def act(conn: socket.socket) -> None:
-        with blob_server.context(secret, is_server=True).wrap_socket(
+        with mutual_tls.context(secret, is_server=True).wrap_socket(
             conn, server_side=True
         ) as tls:
             then(tls)

@@ -29,7 +29,7 @@ from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot, template_client
-from distmagic.remote.records import journal, listing, places
+from distmagic.remote.records import journal, listing, places, work_dirs
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
@@ -498,6 +498,28 @@ def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> 
         assert link.free_port("127.0.0.1") != port
     with pytest.raises(PreflightError):
         link.free_port("192.0.2.1")
+
+
+# ---- working directories
+
+
+def test_working_directories_are_told_and_removed(link: Link) -> None:
+    path = work_dirs.prepare(p.WorkDir(name="train", origin="nb"), "job-1", 0).path
+    (path / "snapshot").write_bytes(b"12345")
+    (kept,) = link.work_dirs()
+    assert (kept.name, kept.origin, kept.size_bytes, kept.is_used) == (
+        "train",
+        "nb",
+        5,
+        True,
+    )
+    with pytest.raises(
+        PreflightError, match="job job-1 uses the working directory train"
+    ):
+        link.remove_work_dir("train")
+    work_dirs.leave(path, "job-1", 0)
+    assert link.remove_work_dir("train") == 5
+    assert link.work_dirs() == ()
 
 
 # ---- the first program

@@ -13,7 +13,7 @@ import pytest
 
 from distmagic.remote.keeper import keeper, usher
 from distmagic.remote.keeper.keeper import LOOK_S, Lease
-from distmagic.transports import Process
+from distmagic.transports import Process, program_text
 from tests.builders.keepers import LocalKeeper
 from tests.lab.waiting import wait_until
 
@@ -117,6 +117,43 @@ def test_the_lead_starts_the_others_and_waits_for_their_end():
         assert not folder.exists()
 
 
+OTHERS = ("env", "SLURMD_NODENAME=there")
+
+
+def kill_other(node: LocalKeeper) -> None:
+    """Kill the keeper of the other node, which is a child of the lead's here, as srun's task is not."""
+    folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{node.job}.there")
+    wait_until((folder / "keeper").exists, "the other keeper to be up")
+    for pid, parent in keeper._parents().items():
+        if parent == node.process.pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_lead_ends_with_an_error_when_another_keeper_is_killed():
+    with LocalKeeper(step=OTHERS) as node:
+        kill_other(node)
+        assert node.wait_ended() == 1
+
+
+def test_the_lead_of_nodes_that_may_be_lost_goes_on_without_them():
+    with LocalKeeper(step=OTHERS, needs_others=False) as node:
+        kill_other(node)
+        assert node.start(("echo", "still here")).read() == b"still here\n"
+        assert node.process.poll() is None
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"])
+def test_a_warning_of_slurm_ends_nothing(name):
+    with LocalKeeper() as node:
+        pid = sleeper(node)
+        node.process.send_signal(getattr(signal, name))
+        text = (
+            f"import signal; print(signal.getsignal(signal.{name}) is signal.SIG_IGN)"
+        )
+        assert read_all(node.start((sys.executable, "-c", text))) == b"False\n"
+        assert is_alive(pid)
+
+
 def test_another_keeper_does_not_count_the_time():
     with LocalKeeper(leads=False, first_lease_s=0.1, lease_s=0.1, idle_s=0.1) as node:
         process = node.start(("sleep", "2.5"))
@@ -211,22 +248,50 @@ def test_what_is_no_request_ends_the_connection_and_not_the_keeper():
         assert node.start(("echo", "here")).read() == b"here\n"
 
 
-def test_the_log_of_the_batch_script_is_removed_once_it_is_up(tmp_path):
+def test_what_a_killed_keeper_has_left_is_removed_by_the_next_one_on_the_node():
+    with LocalKeeper() as dead:
+        assert dead.start(("true",)).wait(20) == 0
+        dead.process.kill()
+        dead.process.wait(20)
+    assert dead.folder.exists()
+    with LocalKeeper() as alive, LocalKeeper() as node:
+        for one in (alive, node):
+            assert one.start(("true",)).wait(20) == 0
+        assert not dead.folder.exists()
+        assert alive.folder.exists(), "it answers"
+
+
+@pytest.mark.parametrize(("step", "code"), [([], 0), (["sh", "-c", "echo no step"], 1)])
+def test_the_log_of_the_batch_script_stays_where_the_others_did_not_come_up(
+    tmp_path, step, code
+):
     log = tmp_path / ".distmagic-slurm-17.out"
     node = {"SLURM_JOB_ID": "17000017", "SLURMD_NODENAME": "here"}
-    from distmagic.transports import program_text
-
     settings = {
         "leads": True,
         "first_lease_s": 0.2,
         "lease_s": 1,
         "idle_s": 1,
-        "step": [],
+        "step": step,
+        "needs_others": True,
     }
     with log.open("w") as file:
         command = program_text.command(sys.executable, "keeper", settings)
         done = subprocess.run(
-            command, env={**os.environ, **node}, stderr=file, timeout=30, check=False
+            command,
+            env={**os.environ, **node},
+            stdout=file,
+            stderr=file,
+            timeout=30,
+            check=False,
         )
-    assert done.returncode == 0
-    assert not log.exists()
+    assert done.returncode == code
+    assert (log.read_text() if log.exists() else "") == ("no step\n" if code else "")
+
+
+def test_the_log_of_the_batch_script_is_removed_when_its_notebook_has_come(tmp_path):
+    log = tmp_path / ".distmagic-slurm-17.out"
+    with log.open("w") as file, LocalKeeper(log=file) as node:
+        lease = node.usher({"lease": True})
+        assert lease.read() == b"ready\n"
+        assert not log.exists()

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from distmagic.remote.rank import report
+from distmagic.remote.rank import outbox, report
 from distmagic.remote.wire import protocol
 
 
@@ -167,7 +167,7 @@ def test_pending_rows_are_bounded_thinned_evenly_and_keep_the_last(agent, clock)
     agent.is_open = True
     assert report.flush(blocking=False) is True
     losses = [row.metrics["loss"] for row in agent.rows]
-    assert len(losses) <= report.KEPT_ROWS
+    assert len(losses) <= outbox.KEPT_ROWS
     assert losses == sorted(losses)
     assert losses[-1] == 4999.0
     assert losses[0] < 100  # the beginning is not forgotten
@@ -329,7 +329,7 @@ def test_bars_pending_are_bounded_but_open_ones_stay(agent):
             list(report.track([1], desc="inner"))
         agent.is_open = True
         report.flush()
-        assert len(agent.bars) <= report.KEPT_BARS + 1
+        assert len(agent.bars) <= outbox.KEPT_BARS + 1
         assert agent.bars[0].desc == "outer"
         assert not agent.bars[0].closed
 

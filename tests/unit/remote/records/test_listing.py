@@ -21,7 +21,8 @@ def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
         **before,
         "hosts": ["a", "b", "c"],
     }
-    assert [path.name for path in tmp_path.iterdir()] == [listing.FILE]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [listing.FILE, "work_dir"]
 
 
 def test_what_can_not_be_noted_makes_no_job_fail(tmp_path):

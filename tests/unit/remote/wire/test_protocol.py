@@ -30,6 +30,7 @@ WORK = p.WorkDir(
     name="train", origin="here:/nb/train.ipynb", manifest=SHA, files=3, size_bytes=7, inside="nb", is_fresh=True,
     path="/home/me/.distmagic/work/train",
 )  # fmt: skip
+FOLDER = p.Folder(job="j-1", node_rank=1, path="in")
 KEPT = p.KeptWorkDir(
     name="train", origin="here:/nb/train.ipynb", size_bytes=7, age_s=90.0, is_used=True
 )
@@ -193,6 +194,17 @@ MESSAGES = (
             path="/home/me/.distmagic/work/train", notice="job j-0 still runs"
         ),
     ),
+    (0, p.ListFiles(folder=FOLDER, pattern="*.pt")),
+    (0, p.FoundFiles(files=(p.FoundFile(path="a.pt", size_bytes=7, changed_s=1.5),))),
+    (0, p.ReadFile(folder=FOLDER, path="a.pt", size_bytes=5, sha256=SHA)),
+    (
+        0,
+        p.WriteFile(
+            folder=FOLDER, path="a.pt", size_bytes=5, sha256=SHA, is_executable=True
+        ),
+    ),
+    (0, p.FileBegins(size_bytes=7, offset=5)),
+    (0, p.FileEnds(has_changed=True)),
     (0, p.ListWorkDirs()),
     (0, p.WorkDirs(dirs=(KEPT,))),
     (0, p.RemoveWorkDir(name="train")),

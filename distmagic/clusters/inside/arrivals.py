@@ -1,0 +1,236 @@
+"""Who dials node 0: each connection is proved, then its first line says what it is for.
+
+    {"node": 1, "for": "up", "dial": 1, "python": PATH}
+                                                the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
+    {"node": 1, "for": "down", "dial": 1}       node 0 speaks:   {"start": 7, "argv": [...]}, {"bye": true},
+                                                                 {"outcome": {...}, "cell": 3}
+    {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
+    {"node": 1, "for": "stdout", "process": 7}
+
+A node whose connections break dials again: both lasting ones, with the next number. It says its cell again, and is told
+again how that ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from typing import Any
+
+from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.proof import Proof
+from distmagic.errors import SpecError
+from distmagic.transports.channel import Channel
+
+TICK_S = 0.1
+_HELLO_S = 10.0
+_BACKLOG = 128
+
+
+class Member:
+    """One of the other nodes, as far as it has dialled. Guarded by the condition of `Arrivals`."""
+
+    def __init__(self, node_rank: int, name: str) -> None:
+        self.node_rank, self.name = node_rank, name
+        self.python = ""
+        self.up: Channel | None = None
+        self.down: Channel | None = None
+        self.down_dial = 0  # the number of the dial that made it
+        self.cell, self.digest = 0, ""  # the last cell that it has come to
+        self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
+        self.has_left = False
+        self.lost_at_s: float | None = None
+        # Connections of processes: None while they are waited for.
+        self.pieces: dict[tuple[int, str], Channel | None] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be asked for something."""
+        return self.up is not None and self.down is not None
+
+
+class Arrivals:
+    """The other nodes of a job, and the socket that they dial, until `close`. `changed` guards the members."""
+
+    def __init__(self, place: Place, proof: Proof) -> None:
+        self.members = tuple(
+            Member(number, name) for number, name in enumerate(place.names)
+        )[1:]
+        self.changed = threading.Condition()
+        self.ended_cell = 0  # the last that has ended
+        self._is_over = threading.Event()
+        self._listener = _listen(place)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._door = proof.door(self._listener)
+        self._thread = threading.Thread(
+            target=self._run, name="distmagic-meeting", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def refused(self) -> int:
+        """How many could not prove to be of this job."""
+        return self._door.refused
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            found = self._door.look(TICK_S)
+            if found is not None:
+                threading.Thread(
+                    target=self._greet,
+                    args=(found,),
+                    name="distmagic-member",
+                    daemon=True,
+                ).start()
+
+    def _greet(self, tls: ssl.SSLSocket) -> None:
+        """Read what a connection is for; of one that a node speaks on, all that it says."""
+        channel = Channel(tls)
+        try:
+            hello = channel.hear(_HELLO_S) or {}
+            member = self._member(hello)
+            kind = str(hello.get("for"))
+            if member is None or kind not in ("up", "down", "stdin", "stdout"):
+                channel.close()
+            elif kind in ("stdin", "stdout"):
+                self._take(member, (int(hello["process"]), kind), channel)
+            else:
+                self._meet(member, kind, channel, hello)
+        except (OSError, ValueError, KeyError, TypeError):
+            channel.close()
+
+    def _member(self, hello: dict[str, Any]) -> Member | None:
+        for member in self.members:
+            if member.node_rank == hello.get("node"):
+                return member
+        return None
+
+    def _take(self, member: Member, key: tuple[int, str], channel: Channel) -> None:
+        with self.changed:
+            is_wanted = member.pieces.get(key, channel) is None
+            if is_wanted:
+                member.pieces[key] = channel
+                self.changed.notify_all()
+        if not is_wanted:
+            channel.close()  # it comes too late
+
+    def _meet(
+        self, member: Member, kind: str, channel: Channel, hello: dict[str, Any]
+    ) -> None:
+        dial = int(hello["dial"])
+        with self.changed:
+            if self._is_over.is_set():
+                channel.close()
+                return
+            before = member.up if kind == "up" else member.down
+            if kind == "down":
+                member.down, member.down_dial = channel, dial
+            else:
+                member.up, member.python = channel, str(hello["python"])
+            member.has_left, member.lost_at_s = False, None
+            self.changed.notify_all()
+        self.tell_outcome(member)
+        if before is not None:
+            before.close()  # it has dialled again
+        if kind == "up":
+            self._listen_to(member, channel, dial)
+
+    def _listen_to(self, member: Member, up: Channel, dial: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while (said := up.hear()) is not None:
+                with self.changed:
+                    if "cell" in said:
+                        member.cell, member.digest = (
+                            int(said["cell"]),
+                            str(said["digest"]),
+                        )
+                    member.has_left = bool(said.get("bye"))
+                    self.changed.notify_all()
+                self.tell_outcome(member)
+        up.close()
+        down = None
+        with self.changed:
+            if member.up is up:
+                member.up = None
+                member.lost_at_s = time.monotonic()
+            if member.down_dial == dial:
+                down, member.down = member.down, None
+            self.changed.notify_all()
+        if down is not None:
+            down.close()
+
+    def tell_outcome(self, member: Member) -> None:
+        """Tell a node how the cell has ended that it has come to, if that is so."""
+        with self.changed:
+            cell, down = member.cell, member.down
+            for before in [one for one in member.outcomes if one < cell]:
+                del member.outcomes[before]
+            outcome = member.outcomes.get(cell)
+            if outcome is None and 0 < cell <= self.ended_cell:
+                outcome = {"error": as_words(_passed(self.ended_cell))}
+        if down is not None and outcome is not None:
+            with contextlib.suppress(OSError, ValueError):
+                down.tell(outcome=outcome, cell=cell)
+
+    def close(self) -> None:
+        """Say good-bye, and listen no longer."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._thread.join()
+        self._door.close()
+        self._listener.close()
+        channels: list[Channel | None] = []
+        with self.changed:  # what comes from now on is closed where it comes
+            for member in self.members:
+                channels += [member.down, member.up, *member.pieces.values()]
+        for member in self.members:
+            if member.down is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    member.down.tell(bye=True)
+        for channel in channels:
+            if channel is not None:
+                channel.close()
+
+
+def _passed(cell: int) -> SpecError:
+    return SpecError(
+        f"Node 0 has run {cell} cells or scripts already, and this node begins anew.",
+        "Restart the notebooks of all nodes.",
+    )
+
+
+def _listen(place: Place) -> socket.socket:
+    """Return a socket that listens at the first free one of the job's ports. Raises `SpecError`."""
+    is_dual = socket.has_dualstack_ipv6()
+    error: OSError = OSError()
+    for port in place.ports:
+        try:
+            return socket.create_server(
+                ("", port),
+                family=socket.AF_INET6 if is_dual else socket.AF_INET,
+                backlog=_BACKLOG,
+                dualstack_ipv6=is_dual,
+            )
+        except OSError as problem:
+            error = problem
+    ports = ", ".join(map(str, place.ports))
+    raise SpecError(
+        f"{place.words}: none of its ports is free ({ports}): {error.strerror}.",
+        "Something else listens there: start the job again.",
+    )
+
+
+def as_words(error: BaseException) -> dict[str, Any]:
+    """Return an error as it is told to other nodes."""
+    return {
+        "kind": type(error).__name__,
+        "message": getattr(error, "message", str(error)),
+        "hint": getattr(error, "hint", ""),
+        "stacks": getattr(error, "stacks", ""),
+        "remote_traceback": getattr(error, "remote_traceback", ""),
+    }

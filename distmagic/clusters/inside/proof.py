@@ -1,0 +1,247 @@
+"""How the nodes of a job know each other: by a secret that all of them have, or by Slurm's munge.
+
+    DISTMAGIC_SECRET  both ends have the certificate that follows from it and from the job (connection/certificate)
+    munge             the node that dials makes a certificate of its own, and sends it in a credential first: encrypted for
+                      this user alone, on machines of this cluster alone. Node 0 takes one of its own user and job, and
+                      goes on with that certificate
+
+Then both are the same: TLS 1.3, and each end goes on only if the other shows the certificate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from distmagic.clusters.inside.place import Place
+from distmagic.connection.certificate import one_time_secret, shared_secret
+from distmagic.errors import SpecError
+from distmagic.remote.contact import mutual_tls
+from distmagic.remote.wire.protocol import Secret
+
+SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - its name
+_LEAST_CHARS = 16
+_MUNGE_S = 10.0  # for a program of munge
+_LINE_BYTES = 8192  # a credential has about 2,000
+_MOST_AT_ONCE = 16
+_TICK_S = 0.1
+
+
+class Door(Protocol):
+    """What lets in who proves himself, at node 0. `refused` counts those who did not."""
+
+    refused: int
+
+    def look(self, timeout_s: float) -> ssl.SSLSocket | None:
+        """Go on with all who are at the door; return one who has proved himself."""
+
+    def close(self) -> None:
+        """Turn all away."""
+
+
+class Proof(Protocol):
+    """One way to prove that a node is of a job."""
+
+    def door(self, listener: socket.socket) -> Door:
+        """Return what lets in who connects to `listener`."""
+
+    def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
+        """Prove this node to node 0, and have it prove itself. Raises OSError."""
+
+
+def proof_of(environ: Mapping[str, str], place: Place) -> Proof | None:
+    """Return how this node proves itself, None if it can't. Raises `SpecError` for a secret that is easily guessed."""
+    text = environ.get(SECRET, "")
+    if text and len(text) < _LEAST_CHARS:
+        raise SpecError(
+            f"{place.words}: {SECRET} has {len(text)} characters, and whoever guesses it can run programs on your nodes.",
+            f"Use {_LEAST_CHARS} or more, such as those of: openssl rand -hex 16",
+        )
+    if text:
+        return SharedSecret(shared_secret(text, place.key))
+    has_munge = (
+        shutil.which("munge") is not None and shutil.which("unmunge") is not None
+    )
+    if place.key.startswith("slurm ") and has_munge:
+        return Munge(place)
+    return None
+
+
+class SharedSecret:
+    """All nodes have the same certificate and key."""
+
+    def __init__(self, secret: Secret) -> None:
+        self._secret = secret
+
+    def door(self, listener: socket.socket) -> Door:
+        """Return what lets in who has the secret."""
+        tls = mutual_tls.context(self._secret, is_server=True)
+        return mutual_tls.Handshakes(listener, tls, self._secret)
+
+    def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
+        """Show the certificate, and look at that of node 0. Raises OSError."""
+        return _as_client(plain, self._secret)
+
+
+class Munge:
+    """The nodes are of one cluster, and run as one user."""
+
+    def __init__(self, place: Place) -> None:
+        self._key = place.key
+        self._own: Secret | None = None
+
+    def door(self, listener: socket.socket) -> Door:
+        """Return what lets in who has a credential of this user for this job."""
+        return _MungeDoor(listener, self._key)
+
+    def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
+        """Send a credential, each time a new one: munge takes none twice. Raises OSError."""
+        if self._own is None:
+            self._own = one_time_secret()
+        words = {
+            "key": self._key,
+            "certificate": self._own.certificate,
+            "private": self._own.key,
+        }
+        argv = ("munge", f"--restrict-uid={os.getuid()}")
+        plain.sendall(_output(argv, json.dumps(words).encode()).strip() + b"\n")
+        return _as_client(plain, self._own)
+
+
+class _MungeDoor:
+    """Connections that begin with a credential, each on a thread of its own: few at once, each for a short time."""
+
+    def __init__(self, listener: socket.socket, key: str) -> None:
+        self.refused = 0
+        self._listener, self._key = listener, key
+        self._rooms = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._in: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._acceptor = threading.Thread(
+            target=self._accept_all, name="distmagic-munge-door", daemon=True
+        )
+        self._acceptor.start()
+
+    def _accept_all(self) -> None:
+        while not self._is_over.is_set():
+            if not select.select([self._listener], [], [], _TICK_S)[0]:
+                continue
+            self._rooms.acquire()
+            try:
+                plain, _ = self._listener.accept()
+            except OSError:  # gone again
+                self._rooms.release()
+                continue
+            threading.Thread(
+                target=self._prove, args=(plain,), name="distmagic-munge", daemon=True
+            ).start()
+
+    def look(self, timeout_s: float) -> ssl.SSLSocket | None:
+        """Return a connection that has proved itself."""
+        try:
+            return self._in.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _prove(self, plain: socket.socket) -> None:
+        try:
+            plain.settimeout(mutual_tls.HANDSHAKE_S)
+            tls = self._let_in(plain)
+        except (OSError, ValueError, KeyError, TypeError):
+            self.refused += 1
+            plain.close()
+        else:
+            self._in.put(tls)
+            if self._is_over.is_set():
+                self._turn_away()
+        finally:
+            self._rooms.release()
+
+    def _let_in(self, plain: socket.socket) -> ssl.SSLSocket:
+        """Return the connection under TLS. Raises OSError or ValueError for what is no credential of this user for this job."""
+        credential = _line(plain)
+        said = _output(("unmunge", "--keys=UID"), credential)
+        uid, payload = parsed(said.decode())
+        if uid != os.getuid():
+            raise ValueError("of another user")
+        words = json.loads(payload)
+        if words["key"] != self._key:
+            raise ValueError("of another job")
+        secret = Secret(certificate=words["certificate"], key=words["private"])
+        tls = mutual_tls.context(secret, is_server=True).wrap_socket(
+            plain, server_side=True
+        )
+        try:
+            mutual_tls.check_peer(tls, secret)
+        except BaseException:
+            tls.close()
+            raise
+        return tls
+
+    def close(self) -> None:
+        """Accept nobody any more, and turn away who was not looked at."""
+        self._is_over.set()
+        self._acceptor.join()
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        while True:
+            try:
+                self._in.get_nowait().close()
+            except queue.Empty:
+                return
+
+
+def parsed(said: str) -> tuple[int, str]:
+    """Return (user id, payload) of what `unmunge --keys=UID` prints. Raises ValueError. Pure."""
+    head, _, payload = said.partition("\n\n")
+    found = re.fullmatch(r"UID:\s+\S+ \((\d+)\)", head.strip())
+    if found is None:
+        raise ValueError(f"unmunge said {head[:80]!r}")
+    return int(found[1]), payload
+
+
+def _line(plain: socket.socket) -> bytes:
+    """Return the first line, up to its end and no further: TLS begins behind it."""
+    end_s = time.monotonic() + mutual_tls.HANDSHAKE_S
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = plain.recv(1)
+        if not data or len(line) > _LINE_BYTES or time.monotonic() > end_s:
+            raise OSError("no line")
+        line += data
+    return bytes(line)
+
+
+def _output(argv: tuple[str, ...], data: bytes) -> bytes:
+    """Return what a program of munge prints. Raises OSError."""
+    try:
+        done = subprocess.run(
+            argv, input=data, capture_output=True, timeout=_MUNGE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{argv[0]} did not end") from None
+    if done.returncode:
+        raise OSError(f"{argv[0]}: {done.stderr.decode(errors='replace')[:200]}")
+    return done.stdout
+
+
+def _as_client(plain: socket.socket, secret: Secret) -> ssl.SSLSocket:
+    tls = mutual_tls.context(secret, is_server=False).wrap_socket(plain)
+    try:
+        mutual_tls.check_peer(tls, secret)
+    except BaseException:
+        tls.close()
+        raise
+    return tls

@@ -1,0 +1,224 @@
+"""Files below a folder of a host: listed, fetched to this machine, and sent there.
+
+A host names the files, and is not trusted with more: nothing that it says has a file written outside of the folder that
+the user has named, through a link, or beyond the room that this disk has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from distmagic.connection.file_requests import (
+    Reopening,
+    find_files,
+    read_file,
+    reopening,
+    write_file,
+)
+from distmagic.connection.link import Link
+from distmagic.connection.progress_line import ProgressLine
+from distmagic.errors import NoResult, PayloadError, ProtocolError, SpecError
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.records import found_files
+from distmagic.remote.wire import file_names, protocol
+from distmagic.remote.wire.protocol import Blob, Folder, FoundFile
+from distmagic.request.spec import check_pattern
+
+_AGAIN = 3  # for a file that a rank writes while it is fetched
+
+
+class RemoteFolder:
+    """A folder of a host; `open_link` opens a conversation with that host."""
+
+    def __init__(self, folder: Folder, open_link: Callable[[], Link]) -> None:
+        self._folder = folder
+        self._open_link = open_link
+
+    def find(self, pattern: str) -> tuple[FoundFile, ...]:
+        """Return the files that fit a pattern, in the order of their paths. Raises what `find_files` raises."""
+        check_pattern(pattern, "pattern")
+        with reopening(self._open_link) as kept:
+            return find_files(kept.link(), self._folder, pattern)
+
+    def fetch(self, pattern: str, to: Path) -> list[Path]:
+        """Copy the files that fit a pattern to the folder `to`, each at its path below it; return where they are.
+
+        What an earlier call had of a file is not fetched again. Raises `SpecError` if none fits, and `NoResult` for one
+        that can't be written here, or that ranks never leave alone.
+        """
+        check_pattern(pattern, "pattern")
+        with reopening(self._open_link) as kept:
+            found = find_files(kept.link(), self._folder, pattern)
+            if not found:
+                name = kept.link().host.name
+                raise SpecError(
+                    f"No file on {name} fits {pattern!r}.",
+                    "Links are not followed, and * stays in one folder: **/*.pt looks in all of them.",
+                )
+            return [self._fetch(kept, file, to) for file in found]
+
+    def _fetch(self, kept: Reopening, file: FoundFile, to: Path) -> Path:
+        try:
+            target = _place(to, file.path)
+            if _is_same(target, file):
+                return target
+            for _ in range(_AGAIN):
+                if self._fetch_once(kept, file, to, target):
+                    return target
+        except OSError as error:
+            raise NoResult(
+                f"{file.path} can't be written to {to}: {error.strerror or error}.",
+                "It is still on its host. Make room, or name another folder, and fetch it again.",
+            ) from error
+        raise NoResult(
+            f"{file.path} changed each time while it was fetched.",
+            "Fetch it when the rank has written it; a rank that writes a new file and renames it is never in the way.",
+        )
+
+    def _fetch_once(
+        self, kept: Reopening, file: FoundFile, to: Path, target: Path
+    ) -> bool:
+        """Fetch a file; return whether it came whole, unchanged meanwhile."""
+        key = f"{kept.link().host.name} {self._folder} {file.path}"
+        name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
+        part = to / f".distmagic-{name}.part"
+        line = ProgressLine(file.path, file.size_bytes)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(part, flags, 0o666), "r+b") as out:
+            has_changed = kept.call(
+                partial(self._receive, file=file, out=out, line=line),
+                lambda: out.seek(0, os.SEEK_END),
+            )
+        line.end()
+        if has_changed:
+            part.unlink()
+            return False
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            os.utime(part, (file.changed_s, file.changed_s))  # a host may name any time
+        part.replace(target)
+        return True
+
+    def _receive(
+        self, link: Link, file: FoundFile, out: BinaryIO, line: ProgressLine
+    ) -> bool:
+        """Append to `out` what it lacks of a file; return whether the file was changed meanwhile."""
+        done = out.seek(0, os.SEEK_END)
+
+        def begin(begins: protocol.FileBegins) -> None:
+            if begins.offset not in (0, done):
+                raise ProtocolError(
+                    f"{file.path} is sent from byte {begins.offset:,} on, which nobody asked for."
+                )
+            left = begins.size_bytes - begins.offset
+            if left > shutil.disk_usage(out.fileno()).free:
+                raise OSError(
+                    f"it is {begins.size_bytes:,} bytes long, and there is less room"
+                )
+            out.seek(begins.offset)
+            out.truncate()
+            line.begin_at(begins.offset)
+
+        def write(data: bytes) -> None:
+            out.write(data)
+            line.add(len(data))
+
+        request = protocol.ReadFile(
+            folder=self._folder,
+            path=file_names.quoted(file.path),
+            size_bytes=done,
+            sha256=found_files.digest(out, 0, done) if done else "",
+        )
+        return read_file(link, request, begin, write)
+
+    def send(self, source: Path) -> list[str]:
+        """Copy a file of this machine into the folder, or a folder with all its files; return their paths there.
+
+        Links are left out. What an earlier call has sent of a file is not sent again. Raises `SpecError` for what is no
+        file and no folder, and `PreflightError` where the host can't write it.
+        """
+        files = _files_at(source)
+        with reopening(self._open_link) as kept:
+            return [self._send(kept, path, name) for path, name in files]
+
+    def _send(self, kept: Reopening, path: Path, name: str) -> str:
+        try:
+            status = path.stat()
+            with path.open("rb") as file:
+                sha256 = found_files.digest(file, 0, status.st_size)
+        except OSError as error:
+            raise PayloadError(
+                f"{path} can't be read: {error.strerror or error}."
+            ) from error
+        request = protocol.WriteFile(
+            folder=self._folder,
+            path=file_names.quoted(name),
+            size_bytes=status.st_size,
+            sha256=sha256,
+            is_executable=bool(status.st_mode & 0o100),
+        )
+        blob = Blob(sha256=sha256, size_bytes=status.st_size)
+        local = LocalBlob(blob=blob, path=path, is_users=True)
+        line = ProgressLine(name, status.st_size)
+        sent = 0
+
+        def add(size: int) -> None:
+            nonlocal sent
+            sent += size
+            line.add(size)
+
+        def transfer(link: Link) -> None:
+            write_file(link, request, local, line.begin_at, add)
+
+        kept.call(transfer, lambda: sent)
+        line.end()
+        return name
+
+
+def _place(to: Path, path: str) -> Path:
+    """Return where a file is to be written, having made its folders. Raises OSError where a link is on the way."""
+    to.mkdir(parents=True, exist_ok=True)
+    target = to
+    *folders, name = path.split("/")
+    for folder in folders:
+        target = target / folder
+        if target.is_symlink():
+            raise OSError(f"{target} is a link")
+        target.mkdir(exist_ok=True)
+    target = target / name
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a folder")
+    return target
+
+
+def _is_same(target: Path, file: FoundFile) -> bool:
+    """Whether a file has been fetched before, and has not been changed on its host since."""
+    try:
+        found = target.lstat()
+    except FileNotFoundError:
+        return False
+    return found.st_size == file.size_bytes and found.st_mtime == file.changed_s
+
+
+def _files_at(source: Path) -> list[tuple[Path, str]]:
+    """Return the file at a path, or all files of a folder, each with its name below the folder that `source` is in."""
+    if source.is_file():
+        return [(source, source.name)]
+    if not source.is_dir():
+        raise SpecError(f"{source} is no file and no folder of this machine.")
+    root = source.resolve()
+    found = []
+    for inner, _, names in os.walk(root):
+        for name in names:
+            path = Path(inner) / name
+            if path.is_file() and not path.is_symlink():
+                found.append((path, f"{root.name}/{path.relative_to(root)}"))
+    if not found:
+        raise SpecError(f"The folder {source} has no file.")
+    return sorted(found)

@@ -1,0 +1,95 @@
+"""torchrun by hand: one command a host (static), or one for all of them (c10d). Pure."""
+
+from __future__ import annotations
+
+from distmagic.errors import SpecError
+from distmagic.exports import parts, quoting
+from distmagic.exports.job import File, Job, text_file
+from distmagic.exports.quoting import variable
+from distmagic.planning.torchrun import NodeWords
+from distmagic.request.spec import split_endpoint
+
+_PORT = 29500
+
+
+def files(job: Job) -> tuple[File, ...]:
+    """Return a script for each host, and one for all. Raises `SpecError` where it is not said where they meet."""
+    scripts = []
+    for rank in range(job.nodes):
+        lines = [f"# The command of node {rank} of {job.nodes}{_of_host(job, rank)}."]
+        scripts.append(text_file(f"node-{rank}.sh", _script(job, lines, rank)))
+    lines = ["# The same command on every node: they number themselves as they come."]
+    any_node = _script(job, lines, None)
+    return (*scripts, text_file("any-node.sh", any_node), *parts.environment(job))
+
+
+def readme(job: Job) -> tuple[str, ...]:
+    """Return what a user has to know, a paragraph each."""
+    first = "`bash node-0.sh` on the first host"
+    others = (
+        f", up to `bash node-{job.nodes - 1}.sh` on the last" if job.nodes > 1 else ""
+    )
+    address, port = _meeting(job)
+    return (
+        f"Copy this folder to each host, then run there: {first}{others}.",
+        "Or run `bash any-node.sh` on all of them (c10d): the nodes number themselves, and ranks may be restarted.",
+        f"The nodes meet at {address}, port {port}: every host must be able to dial it.",
+    )
+
+
+def _of_host(job: Job, rank: int) -> str:
+    return f", {job.hosts[rank][0]}" if rank < len(job.hosts) else ""
+
+
+def _meeting(job: Job) -> tuple[str, int]:
+    """Return the address and the port at which the nodes meet."""
+    port = job.spec.master_port or _PORT
+    if job.spec.rdzv_endpoint:
+        address, named = split_endpoint(job.spec.rdzv_endpoint)
+        return address, named or port
+    if job.nodes == 1:
+        return "127.0.0.1", port
+    if not job.hosts:
+        raise SpecError(
+            f"--export torchrun: {job.nodes} nodes need a place to meet.",
+            "Name the hosts with --hosts gpu-a,gpu-b, or the first one with --rdzv-endpoint HOST:29500.",
+        )
+    return job.hosts[0][0], port
+
+
+def _ranks(job: Job, rank: int | None) -> int | str | None:
+    """Return the ranks of a node, or of each of them; None where the node has to count its GPUs."""
+    slots = [number for _, number in job.hosts]
+    if rank is not None and rank < len(slots):
+        return slots[rank] or job.nproc_per_node
+    if len(set(slots)) == 1:
+        return slots[0] or job.nproc_per_node
+    return job.nproc_per_node
+
+
+def _script(job: Job, lines: list[str], rank: int | None) -> str:
+    """Return the script of one node; `rank` is None in that of all of them."""
+    if job.request.setup:
+        lines.append(job.request.setup)
+    lines += parts.read_environment(job)
+    lines += parts.enter(job)
+    nproc = _ranks(job, rank)
+    if nproc is None:
+        count = quoting.bash_line((parts.python_of(job), "-c", parts.COUNT))
+        lines.append(f"RANKS=$({count})  # one a GPU, or one")
+        nproc = variable("RANKS")
+    address, port = _meeting(job)
+    # Static nodes that restart their ranks never meet again.
+    can_restart = rank is None or job.nodes == 1
+    words = NodeWords(
+        backend="c10d" if rank is None else "static",
+        nnodes=str(job.nodes),
+        nproc_per_node=str(nproc),
+        node_rank=str(rank or 0),
+        rdzv_id=job.spec.rdzv_id or job.title,
+        address=address,
+        port=str(port),
+        max_restarts=job.spec.max_restarts if can_restart else 0,
+    )
+    lines += parts.torchrun_lines(job, words)
+    return parts.script(['cd "$(dirname "$0")" || exit', *lines])

@@ -1,0 +1,225 @@
+"""A cell as a program that a person could have written, where its text allows that. Pure.
+
+    the names of the notebook that it uses    as imports, plain values, functions and classes
+    the cell's statements                     as they are
+    the call that it ends with                behind `if __name__ == "__main__":`
+
+Every rank runs all of it, where a cell's own statements run once, in the notebook. So a cell is such a program only if
+its statements define, import, or set plain values; one that computes something goes as the pickled call, with the value
+that the notebook has.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+
+from distmagic.request.cell import CellPlan, names_wanted
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_DEFINES = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+)
+_LONGEST_VALUE = 2_000  # characters of a value that stands in the program
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgram:
+    """Why a cell can't be a program of its own, as the end of a sentence."""
+
+    why: str
+
+
+def of_cell(
+    plan: CellPlan, namespace: Mapping[str, object], texts: Mapping[str, str]
+) -> str | NoProgram:
+    """Return the text of a program that does what the cell does on every rank.
+
+    `namespace` is the notebook's, `texts` are those of its cells by their file names, in the order of their execution.
+    """
+    text = plan.text.partition("\n")[2]  # the first line is the magic's
+    if "get_ipython()" in plan.text:
+        return NoProgram("it has magics of IPython")
+    if plan.call is not None:
+        for statement in plan.local:
+            if not _can_be_repeated(statement):
+                return NoProgram(f"line {statement.lineno} is computed in the notebook")
+        main = _with_guard(plan, text)
+        if isinstance(main, NoProgram):
+            return main
+        text = main
+    head = _Head(namespace=namespace, texts=texts)
+    missing = head.add(names_wanted(plan))
+    if missing is not None:
+        return missing
+    before = head.text()
+    program = f"{before}\n\n\n" + text.lstrip("\n") if before else text
+    try:
+        compile(program, "<program>", "exec", dont_inherit=True)
+    except SyntaxError as error:  # `await` outside a function, or `from __future__` that no longer comes first
+        return NoProgram(f"it is no program by itself ({error.msg})")
+    return program.rstrip("\n") + "\n"
+
+
+def _can_be_repeated(statement: ast.stmt) -> bool:
+    """Whether a statement means on a rank what it means in the notebook, because it only defines or sets something plain."""
+    if isinstance(statement, _DEFINES):
+        return True
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)  # a text that explains
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return False
+    for node in ast.walk(statement):
+        if isinstance(
+            node, ast.Call | ast.Await | ast.Subscript | ast.Attribute | ast.NamedExpr
+        ):
+            return False
+    return True
+
+
+def _with_guard(plan: CellPlan, text: str) -> str | NoProgram:
+    """Return the cell's text with its last call behind the guard that lets child processes import the rest."""
+    last = ast.parse(plan.text).body[-1]
+    assert plan.call is not None
+    if isinstance(last, ast.If):
+        return text  # it has the guard
+    lines = text.split("\n")
+    if isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign):
+        if plan.local and plan.local[-1].end_lineno == last.lineno:
+            return NoProgram("its last line has several statements")
+        written = ast.get_source_segment(plan.text, last) or ""
+        lines = lines[: last.lineno - 2]  # the text has one line less
+        if plan.is_async and isinstance(plan.call, ast.Await):
+            written = f"asyncio.run({ast.unparse(plan.call.value)})"
+    else:
+        written = ast.unparse(
+            plan.call
+        )  # the cell's only function, which it does not call
+        if plan.is_async and isinstance(plan.call, ast.Await):
+            written = f"asyncio.run({ast.unparse(plan.call.value)})"
+    if plan.is_async:
+        lines.insert(0, "import asyncio")
+    body = "\n".join(lines).rstrip("\n")
+    return f'{body}\n\n\nif __name__ == "__main__":\n    {written}\n'
+
+
+@dataclass(slots=True, kw_only=True)
+class _Head:
+    """What a program has before the cell's own text: imports, plain values and definitions of other cells."""
+
+    namespace: Mapping[str, object]
+    texts: Mapping[str, str]
+    imports: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    definitions: dict[str, str] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+
+    def add(self, names: Iterable[str]) -> NoProgram | None:
+        """Add these names, and what they need in turn; return why that can't be done."""
+        for name in names:
+            if name in self.imports or name in self.values or name in self.waiting:
+                continue
+            if name not in self.namespace:
+                return NoProgram(f"nothing defines {name}")
+            missing = self._add_value(name, self.namespace[name])
+            if missing is not None:
+                return missing
+        return None
+
+    def _add_value(self, name: str, value: object) -> NoProgram | None:
+        statement = _import_of(name, value)
+        if statement:
+            self.imports[name] = statement
+            return None
+        if _is_plain(value) and len(repr(value)) <= _LONGEST_VALUE:
+            self.values[name] = f"{name} = {value!r}"
+            return None
+        definition = _definition_of(name, value, self.texts)
+        if not definition:
+            return NoProgram(f"{name} is of another cell")
+        # What it needs stands before it: a base class is needed already when it is defined.
+        self.waiting.add(name)
+        missing = self.add(names_wanted(CellPlan(text=definition)))
+        self.definitions[name] = definition
+        return missing
+
+    def text(self) -> str:
+        """Return it as the beginning of a program, "" if there is nothing."""
+        parts = []
+        for lines in (sorted(self.imports.values()), self.values.values()):
+            if lines:
+                parts.append("\n".join(lines))
+        head = "\n\n".join(parts)
+        blocks = [*([head] if head else []), *self.definitions.values()]
+        return "\n\n\n".join(blocks)
+
+
+def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
+    """Return the lines that define a function or a class in a cell, "" where there are none."""
+    if (
+        getattr(value, "__module__", None) != "__main__"
+        or getattr(value, "__name__", None) != name
+    ):
+        return ""
+    if isinstance(value, FunctionType):
+        return _lines_of(name, texts.get(value.__code__.co_filename, ""))
+    if not isinstance(value, type):
+        return ""
+    found = ""
+    for text in texts.values():  # the last one counts
+        found = _lines_of(name, text) or found
+    return found
+
+
+def _lines_of(name: str, text: str) -> str:
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:
+        return ""
+    for node in body:
+        if (
+            isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+            and node.name == name
+        ):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
+    return ""
+
+
+def _import_of(name: str, value: object) -> str:
+    """Return the statement that imports a value under this name, "" where there is none."""
+    if isinstance(value, ModuleType):
+        if sys.modules.get(value.__name__) is not value or value.__name__ == "__main__":
+            return ""
+        if value.__name__ == name:
+            return f"import {name}"
+        return f"import {value.__name__} as {name}"
+    module = getattr(value, "__module__", None)
+    inner = getattr(value, "__qualname__", None)
+    if (
+        not isinstance(module, str)
+        or not isinstance(inner, str)
+        or module == "__main__"
+    ):
+        return ""
+    if getattr(sys.modules.get(module), inner, None) is not value:
+        return ""
+    return f"from {module} import {inner}" + ("" if inner == name else f" as {name}")
+
+
+def _is_plain(value: object) -> bool:
+    """Whether the text of a value is a program's way to make an equal one."""
+    if type(value) in (list, tuple, set):
+        return all(map(_is_plain, value)) and bool(value)  # type: ignore[call-overload]
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if type(value) is float:
+        return value == value and abs(value) != float("inf")  # noqa: PLR0124 - nan
+    return type(value) in _PLAIN

@@ -1,0 +1,141 @@
+"""What is exported: one job, without anything of a system. Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, field
+
+from distmagic.errors import SpecError
+from distmagic.request.export import ExportRequest
+from distmagic.request.spec import JobSpec
+
+PROGRAM = "program"  # the folder with what the ranks run
+_SECRET = re.compile(
+    r"(^|_)(SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?|KEY)S?($|_)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file of the exported folder. `is_private`: only its owner may read it, for it may hold secrets."""
+
+    path: str
+    data: bytes = field(repr=False)
+    is_executable: bool = False
+    is_private: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs.
+
+    `files` lie below the folder `PROGRAM`, `inside` of which ranks begin ("": in itself). `words` are what torchrun is
+    given after its flags: a script below `inside`, or `-m` and a module; and their arguments. `imports` are files or
+    folders, below the folder too, from which modules are imported. `is_bundle`: the script makes a pickled call, which
+    needs `python_version`; `why` says what kept the cell from being a plain program.
+    """
+
+    files: tuple[File, ...]
+    words: tuple[str, ...]
+    inside: str = ""
+    imports: tuple[str, ...] = ()
+    is_bundle: bool = False
+    why: str = ""
+    python_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job. `hosts` are the names of its hosts where the user gave some, each with its number of ranks or None."""
+
+    name: str
+    program: Program
+    spec: JobSpec
+    request: ExportRequest
+    hosts: tuple[tuple[str, int | str | None], ...] = ()
+    python: str = ""
+
+    def __post_init__(self) -> None:
+        if self.spec.is_elastic:
+            raise SpecError(
+                "--nnodes MIN:MAX: an exported job has as many nodes as it is submitted with.",
+                "Write --nnodes N.",
+            )
+        if self.spec.cwd is not None:
+            raise SpecError(
+                "--cwd: an exported program runs in its own folder, beside its files.",
+                "Leave it out, or let the program change its directory.",
+            )
+        for name, value in self.spec.env:
+            if not _is_text(value):
+                raise SpecError(
+                    f"--env {name}: the value is no text in UTF-8.",
+                    "A file of a job can't hold it.",
+                )
+        if self.spec.rdzv_endpoint and self.request.system != "torchrun":
+            raise SpecError(
+                f"--rdzv-endpoint: {self.request.system} says where the nodes meet.",
+                "Leave it out.",
+            )
+
+    @property
+    def nodes(self) -> int:
+        """The number of its nodes."""
+        if self.request.nodes is not None:
+            return self.request.nodes
+        if self.spec.nnodes is not None:
+            return self.spec.nnodes[1]
+        return max(1, len(self.hosts))
+
+    @property
+    def title(self) -> str:
+        """Its name as every system takes it: letters, digits and hyphens, a letter first, at most 40 of them."""
+        plain = unicodedata.normalize("NFKD", self.name)
+        plain = re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()
+        if not plain[:1].isalpha():
+            plain = f"job-{plain}".strip("-")
+        return plain[:40].strip("-")
+
+    @property
+    def nproc_per_node(self) -> int | str | None:
+        """The ranks of a node: as given, else one a GPU; None where nothing was said of either."""
+        if self.spec.nproc_per_node is not None:
+            return self.spec.nproc_per_node
+        gpus = self.request.gpus
+        return gpus.count if gpus is not None and gpus.count else None
+
+    @property
+    def backend(self) -> str:
+        """The rendezvous: as given; c10d where ranks may be restarted, which static can't do on several nodes."""
+        if self.spec.rdzv_backend is not None:
+            return self.spec.rdzv_backend
+        return "c10d" if self.spec.max_restarts and self.nodes > 1 else "static"
+
+    @property
+    def variables(self) -> tuple[tuple[str, str], ...]:
+        """The variables of `--env` that are no secrets."""
+        return tuple(pair for pair in self.spec.env if not is_secret(pair[0]))
+
+    @property
+    def secrets(self) -> tuple[tuple[str, str], ...]:
+        """The other ones."""
+        return tuple(pair for pair in self.spec.env if is_secret(pair[0]))
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is a secret: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
+    return _SECRET.search(name) is not None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def text_file(path: str, text: str, **more: bool) -> File:
+    """Return a file with a text in it; what is no text in UTF-8 (in a path, say) stays as its bytes."""
+    return File(path=path, data=text.encode(errors="surrogateescape"), **more)

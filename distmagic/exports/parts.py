@@ -1,0 +1,99 @@
+"""Lines that the files of several systems share: variables, torchrun's command, where ranks begin. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Sequence
+
+from distmagic.errors import SpecError
+from distmagic.exports import quoting
+from distmagic.exports.job import PROGRAM, File, Job, text_file
+from distmagic.planning import torchrun
+from distmagic.planning.torchrun import NodeWords
+
+ENVIRONMENT = "environment.sh"
+# How a node without a scheduler's word for it counts its GPUs: one rank a GPU, or one.
+COUNT = "import torch; print(torch.cuda.device_count() or 1)"
+
+
+def environment(job: Job) -> tuple[File, ...]:
+    """Return the file with all variables of the user, which the other scripts read; none where there are none."""
+    if not job.spec.env:
+        return ()
+    lines = [
+        "# The variables of every rank. Only its owner may read this file: it may hold secrets.",
+        *exports(job.spec.env),
+    ]
+    return (text_file(ENVIRONMENT, script(lines, head=""), is_private=True),)
+
+
+def read_environment(job: Job) -> list[str]:
+    """Return the line that reads that file."""
+    return [f". ./{ENVIRONMENT}"] if job.spec.env else []
+
+
+def exports(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line of bash for each variable."""
+    return [f"export {name}={quoting.bash(value)}" for name, value in pairs]
+
+
+def script(lines: Iterable[str], head: str = "#!/bin/bash\n") -> str:
+    """Return the text of a script of bash."""
+    return head + "".join(f"{line}\n" for line in lines)
+
+
+def enter(job: Job) -> list[str]:
+    """Return the lines that go to the directory in which ranks begin, from the exported folder."""
+    lines = []
+    if job.program.imports:
+        paths = [
+            f'"$PWD"/{PROGRAM}/{quoting.bash(path)}' for path in job.program.imports
+        ]
+        lines.append(
+            f"export PYTHONPATH={':'.join(paths)}${{PYTHONPATH:+:$PYTHONPATH}}"
+        )
+    where = posixpath.join(PROGRAM, job.program.inside).rstrip("/")
+    lines.append(f"cd {quoting.bash(where)} || exit")
+    return lines
+
+
+def python_of(job: Job) -> str:
+    """Return the interpreter of a rank that torchrun does not start."""
+    return quoting.program_path(job.python or "python3")
+
+
+def launcher(job: Job) -> tuple[str, ...]:
+    """Return the words that start torchrun: its own program, or as a module of the interpreter that the user named."""
+    if not job.python:
+        return ("torchrun",)
+    return (quoting.program_path(job.python), "-m", "torch.distributed.run")
+
+
+def torchrun_lines(job: Job, words: NodeWords) -> list[str]:
+    """Return torchrun's command as lines of bash, a flag each."""
+    parts = [
+        quoting.bash_line(("exec", *launcher(job))),
+        *(quoting.bash(flag) for flag in torchrun.spelled(words)),
+        quoting.bash_line(job.program.words),
+    ]
+    return _continued(parts)
+
+
+def _continued(parts: Sequence[str]) -> list[str]:
+    """Return the parts of one command as lines of which each but the last goes on in the next."""
+    first, *others = parts
+    lines = [first, *(f"    {part}" for part in others)]
+    return [f"{line} \\" for line in lines[:-1]] + [lines[-1]]
+
+
+def ranks_of_node(job: Job) -> int:
+    """Return the number of ranks of each node, where it has to be one. Raises `SpecError` for gpu, cpu and auto."""
+    nproc = job.nproc_per_node
+    if nproc is None:
+        return 1
+    if isinstance(nproc, str):
+        raise SpecError(
+            f"--nproc-per-node {nproc}: {job.request.system} has to know the number of ranks beforehand.",
+            "Write a number.",
+        )
+    return nproc

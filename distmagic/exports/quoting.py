@@ -1,0 +1,106 @@
+r"""A value of the user as a word of a shell, a text of YAML, of a Dockerfile. Pure, and the only such place.
+
+Whatever a value has in it, what comes out is one printable line: nothing in it can end a line of a script, a directive of
+sbatch or a block of YAML. A word may have variables in it, as `variable` makes them: they alone are expanded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable
+
+# A variable in a word stands between two zero bytes, which no value of a user has: the checks of request/ see to that.
+_MARK = "\0"
+
+
+def variable(name: str) -> str:
+    """Return what stands for the variable `name` in a word."""
+    return f"{_MARK}{name}{_MARK}"
+
+
+def bash(word: str) -> str:
+    """Return a word as bash reads it back."""
+    if not word:
+        return "''"
+    parts = []
+    for place, part in enumerate(pieces(word)):
+        if place % 2:
+            parts.append(f'"${part}"')
+        elif part:
+            parts.append(_bash_literal(part))
+    return "".join(parts)
+
+
+def _bash_literal(text: str) -> str:
+    if text.isprintable():
+        return shlex.quote(text)
+    # Bytes, since what $'\u...' means depends on the locale. Three octal digits: \x takes as many as follow.
+    quoted = []
+    for byte in os.fsencode(text):
+        char = chr(byte)
+        is_plain = char.isascii() and char.isprintable() and char not in "\\'"
+        quoted.append(char if is_plain else f"\\{byte:03o}")
+    return f"$'{''.join(quoted)}'"
+
+
+def bash_line(words: Iterable[str]) -> str:
+    """Return a command as one line of bash."""
+    return " ".join(bash(word) for word in words)
+
+
+def program_path(path: str) -> str:
+    """Return a program's path as a word: a leading `~/` is the home of the node on which it runs."""
+    return variable("HOME") + path[1:] if path.startswith("~/") else path
+
+
+def directive(name: str, value: str) -> str:
+    """Return a line of an sbatch file. Its parser knows quotation marks and backslashes, and expands nothing."""
+    if not value:
+        return f"#SBATCH --{name}"
+    if re.fullmatch(r"[A-Za-z0-9_./:,@+=%\[\]-]+", value):
+        return f"#SBATCH --{name}={value}"
+    escaped = re.sub(r'(["\\])', r"\\\1", value)
+    return f'#SBATCH --{name}="{escaped}"'
+
+
+def yaml(value: str) -> str:
+    """Return a text as YAML: a double-quoted scalar, in which what can't be printed is escaped."""
+    quoted = []
+    for char in value:
+        if char in '"\\':
+            quoted.append(f"\\{char}")
+        elif char == "\n":
+            quoted.append("\\n")
+        elif char.isprintable() or char == " ":
+            quoted.append(char)
+        else:
+            quoted.append(f"\\U{ord(char):08x}")
+    return f'"{"".join(quoted)}"'
+
+
+def yaml_block(text: str, indent: str) -> str:
+    """Return lines as a block of YAML behind a key, each after `indent`; as one quoted text where a block can't hold them.
+
+    The text ends with one line break, whatever it had at its end.
+    """
+    lines = text.rstrip("\n").split("\n")
+    is_plain = all(line.isprintable() for line in lines)
+    if not is_plain or lines[0][:1] in ("", " "):
+        return f" {yaml(text.rstrip(chr(10)) + chr(10))}\n"
+    block = ""
+    for line in lines:
+        block += f"{indent}{line}\n" if line else "\n"
+    return f" |\n{block}"
+
+
+def pieces(word: str) -> list[str]:
+    """Return a word as texts, and between them the names of its variables: every second piece is a name."""
+    return word.split(_MARK)
+
+
+def dockerfile(words: Iterable[str]) -> str:
+    """Return a command in the exec form of a Dockerfile, which no shell reads."""
+    return json.dumps(list(words))

@@ -1,0 +1,43 @@
+"""Makes the call with which a notebook's cell ended. torchrun starts this script on every rank.
+
+Beside it lie `call`, as it was pickled, with its large values; `code.zip`, the texts of the cells; and `distmagic.zip`, which
+reads them. The value that the call returns is not kept.
+"""
+
+import sys
+import types
+from pathlib import Path
+
+
+def main(folder: Path) -> None:
+    """Make the call in `folder`, and exit as any script does."""
+    from distmagic.remote.rank import sources, worker
+    from distmagic.remote.values import call, parcel
+
+    labels = sources.load(folder / "code.zip")
+    fresh = types.ModuleType("__main__")
+    fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    fresh.__file__ = __file__
+    sys.modules["__main__"] = fresh
+    try:
+        what = call.load(folder / "call", fresh)
+        assert not isinstance(what, call.Script)
+        call.perform(what, fresh)
+    except parcel.ParcelError as error:
+        sys.exit(str(error))
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        below = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.exit(worker.shown_traceback(error.with_traceback(below), labels))
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    HERE = Path(__file__).resolve().parent
+    ZIP = HERE / "distmagic.zip"
+    sys.path[:0] = [str(ZIP), str(HERE)]
+    sys.path.append(str(ZIP / "fallback"))  # tqdm, for nodes that have none
+    if __name__ == "__main__":
+        main(HERE)
+    else:  # a child process, such as a worker of a DataLoader, that needs what the call defines
+        from distmagic.remote.values import call as calls
+
+        calls.define(str(HERE / "call"), globals())

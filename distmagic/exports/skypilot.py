@@ -1,0 +1,116 @@
+"""SkyPilot: a task with the static rendezvous, and one with c10d. Pure.
+
+SkyPilot's own variables say how many nodes and GPUs there are, so `sky launch --num-nodes 4 --gpus L4:4` needs no edit.
+Variables and secrets are the task's `envs` and `secrets`, which SkyPilot hands to every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distmagic.errors import SpecError
+from distmagic.exports import parts, quoting
+from distmagic.exports.job import File, Job, text_file
+from distmagic.exports.quoting import variable
+from distmagic.planning.torchrun import NodeWords
+
+_PORT = 8008  # of SkyPilot's own examples
+
+
+def files(job: Job) -> tuple[File, ...]:
+    """Return both tasks. They are private where they have secrets in them."""
+    is_private = bool(job.secrets)
+    return (
+        text_file("task.yaml", _task(job, "static"), is_private=is_private),
+        text_file("task-c10d.yaml", _task(job, "c10d"), is_private=is_private),
+    )
+
+
+def readme(job: Job) -> tuple[str, ...]:
+    """Return what a user has to know, a paragraph each."""
+    return (
+        f"Launch it here: `sky launch -c {job.title} task.yaml`; see it with `sky logs {job.title}`, end it with `sky down {job.title}`.",
+        "`task.yaml` has the static rendezvous, `task-c10d.yaml` c10d, with which ranks may be restarted on several nodes.",
+        "Its size is said on the command line, and no line changes: `sky launch --num-nodes 4 --gpus L4:4 task.yaml`.",
+    )
+
+
+def _task(job: Job, backend: str) -> str:
+    setup = job.request.setup or _install(job)
+    return (
+        f"# Torchrun on every node, {backend} rendezvous. Launch it in its own folder.\n"
+        f"name: {quoting.yaml(job.title)}\n"
+        "workdir: .\n"
+        f"num_nodes: {job.nodes}\n"
+        f"{_resources(job)}"
+        f"{_mapping('envs', job.variables)}"
+        f"{_mapping('secrets', job.secrets)}"
+        f"setup:{quoting.yaml_block(setup, '  ')}"
+        f"run:{quoting.yaml_block(_run(job, backend), '  ')}"
+    )
+
+
+def _install(job: Job) -> str:
+    """Return what brings torch to a machine that has none."""
+    python = quoting.bash(parts.python_of(job))
+    return f"{python} -c 'import torch' 2>/dev/null || {python} -m pip install torch"
+
+
+def _resources(job: Job) -> str:
+    request = job.request
+    lines = []
+    if request.gpus is not None and request.gpus.count:
+        if not request.gpus.kind:
+            raise SpecError(
+                f"--gpus-per-node {request.gpus.count}: SkyPilot has to know their kind.",
+                f"Write --gpus-per-node L4:{request.gpus.count}; sky gpus list shows all kinds.",
+            )
+        kind = f"{request.gpus.kind}:{request.gpus.count}"
+        lines.append(f"  accelerators: {quoting.yaml(kind)}\n")
+    if request.cpus:
+        lines.append(f'  cpus: "{request.cpus}+"\n')
+    if request.memory_gib:
+        lines.append(f'  memory: "{request.memory_gib}+"\n')
+    return "resources:\n" + "".join(lines) if lines else ""
+
+
+def _mapping(key: str, pairs: Sequence[tuple[str, str]]) -> str:
+    lines = [
+        f"  {quoting.yaml(name)}: {quoting.yaml(value)}\n" for name, value in pairs
+    ]
+    return f"{key}:\n" + "".join(lines) if lines else ""
+
+
+def _run(job: Job, backend: str) -> str:
+    is_c10d = backend == "c10d"
+    lines = [
+        "# SkyPilot names the nodes by their addresses, a line each, the head first.",
+        'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | sed -n 1p)',
+    ]
+    if is_c10d:
+        lines += [
+            'NODE_ADDR=$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")',
+            "IS_HOST=$((SKYPILOT_NODE_RANK == 0))",
+        ]
+    ranks = str(job.spec.nproc_per_node or "")
+    if not ranks:
+        lines.append(
+            "RANKS=$((SKYPILOT_NUM_GPUS_PER_NODE > 0 ? SKYPILOT_NUM_GPUS_PER_NODE : 1))"
+        )
+        ranks = variable("RANKS")
+    # Static nodes that restart their ranks never meet again.
+    can_restart = is_c10d or job.nodes == 1
+    words = NodeWords(
+        backend=backend,
+        nnodes=variable("SKYPILOT_NUM_NODES"),
+        nproc_per_node=ranks,
+        node_rank=variable("SKYPILOT_NODE_RANK"),
+        rdzv_id=job.spec.rdzv_id or variable("SKYPILOT_TASK_ID"),
+        address=variable("MASTER_ADDR"),
+        port=str(job.spec.master_port or _PORT),
+        max_restarts=job.spec.max_restarts if can_restart else 0,
+        local_addr=variable("NODE_ADDR") if is_c10d else "",
+        conf=f"is_host={variable('IS_HOST')}",
+    )
+    lines += [*parts.enter(job), *parts.torchrun_lines(job, words)]
+    return "\n".join(lines)

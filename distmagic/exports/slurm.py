@@ -1,0 +1,107 @@
+"""Slurm: an sbatch file with a task a node, in which torchrun starts the ranks; and one with a task a rank. Pure.
+
+Slurm's own variables say how many nodes and tasks there are, so `sbatch --nodes 4 job.sbatch` needs no other edit. The
+batch script runs on the first node, whose tasks are the first: its own name is where all ranks meet.
+"""
+
+from __future__ import annotations
+
+from distmagic.exports import parts, quoting
+from distmagic.exports.job import File, Job, text_file
+from distmagic.exports.quoting import variable
+from distmagic.planning.torchrun import NodeWords
+
+_NODE, _RANK = "node.sh", "rank.sh"
+
+
+def files(job: Job) -> tuple[File, ...]:
+    """Return Slurm's own files for a job."""
+    ranks = parts.ranks_of_node(job)
+    return (
+        text_file("job.sbatch", _sbatch(job, ranks, tasks=1, starts=_NODE)),
+        text_file(_NODE, _node(job, ranks)),
+        text_file("ranks.sbatch", _sbatch(job, ranks, tasks=ranks, starts=_RANK)),
+        text_file(_RANK, _rank(job)),
+        *parts.environment(job),
+    )
+
+
+def readme(job: Job) -> tuple[str, ...]:
+    """Return what a user has to know, a paragraph each."""
+    return (
+        f"Submit it here, in a folder that all nodes see: `sbatch job.sbatch`; it prints to `{job.title}-JOB.out`.",
+        "`job.sbatch` starts `node.sh` on each node, where torchrun starts the ranks; `ranks.sbatch` starts `rank.sh` for each rank.",
+        "Options on the command line win over those in the files: `sbatch --nodes 4 --time 1:00:00 job.sbatch`.",
+    )
+
+
+def _sbatch(job: Job, ranks: int, *, tasks: int, starts: str) -> str:
+    own = [
+        ("job-name", job.title),
+        ("output", "%x-%j.out"),
+        ("nodes", str(job.nodes)),
+        ("ntasks-per-node", str(tasks)),
+    ]
+    step = ["srun", "--kill-on-bad-exit=1"]
+    for name, value in job.request.options:
+        if name != "cpus-per-task":
+            own.append((name, value))
+    if job.request.cpus:  # of the node, whose tasks share them
+        cpus = str(max(1, job.request.cpus // tasks))
+        own.append(("cpus-per-task", cpus))
+        # Since 22.05 srun does not take it over from sbatch.
+        step.append(f"--cpus-per-task={cpus}")
+    what = (
+        "rank"
+        if starts == _RANK
+        else f"node, in which torchrun starts {ranks} rank{'s' * (ranks > 1)}"
+    )
+    lines = [
+        f"# One task a {what}. Submit it in its own folder.",
+        *(quoting.directive(name, value) for name, value in own),
+        "",
+        f'[ -f {starts} ] || {{ echo "{starts} is not here: run sbatch in the folder of this file" >&2; exit 2; }}',
+        "export MASTER_ADDR=$(hostname)  # this script runs on the first node",
+        f"export MASTER_PORT={job.spec.master_port or '$((20000 + SLURM_JOB_ID % 10000))'}",
+        *parts.read_environment(job),
+    ]
+    if job.request.setup:
+        lines.append(job.request.setup)
+    return parts.script([*lines, quoting.bash_line((*step, "bash", starts))])
+
+
+def _node(job: Job, ranks: int) -> str:
+    is_c10d = job.backend == "c10d"
+    words = NodeWords(
+        backend=job.backend,
+        nnodes=variable("SLURM_NNODES"),
+        nproc_per_node=str(ranks),
+        node_rank=variable("SLURM_NODEID"),
+        rdzv_id=job.spec.rdzv_id or variable("SLURM_JOB_ID"),
+        address=variable("MASTER_ADDR"),
+        port=variable("MASTER_PORT"),
+        max_restarts=job.spec.max_restarts,
+        local_addr=variable("NODE_ADDR") if is_c10d else "",
+        conf=f"is_host={variable('IS_HOST')}",
+    )
+    lines = [
+        "# What each node runs: torchrun, which starts its ranks.",
+        *parts.enter(job),
+    ]
+    if is_c10d:
+        lines += ["NODE_ADDR=$(hostname)", "IS_HOST=$((SLURM_NODEID == 0))"]
+    return parts.script([*lines, *parts.torchrun_lines(job, words)])
+
+
+def _rank(job: Job) -> str:
+    command = (parts.python_of(job), "-u", *job.program.words)
+    return parts.script(
+        [
+            "# What each task runs, where a task is a rank: the variables that torchrun would set, from Slurm's.",
+            "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID",
+            "export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE",
+            "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}",
+            *parts.enter(job),
+            f"exec {quoting.bash_line(command)}",
+        ]
+    )

@@ -1,0 +1,86 @@
+"""Starts the ranks of one task: --size processes, whose global ranks begin at --offset, in a world of --world_size.
+
+    python start_ranks.py --size 8 --offset 16 --world_size 24 -- train.py 50 --lr 0.1
+
+MASTER_ADDR and MASTER_PORT say where rank 0 listens. A rank that fails ends the others of its task, and its exit code is
+this program's. It needs nothing but Python.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL
+
+
+def main(argv: Sequence[str]) -> int:
+    """Start the ranks, wait for them, and return the exit code of the first that failed, or 0."""
+    parser = argparse.ArgumentParser()
+    for name in ("--size", "--offset", "--world_size"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("program", nargs="+", help="a script, or -m MODULE; arguments")
+    args = parser.parse_args(argv)
+    if not 0 < args.size <= args.world_size - args.offset or args.offset < 0:
+        parser.error(
+            f"ranks {args.offset} to {args.offset + args.size - 1} are not in a world of {args.world_size}"
+        )
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for local_rank in range(args.size):
+            ranks.append(_start(args, local_rank))
+        return _wait(ranks)
+    finally:
+        _end(ranks)
+
+
+def _stop(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _start(args: argparse.Namespace, local_rank: int) -> "subprocess.Popen[bytes]":
+    own = {
+        "RANK": args.offset + local_rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": args.world_size,
+        "LOCAL_WORLD_SIZE": args.size,
+    }
+    variables = {name: str(value) for name, value in own.items()}
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
+    return subprocess.Popen([sys.executable, "-u", *args.program], env=environ)
+
+
+def _wait(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
+    """Wait until all have ended well, or one has failed; return its exit code."""
+    waiting = {rank.pid for rank in ranks}
+    while waiting:
+        pid, status = os.wait()
+        code = os.waitstatus_to_exitcode(status)
+        for rank in ranks:
+            if rank.pid == pid:
+                rank.returncode = code
+        if pid in waiting and code != 0:
+            return code if code > 0 else 128 - code
+        waiting.discard(pid)
+    return 0
+
+
+def _end(ranks: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """End those that still run."""
+    running = [rank for rank in ranks if rank.returncode is None]
+    for rank in running:
+        rank.terminate()
+    for rank in running:
+        try:
+            rank.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""Lists, sends and receives files of the user. Ranks may write to them meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from typing import BinaryIO, Protocol
+
+from distmagic.remote.records import found_files, listing
+from distmagic.remote.wire import file_names, protocol
+from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFile
+
+_FILES_A_MESSAGE = 50  # a line has its limit, and names may be long
+
+
+class Notebook(Protocol):
+    """The conversation with the notebook, as far as it is needed here."""
+
+    def say(self, message: protocol.Message) -> None:
+        """Send it a message."""
+
+    def write(self, data: bytes) -> None:
+        """Send it bytes that a message has announced."""
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """Yield the next `size` bytes that it sends."""
+
+
+class FileExchange:
+    """What one contact does with files of the user. `umask` is that of the user."""
+
+    def __init__(self, notebook: Notebook, umask: int) -> None:
+        self._notebook = notebook
+        self._umask = umask
+
+    def list(self, request: protocol.ListFiles) -> None:
+        """Send which files below a folder fit a pattern. Raises OSError, and ValueError for too many."""
+        found = []
+        for file in found_files.find(_place(request.folder), request.pattern):
+            found.append(
+                FoundFile(
+                    path=file_names.quoted(file.path),
+                    size_bytes=file.size_bytes,
+                    changed_s=file.changed_s,
+                )
+            )
+        for start in range(0, len(found), _FILES_A_MESSAGE):
+            some = tuple(found[start : start + _FILES_A_MESSAGE])
+            self._notebook.say(protocol.FoundFiles(files=some))
+        self._notebook.say(protocol.FoundFiles())
+
+    def send(self, request: protocol.ReadFile) -> None:
+        """Send a file as long as it is now, without what the notebook has of it. Raises OSError and ValueError."""
+        path = file_names.unquoted(request.path)
+        with found_files.opened(_place(request.folder), path) as file:
+            before = os.fstat(file.fileno())
+            offset = 0
+            if 0 < request.size_bytes <= before.st_size:
+                known = found_files.digest(file, 0, request.size_bytes)
+                offset = request.size_bytes if known == request.sha256 else 0
+            self._notebook.say(FileBegins(size_bytes=before.st_size, offset=offset))
+            sent = hashlib.sha256()
+            for data in found_files.pieces(file, offset, before.st_size):
+                sent.update(data)
+                self._notebook.say(protocol.Data(size_bytes=len(data)))
+                self._notebook.write(data)
+            has_changed = _has_changed(file, offset, before, sent.hexdigest())
+            self._notebook.say(FileEnds(has_changed=has_changed))
+
+    def receive(self, request: protocol.WriteFile) -> None:
+        """Receive a file, without what has come of it before, and name it when it is whole.
+
+        Raises OSError, and ValueError for one that has changed while it was sent.
+        """
+        path = file_names.unquoted(request.path)
+        target = os.path.join(_place(request.folder), path)
+        if os.path.isdir(target):
+            raise IsADirectoryError(f"{target} is a folder")
+        if _is_same(target, request):
+            have = request.size_bytes
+            self._notebook.say(FileBegins(size_bytes=have, offset=have))
+            self._notebook.say(FileEnds())
+            return
+        above = os.path.dirname(target)
+        os.makedirs(above, exist_ok=True)
+        part = os.path.join(above, f".distmagic-{request.sha256[:32]}.part")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(part, flags, 0o600), "r+b") as file:
+            self._receive_rest(file, request)
+            is_whole = found_files.digest(file, 0, request.size_bytes) == request.sha256
+        if not is_whole:
+            os.remove(part)
+            raise ValueError(f"{path[:200]!r} has changed while it was sent")
+        mode = 0o777 if request.is_executable else 0o666
+        os.chmod(part, mode & ~self._umask)
+        os.replace(part, target)
+        self._notebook.say(FileEnds())
+
+    def _receive_rest(self, file: BinaryIO, request: protocol.WriteFile) -> None:
+        """Append what is missing to what came before. The notebook sends all of it, also when the disk is full."""
+        have = min(os.fstat(file.fileno()).st_size, request.size_bytes)
+        if request.size_bytes - have > shutil.disk_usage(file.fileno()).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.truncate(have)
+        file.seek(have)
+        self._notebook.say(FileBegins(size_bytes=request.size_bytes, offset=have))
+        failed: OSError | None = None
+        for data in self._notebook.pieces(request.size_bytes - have):
+            if failed is None:
+                try:
+                    file.write(data)
+                    file.flush()
+                except OSError as error:
+                    failed = error
+        if failed is not None:
+            raise failed
+
+
+def _place(folder: Folder) -> str:
+    """Return where a folder is. Raises OSError for a job of which nothing is kept here."""
+    if folder.job:
+        return listing.work_dir(folder.job, folder.node_rank)
+    return os.path.join(os.path.expanduser("~"), os.path.expanduser(folder.path))
+
+
+def _is_same(target: str, request: protocol.WriteFile) -> bool:
+    """Whether a file has been received before."""
+    try:
+        if os.lstat(target).st_size != request.size_bytes:
+            return False
+        with open(target, "rb") as file:
+            return found_files.digest(file, 0, request.size_bytes) == request.sha256
+    except OSError:
+        return False
+
+
+def _has_changed(
+    file: BinaryIO, offset: int, before: os.stat_result, sha256: str
+) -> bool:
+    """Whether what was sent, from `offset` on, is not in the file any more. What was added to its end does no harm."""
+    after = os.fstat(file.fileno())
+    if (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size):
+        return False
+    return found_files.digest(file, offset, before.st_size) != sha256

@@ -1,0 +1,273 @@
+"""What a rank reports, on its way to the agent: rows and bars that wait, and packets of them.
+
+Nothing here waits for the agent, except `flush`. What can't be sent stays in bounded lists, and goes with a later call.
+Every call puts its data into `inbox`, and sends the inbox unless another thread is doing so.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from distmagic.remote.wire.protocol import Bar
+
+KEPT_ROWS = (
+    500  # kept while the agent takes none; of more rows every second one is dropped
+)
+KEPT_BARS = 100  # kept meanwhile; of more bars those that are closed, and were never sent, are dropped
+_PACKET_BYTES = 48_000  # a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
+# A packet costs as much as 20 calls, and wakes the agent.
+_BURST = 50.0  # packets at once
+_REFILL = 10.0  # packets a second
+TOGETHER = (
+    64  # calls whose data waits in the inbox: made into text together they cost less
+)
+
+
+class Source(enum.IntEnum):
+    """Where numbers of a rank come from; those of the highest one that has any count."""
+
+    BAR = 1
+    FRAMEWORK = 2
+    REPORT = 3
+
+
+class LoggedRow(NamedTuple):
+    """Numbers that were logged. Their step is theirs alone: how far the rank is follows from its bars."""
+
+    at_s: float
+    step: float | None
+    values: dict[str, float]
+
+
+class Outbox:
+    """Sends to the agent, and keeps what could not be sent yet.
+
+    Any thread may append to `inbox` at any time. All other attributes are used only by the thread that holds `_busy`.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[bytes], bool],
+        rank: int,
+        restart: int,
+        clock: Callable[[], float],
+        complain: Callable[[str], None],
+    ) -> None:
+        self.inbox: deque[
+            Bar | LoggedRow | tuple[float, float | None, float | None, dict[str, float]]
+        ] = deque()
+        self.source = Source.BAR  # of the numbers that have come
+        self._send = send
+        self._clock = clock
+        self._complain = complain
+        self._began = clock()
+        self._head = f'{{"t":"progress","n":0,"rank":{rank},"restart":{restart},"at_s":'
+        self._busy = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._rows: list[str] = []
+        self._bars: dict[int, Bar] = {}
+        self._shown: set[int] = set()  # open bars that were sent at least once
+        self._counts: dict[int, float] = {}  # how far each open bar is
+        self._step: float | None = None
+        self._total: float | None = None
+        self._has_news = False  # whether step or total, or a call without either, is still to be sent
+        self._device = ""
+        self._tokens = _BURST
+        self._filled_s = 0.0
+        self.due_s = 0.0  # when the next packet may be sent
+
+    def seconds(self) -> float:
+        """Return the time since the rank began."""
+        return self._clock() - self._began
+
+    def pump(self) -> None:
+        """Send the inbox, unless another thread is doing so, or this one in the call that was interrupted.
+
+        What can't be sent yet stays in the inbox: many rows together are made into text faster than one by one.
+        """
+        while self.inbox and self._busy.acquire(blocking=False):
+            try:
+                if self._may_send():
+                    self._empty_inbox()
+                    self._send_all()
+                elif len(self.inbox) < TOGETHER:
+                    return
+                else:
+                    self._empty_inbox()
+            finally:
+                self._busy.release()
+
+    def flush(self, patience_s: float) -> bool:
+        """Send everything, trying for `patience_s`; return whether nothing is left."""
+        give_up = time.monotonic() + patience_s
+        if not self._busy.acquire(timeout=patience_s):
+            return False
+        try:
+            self._empty_inbox()
+            while not self._send_all():
+                if time.monotonic() >= give_up:
+                    return False
+                time.sleep(0.002)
+            return True
+        finally:
+            self._busy.release()
+
+    def _may_send(self) -> bool:
+        """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one in ten packets a second."""
+        now = self.seconds()
+        self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _REFILL)
+        self._filled_s = now
+        if self._tokens < 1:
+            self.due_s = now + (1 - self._tokens) / _REFILL
+            return False
+        self._tokens -= 1
+        return True
+
+    # ---- from the inbox to rows and bars
+
+    def _empty_inbox(self) -> None:
+        while self.inbox:
+            new = self.inbox.popleft()
+            if isinstance(new, Bar):
+                self._add_bar(new)
+            elif isinstance(new, LoggedRow):
+                self._keep(self._row(*new), len(new.values))
+            else:
+                self._add_row(*new)
+
+    def _add_row(
+        self,
+        at_s: float,
+        step: float | None,
+        total: float | None,
+        values: dict[str, float],
+    ) -> None:
+        if step is not None:
+            self._step = step
+        if total is not None:
+            self._total = total
+        self._has_news = True
+        if not values:
+            return
+        if step is None and self._counts:
+            step = self._counts[max(self._counts)]  # of the innermost bar
+        self._keep(self._row(at_s, step, values), len(values))
+
+    def _keep(self, row: str, count: int) -> None:
+        """Keep a row of `count` metrics until it is sent."""
+        if len(row) > _PACKET_BYTES:
+            self._complain(f"{count} metrics in one call are {len(row)} bytes")
+            return
+        self._rows.append(row)
+        if len(self._rows) > KEPT_ROWS:
+            del self._rows[-2::-2]  # every second one, but not the last
+
+    def _row(self, at_s: float, step: float | None, values: dict[str, float]) -> str:
+        names = self._names
+        for name in values:
+            if name not in names:
+                names[name] = json.dumps(name)
+        metrics = ",".join(
+            [f"{names[name]}:{_text(value)}" for name, value in values.items()]
+        )
+        middle = "" if step is None else f',"step":{_text(step)}'
+        return f'{{"at_s":{at_s:.6f}{middle},"metrics":{{{metrics}}}}}'
+
+    def _add_bar(self, bar: Bar) -> None:
+        self._bars[bar.id] = bar
+        if bar.closed:
+            self._counts.pop(bar.id, None)
+        elif bar.id in self._counts or len(self._counts) < KEPT_BARS:
+            self._counts[bar.id] = bar.n
+        if len(self._bars) <= KEPT_BARS:
+            return
+        # One that began and ended without being sent leaves no trace: it is the one to drop.
+        for old in self._bars.values():
+            if old.closed and old.id not in self._shown:
+                del self._bars[old.id]
+                return
+
+    # ---- sending
+
+    def _send_all(self) -> bool:
+        """Send packets until nothing is left (True) or the agent takes no more (False)."""
+        while self._rows or self._bars or self._has_news:
+            rows, bars = self._fit()
+            device = "" if self._device else _device()
+            if not self._send(self._packet(rows, bars, device)):
+                return False
+            self._device = self._device or device
+            del self._rows[: len(rows)]
+            self._has_news = False
+            for bar in bars:
+                del self._bars[bar.id]
+                if bar.closed:
+                    self._shown.discard(bar.id)
+                else:
+                    self._shown.add(bar.id)
+        return True
+
+    def _fit(self) -> tuple[list[str], list[Bar]]:
+        """Return the first rows that fit in one packet, and the first bars."""
+        room = _PACKET_BYTES
+        count = 0
+        for row in self._rows:
+            room -= len(row)
+            if room < 0:
+                break
+            count += 1
+        return self._rows[:count], list(itertools.islice(self._bars.values(), 20))
+
+    def _packet(self, rows: list[str], bars: list[Bar], device: str) -> bytes:
+        parts = [f"{self._head}{self.seconds():.6f}"]
+        if self._step is not None:
+            parts.append(f'"step":{_text(self._step)}')
+        if self._total is not None:
+            parts.append(f'"total":{_text(self._total)}')
+        if rows:
+            parts.append(f'"rows":[{",".join(rows)}]')
+        if bars:
+            parts.append(f'"bars":[{",".join(map(_bar, bars))}]')
+        if device:
+            parts.append(f'"device":"{device}"')
+        return (",".join(parts) + "}\n").encode()
+
+
+def _bar(bar: Bar) -> str:
+    fields = {
+        "id": bar.id,
+        "desc": bar.desc[:200],
+        "n": bar.n,
+        "total": bar.total,
+        "unit": bar.unit[:40],
+        "rate": bar.rate,
+        "postfix": bar.postfix[:500],
+        "closed": bar.closed,
+    }
+    return json.dumps(fields)
+
+
+def _text(value: float) -> str:
+    is_finite = (
+        value - value == 0
+    )  # faster than math.isfinite, which a call a microsecond would feel
+    return (
+        repr(value) if is_finite else json.dumps(value)
+    )  # NaN and Infinity, as Python's JSON spells them
+
+
+def _device() -> str:
+    """Return the GPU that this process uses, "" for none; without making it use one."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return ""
+    return f"cuda:{cuda.current_device()}"

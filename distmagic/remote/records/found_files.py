@@ -1,0 +1,102 @@
+"""Files below a folder: found by a pattern, and read without following a link."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from distmagic.remote.records.manifest import is_inside
+from distmagic.remote.wire.protocol import FoundFile
+
+MOST_FILES = 10_000
+_LOOK_S = 10.0
+_CHUNK = 1 << 20
+
+
+def find(folder: str, pattern: str) -> list[FoundFile]:
+    """Return the files below a folder whose path fits a pattern: `*` stays in one folder, `**` goes through all.
+
+    The path of a file means that file, the path of a folder all that is below it. No link is followed but `folder` itself. Raises
+    ValueError for more than `MOST_FILES`, and for a folder with so many files that it can't be looked through.
+    """
+    named = pattern.removeprefix("./").rstrip("/")
+    place = os.path.join(folder, named)
+    if os.path.isfile(place) and not os.path.islink(place):
+        return [_found(place, named)]  # a name may have the characters of a pattern
+    parts = named.split("/")
+    if os.path.isdir(place) and not os.path.islink(place):
+        parts.append("**")
+    found = []
+    until = time.monotonic() + _LOOK_S
+    for inner, _, names in os.walk(folder):
+        if time.monotonic() > until:
+            raise ValueError(
+                f"{folder} has more files than can be looked through in {_LOOK_S:g} s"
+            )
+        for name in names:
+            path = os.path.relpath(os.path.join(inner, name), folder)
+            if not fits(path.split("/"), parts):
+                continue
+            try:
+                mode = os.lstat(os.path.join(inner, name)).st_mode
+                if stat.S_ISREG(mode):
+                    found.append(_found(os.path.join(inner, name), path))
+            except FileNotFoundError:
+                continue  # gone just now
+        if len(found) > MOST_FILES:
+            raise ValueError(f"more than {MOST_FILES:,} files fit {pattern!r}")
+    return sorted(found, key=lambda file: file.path)
+
+
+def _found(place: str, path: str) -> FoundFile:
+    status = os.lstat(place)
+    return FoundFile(path=path, size_bytes=status.st_size, changed_s=status.st_mtime)
+
+
+def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path fit those of a pattern."""
+    if not pattern:
+        return not path
+    first, *rest = pattern
+    if first == "**":
+        return not rest or any(fits(path[start:], rest) for start in range(len(path)))
+    return bool(path) and fnmatch.fnmatchcase(path[0], first) and fits(path[1:], rest)
+
+
+def opened(folder: str, path: str) -> BinaryIO:
+    """Open a file below a folder. Raises OSError, and ValueError for a path that leads out of it, also by a link."""
+    if not is_inside(path):
+        raise ValueError(f"{path[:200]!r} is no path below a folder")
+    real = os.path.realpath(folder)
+    above = os.path.realpath(os.path.dirname(os.path.join(real, path)))
+    if os.path.commonpath([real, above]) != real:
+        raise ValueError(f"{path[:200]!r} leads out of {folder}")
+    descriptor = os.open(
+        os.path.join(above, os.path.basename(path)),
+        os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK,
+    )
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path[:200]!r} is no file")
+    return open(descriptor, "rb")
+
+
+def pieces(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes of a file from `begin` to `end`; fewer where it has become shorter."""
+    file.seek(begin)
+    while begin < end and (data := file.read(min(end - begin, _CHUNK))):
+        begin += len(data)
+        yield data
+
+
+def digest(file: BinaryIO, begin: int, end: int) -> str:
+    """Return the SHA-256 of the bytes of a file from `begin` to `end`."""
+    found = hashlib.sha256()
+    for data in pieces(file, begin, end):
+        found.update(data)
+    return found.hexdigest()

@@ -1,0 +1,140 @@
+"""What `--export SYSTEM DIR` asks for: a folder that starts the same job on a cluster, checked. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, field
+
+from distmagic.errors import SpecError
+from distmagic.request.allocation import check_option
+
+SYSTEMS = ("slurm", "skypilot", "osmo", "sing", "torchrun")
+IMAGE = "pytorch/pytorch:latest"
+# The options of sbatch that mean something to the others too.
+_FOR_ALL = ("gpus-per-node", "cpus-per-task", "mem")
+_MOST_NODES = 10_000
+_GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs of one node. `kind` is "" where it was not said."""
+
+    count: int
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """A folder that is to be written for one of `SYSTEMS`.
+
+    `nodes` is None where the line does not say it. `options` are sbatch's own, by their long names, "" being the value of
+    a switch; the other systems take a few of them. `setup` is shell that every node runs first, `image` a container's.
+    `results` is a dataset of OSMO or a URL, which gets what the first node's ranks write. Raises `SpecError`.
+    """
+
+    system: str
+    folder: str
+    nodes: int | None = None
+    options: tuple[tuple[str, str], ...] = ()
+    setup: str = field(default="", repr=False)  # may hold secrets
+    image: str = IMAGE
+    results: str = ""
+
+    def __post_init__(self) -> None:
+        if self.system not in SYSTEMS:
+            raise _unknown_system(self.system)
+        if not self.folder:
+            raise SpecError(
+                "--export names no folder.", f"Write --export {self.system} DIR."
+            )
+        if self.nodes is not None and not 1 <= self.nodes <= _MOST_NODES:
+            raise SpecError(
+                f"--nodes {self.nodes} is no number of nodes.",
+                f"Use 1 to {_MOST_NODES:,}.",
+            )
+        for name, value in self.options:
+            check_option(name, value)
+            if self.system != "slurm" and name not in _FOR_ALL:
+                raise SpecError(
+                    f"--{name} is Slurm's, and --export {self.system} has no place for it.",
+                    "Leave it out.",
+                )
+        if "\0" in self.setup:
+            raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", self.image):
+            raise SpecError(
+                f"--image {self.image!r} is not the name of a container image.",
+                f"Write it as docker pull takes it: {IMAGE}.",
+            )
+        if self.results and not re.fullmatch(
+            r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?|[a-z0-9]+://[A-Za-z0-9._/@:+-]+",
+            self.results,
+        ):
+            raise SpecError(
+                f"--results {self.results!r} is neither a dataset's name nor a URL.",
+                "Write --results my-results, or --results s3://bucket/folder.",
+            )
+        _read_gpus(self.option("gpus-per-node"))
+        _read_cpus(self.option("cpus-per-task"))
+        _read_memory(self.option("mem"))
+
+    def option(self, name: str) -> str:
+        """Return the value of one of `options`, "" where it was not given."""
+        return dict(self.options).get(name, "")
+
+    @property
+    def gpus(self) -> Gpus | None:
+        """The GPUs of each node, None where nothing was said of them."""
+        return _read_gpus(self.option("gpus-per-node"))
+
+    @property
+    def cpus(self) -> int:
+        """The CPUs of each node, 0 where nothing was said of them."""
+        return _read_cpus(self.option("cpus-per-task"))
+
+    @property
+    def memory_gib(self) -> int:
+        """The memory of each node in GiB, rounded up, 0 where nothing was said of it."""
+        return _read_memory(self.option("mem"))
+
+
+def _read_gpus(text: str) -> Gpus | None:
+    if not text:
+        return None
+    found = re.fullmatch(r"(?:([A-Za-z][A-Za-z0-9_.-]*):)?(\d{1,4})", text)
+    if found is None:
+        raise SpecError(
+            f"--gpus-per-node {text!r} is not a number of GPUs.",
+            "Write --gpus-per-node 4, or with their kind: L4:4.",
+        )
+    return Gpus(kind=found[1] or "", count=int(found[2]))
+
+
+def _read_cpus(text: str) -> int:
+    if text and not re.fullmatch(r"[1-9]\d{0,4}", text):
+        raise SpecError(
+            f"--cpus-per-task {text!r} is not a number of CPUs.",
+            "Write --cpus-per-task 8.",
+        )
+    return int(text or 0)
+
+
+def _read_memory(text: str) -> int:
+    """Return GiB. A number without a unit is MiB, as Slurm, to which the text goes as it is, takes it."""
+    if not text:
+        return 0
+    found = re.fullmatch(r"(\d{1,9})([KMGT]?)", text.upper())
+    if found is None:
+        raise SpecError(f"--mem {text!r} is not a size.", "Write --mem 64G.")
+    return math.ceil(int(found[1]) * _GIB[found[2]])
+
+
+def _unknown_system(name: str) -> SpecError:
+    close = difflib.get_close_matches(name, SYSTEMS, n=1)
+    guess = f"Did you mean {close[0]}? " if close else ""
+    return SpecError(
+        f"--export {name!r} is not known.", f"{guess}Use one of: {', '.join(SYSTEMS)}."
+    )

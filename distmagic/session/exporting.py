@@ -1,0 +1,178 @@
+"""`--export SYSTEM DIR`: a cell, or a script, becomes a folder that starts the same job on a cluster."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import secrets
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.errors import SpecError
+from distmagic.exports import folder, run_call, systems
+from distmagic.exports.job import PROGRAM, File, Job, Program, text_file
+from distmagic.payload import bundle, local_modules, work_files
+from distmagic.payload.folder import Contents, check_size
+from distmagic.payload.local_modules import LocalModule
+from distmagic.payload.pack import Payload
+from distmagic.payload.program import pack_program
+from distmagic.request.flags import Request
+from distmagic.request.hosts import Host
+from distmagic.request.program import Program as NamedProgram
+
+_SCRIPT, _RUNNER, _ZIP = "cell.py", "run_call.py", "distmagic.zip"
+_SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
+
+
+def of_script(text: str, request: Request) -> Program:
+    """Return the program of a cell whose text is one, with the local modules that it imports."""
+    names = local_modules.imports_of_text(text, _SCRIPT)
+    contents, inside = _of_cell(local_modules.found(names), request)
+    script = _SCRIPT
+    while script in contents.files:  # the name of a local module
+        script = f"_{script}"
+    files = (text_file(script, text), *_files(contents))
+    words = (posixpath.relpath(script, inside or "."), *request.args)
+    return _with_zip(Program(files=files, words=words, inside=inside))
+
+
+def of_payload(payload: Payload, why: str, request: Request) -> Program:
+    """Return the program that makes a pickled call; `why` is the reason why the cell's text is no program."""
+    contents, inside = _of_cell(payload.modules, request)
+    own = (
+        File(path=_RUNNER, data=Path(run_call.__file__).read_bytes()),
+        File(path="call", data=payload.call.path.read_bytes()),
+        File(path="code.zip", data=payload.code.path.read_bytes()),
+        File(path=_ZIP, data=bundle.build().path.read_bytes()),
+    )
+    side_files = [
+        File(path=blob.path.name, data=blob.path.read_bytes())
+        for blob in payload.side_files
+    ]
+    return Program(
+        files=(*own, *side_files, *_files(contents)),
+        words=(posixpath.relpath(_RUNNER, inside or "."),),
+        inside=inside,
+        is_bundle=True,
+        why=why,
+        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
+    )
+
+
+def _of_cell(modules: Iterable[LocalModule], request: Request) -> tuple[Contents, str]:
+    """Return the files that a cell brings, its local modules and the folder after `--sync`; and where ranks begin."""
+    sync = request.spec.sync
+    named = None if sync is None else work_files.named_folder(sync)
+    contents, _, inside = work_files.gather(named, modules, Path.cwd())
+    limit_bytes = request.payload_limit_bytes
+    check_size(contents, limit_bytes, "What the cell brings")
+    return contents, inside
+
+
+def export_program(
+    program: NamedProgram, request: Request, hosts: Sequence[Host]
+) -> str:
+    """Write the folder for a script, or a module, and return what to tell the user. Raises what `pack_program` raises."""
+    current = Path.cwd().resolve()
+    limit_bytes = request.payload_limit_bytes
+    payload = pack_program(
+        program, sync=request.spec.sync, current=current, limit_bytes=limit_bytes
+    )
+    sync = request.spec.sync
+    named = payload.folder if sync is None else work_files.named_folder(sync)
+    contents, _, inside = work_files.gather(named, (), current, payload.script)
+    check_size(contents, limit_bytes, f"The folder {named}")
+    if program.is_module:
+        words: tuple[str, ...] = ("-m", program.target, *program.args)
+    else:
+        words = (_path_of_script(payload, contents, inside), *program.args)
+    exported = _with_zip(Program(files=_files(contents), words=words, inside=inside))
+    return write(exported, payload.name, request, hosts)
+
+
+def _path_of_script(payload: Payload, contents: Contents, inside: str) -> str:
+    for path, file in contents.files.items():
+        if file.path == payload.script:
+            return posixpath.relpath(path, inside or ".")
+    raise AssertionError("the script is among the files: that was checked")
+
+
+def _with_zip(program: Program) -> Program:
+    """Return a program together with the travelling half of distmagic, if one of its files imports that."""
+    texts = [file.data for file in program.files if file.path.endswith(".py")]
+    if not any(_imports_distmagic(text) for text in texts):
+        return program
+    zipped = File(path=_ZIP, data=bundle.build().path.read_bytes())
+    return replace(program, files=(*program.files, zipped), imports=(_ZIP,))
+
+
+def _imports_distmagic(text: bytes) -> bool:
+    if b"distmagic" not in text:
+        return False
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False  # a template, or of another Python
+    for node in ast.walk(tree):
+        names = (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        )
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if any(name.partition(".")[0] == "distmagic" for name in names):
+            return True
+    return False
+
+
+def _files(contents: Contents) -> tuple[File, ...]:
+    """Return all files, without those of folders that an export wrote; a link to a file becomes a file."""
+    exported = {
+        posixpath.dirname(path)
+        for path in contents.files
+        if posixpath.basename(path) == folder.RECORD
+    }
+    paths = dict(contents.files)
+    for link, target in contents.links.items():
+        real = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+        for path, file in contents.files.items():
+            if path == real or path.startswith(f"{real}/"):
+                paths[link + path[len(real) :]] = file
+    kept = []
+    for path, file in sorted(paths.items()):
+        if not any(path.startswith(f"{place}/") for place in exported):
+            data = file.path.read_bytes()
+            kept.append(File(path=path, data=data, is_executable=file.is_executable))
+    return tuple(kept)
+
+
+def write(program: Program, name: str, request: Request, hosts: Sequence[Host]) -> str:
+    """Write the folder that the request asks for, and return what to tell the user. Raises `SpecError`."""
+    assert request.export is not None
+    spec = request.spec
+    has_secret = _SECRET in dict(spec.env)
+    if program.imports and not has_secret:
+        # With it the nodes of a job prove to each other that they are of the same.
+        spec = replace(spec, env=(*spec.env, (_SECRET, secrets.token_hex(16))))
+    if request.python_hosts:
+        raise SpecError(
+            "--python HOST=PATH: an exported job has one interpreter for all nodes.",
+            "Write --python PATH.",
+        )
+    job = Job(
+        name=spec.name or name,
+        program=program,
+        spec=spec,
+        request=request.export,
+        hosts=tuple((host.name, host.slots) for host in hosts if not host.is_local),
+        python=request.access.python_of("") or "",
+    )
+    where = Path(request.export.folder).expanduser()
+    folder.write(where, systems.files(job))
+    form = (
+        f"the call as it was pickled ({program.why})"
+        if program.is_bundle
+        else "a plain program"
+    )
+    return f"Exported to {where}: {PROGRAM}/ has {form}.\n{systems.readme(job)}"

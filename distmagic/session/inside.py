@@ -1,0 +1,303 @@
+"""The same cell or script on every node of a job: node 0 runs it on all nodes, the others serve node 0 and follow it.
+
+What one node says and proves to another is in clusters/inside.
+"""
+
+# ruff: noqa: T201  # what is said of a node belongs to the output of its cell
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from distmagic import errors, sanitize
+from distmagic.clusters.inside.addresses import address_of_lead
+from distmagic.clusters.inside.arrivals import as_words
+from distmagic.clusters.inside.detect import detect
+from distmagic.clusters.inside.following import Following
+from distmagic.clusters.inside.meeting import Meeting
+from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.proof import SECRET, Proof, proof_of
+from distmagic.connection.link import Link
+from distmagic.errors import (
+    Cancelled,
+    DistmagicError,
+    RunError,
+    SpecError,
+    WorkerFailed,
+)
+from distmagic.remote.contact import template_client
+from distmagic.remote.wire import protocol
+from distmagic.request.hosts import INSIDE, LOCALHOST, Host
+from distmagic.request.spec import Access, JobSpec
+from distmagic.runner.outcome import Detached, Run
+from distmagic.state.model import NodeState, RunState, WorkerState
+from distmagic.transports import Transport
+
+PATIENCE = 20  # times --connect-timeout, for nodes to come: 5 minutes where nothing else is said
+
+Outcome = Run | Detached | None
+Launch = Callable[[tuple[Host, ...], Access], Outcome]
+
+
+def digest_of(*texts: str) -> str:
+    """Return a name for what a node runs: nodes that run different things have different ones."""
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode(errors="surrogateescape")
+        digest.update(f"{len(data)} ".encode() + data)
+    return digest.hexdigest()
+
+
+class Inside:
+    """The part of this process among the nodes of a job; kept for all cells of a notebook.
+
+    `kernel` is the name under which hosts keep something loaded for node 0. `own_link` opens a link to this machine, for
+    the results of its own ranks.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        proof: Proof | None,
+        kernel: str,
+        own_link: Callable[[Access], Link],
+    ) -> None:
+        self.place = place
+        self.hosts = (LOCALHOST, *_hosts(place))
+        self._proof, self._kernel, self._own_link = proof, kernel, own_link
+        self._cell = 0
+        self._meeting: Meeting | None = None
+        self._following: Following | None = None
+        self._led_by = ""  # the kernel of node 0
+
+    def run(
+        self,
+        digest: str,
+        access: Access,
+        spec: JobSpec,
+        launch: Launch,
+        before: Callable[[], object] = lambda: None,
+    ) -> Outcome:
+        """Run a cell or script as this node has to, and return its outcome.
+
+        Node 0 calls `launch` with the hosts of the job. The others do what comes `before`, serve, and return what node 0
+        tells, with the results of their own ranks. Without a proof every node calls `launch` for itself alone. Raises what `launch` raises, on all nodes; and `Unreachable`, `SpecError`.
+        """
+        if self.place.task is not None:
+            raise SpecError(
+                f"{self.place.words}: this process is task {self.place.task.rank} of {self.place.task.world_size}, "
+                "one of several on this node, and here only a script runs so: distmagic run SCRIPT.",
+                "Start one task a node, such as srun --ntasks-per-node=1; or write --on none.",
+            )
+        if spec.detach:
+            raise SpecError(
+                f"{self.place.words}: a job ends with the commands of its nodes, so --detach means nothing here.",
+                "Leave it out.",
+            )
+        self._cell += 1
+        if self._proof is None:
+            self._say(
+                f"{SECRET} is not set, so that the nodes can't know each other. This node runs ranks "
+                "of its own, which do not train with those of the others."
+            )
+            return launch((LOCALHOST,), access)
+        if self.place.node_rank:
+            return self._follow(self._proof, digest, access, before)
+        others = self.place.nnodes - 1
+        self._say(f"leads {others} other node{'s' * (others > 1)}.")
+        return self._lead(self._proof, digest, access, launch)
+
+    def transport(self, host: Host) -> Transport:
+        """Return the way to one of the other nodes. Raises `Unreachable`."""
+        assert self._meeting is not None
+        return self._meeting.transport(host.name)
+
+    def close(self) -> None:
+        """Leave the job's other nodes."""
+        if self._meeting is not None:
+            self._meeting.close()
+        if self._following is not None:
+            self._following.close()
+            if self._led_by:
+                template_client.end_all(self._led_by)
+        self._meeting = self._following = None
+
+    def _say(self, text: str) -> None:
+        print(f"{self.place.words}: {text}", flush=True)
+
+    # ---- node 0
+
+    def _lead(
+        self, proof: Proof, digest: str, access: Access, launch: Launch
+    ) -> Outcome:
+        if self._meeting is None:
+            self._meeting = Meeting(self.place, proof)
+        meeting = self._meeting
+        run: Any = None
+        error: BaseException | None = None
+        try:
+            meeting.gather(self._cell, digest, _patience_s(access), self._say)
+            run = launch(self.hosts, self._with_pythons(access, meeting))
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
+            if isinstance(interrupt, Cancelled):
+                raise
+            error = Cancelled("Interrupted while the nodes were waited for.")
+            raise error from None
+        except BaseException as problem:
+            error = problem
+            raise
+        finally:
+            meeting.end_cell(
+                self._cell, lambda node_rank: self._told(run, error, node_rank)
+            )
+        return run  # type: ignore[no-any-return]
+
+    def _told(
+        self, run: Outcome, error: BaseException | None, node_rank: int
+    ) -> dict[str, Any]:
+        """Return what a node is told of the end."""
+        told: dict[str, Any] = {"kernel": self._kernel}
+        if error is not None:
+            told["error"] = as_words(error)
+            run = getattr(error, "run", None)
+        if isinstance(run, Run):
+            told["job"] = run.job
+            told["world_size"] = run.state.world_size
+            told["ranks"] = [
+                {
+                    "rank": worker.rank,
+                    "local_rank": worker.local_rank,
+                    "phase": worker.phase,
+                    "outcome": worker.ended.outcome if worker.ended else "",
+                    "result_bytes": worker.ended.result_bytes if worker.ended else None,
+                }
+                for worker in run.state.workers.values()
+                if worker.node_rank == node_rank
+            ]
+        return told
+
+    @staticmethod
+    def _with_pythons(access: Access, meeting: Meeting) -> Access:
+        """Return the way to the nodes: where the user names no interpreter, each has the one that it runs."""
+        known = dict(access.pythons)
+        if "" not in known:
+            for member in meeting.members:
+                known.setdefault(member.name, member.python)
+        return replace(access, pythons=tuple(known.items()))
+
+    # ---- the others
+
+    def _follow(
+        self,
+        proof: Proof,
+        digest: str,
+        access: Access,
+        before: Callable[[], object],
+    ) -> Outcome:
+        lead = self.place.names[0]
+        self._say(f"follows node 0, {lead}, which shows all ranks.")
+        if self._following is None:
+            self._following = Following(self.place, proof, address_of_lead(self.place))
+        following = self._following
+        try:
+            following.come(self._cell, digest, _patience_s(access))
+            before()
+            told = following.outcome()
+        except KeyboardInterrupt as interrupt:
+            self.close()
+            if isinstance(interrupt, Cancelled):
+                raise
+            raise Cancelled(
+                f"Interrupted: this node, {self.place.node_rank}, has left the run."
+            ) from None
+        except BaseException:
+            self.close()  # node 0 is not to wait for this node
+            raise
+        self._led_by = str(told.get("kernel", ""))
+        run = self._own_ranks(told, access) if told.get("job") else None
+        if told.get("error"):
+            error = _as_error(told["error"], lead)
+            if isinstance(error, RunError):
+                error.run = run
+            raise error
+        self._say(f"node 0, {lead}, says that all went well.")
+        return run
+
+    def _own_ranks(self, told: Mapping[str, Any], access: Access) -> Run:
+        """Return the run as far as this node has it: its own ranks, whose results and logs are here."""
+        place = self.place
+        workers = {}
+        for one in told["ranks"]:
+            ended = protocol.Ended(
+                rank=one["rank"],
+                restart=0,
+                outcome=one["outcome"],
+                result_bytes=one["result_bytes"],
+            )
+            workers[one["rank"]] = WorkerState(
+                rank=one["rank"],
+                local_rank=one["local_rank"],
+                node_rank=place.node_rank,
+                host=place.names[place.node_rank],
+                phase=one["phase"],
+                ended=ended if one["outcome"] else None,
+            )
+        nodes = tuple(
+            NodeState(node_rank=number, host=name, phase="ended")
+            for number, name in enumerate(place.names)
+        )
+        state = RunState(
+            job=told["job"],
+            nodes=nodes,
+            workers=workers,
+            world_size=told["world_size"],
+        )
+        return Run(state, {}, lambda _: self._own_link(access), shown=True)
+
+
+def part_of(session: Any, environ: Mapping[str, str]) -> Inside | None:
+    """Return this process's part among the nodes of a job, None where it is in no such job. Raises `SpecError`.
+
+    `session` keeps it for the cells that come.
+    """
+    place = detect(environ)
+    if place is None:
+        return None
+    if session.inside is None or session.inside.place != place:
+        session.inside = Inside(
+            place, proof_of(environ, place), session.kernel, session.own_link
+        )
+    found: Inside = session.inside
+    return found
+
+
+def _hosts(place: Place) -> tuple[Host, ...]:
+    return tuple(
+        Host(name=name, allocation=INSIDE + place.key) for name in place.names[1:]
+    )
+
+
+def _patience_s(access: Access) -> float:
+    return PATIENCE * access.connect_timeout_s
+
+
+def _as_error(words: Mapping[str, Any], lead: str) -> DistmagicError:
+    """Return the error with which node 0 has ended."""
+    kind = getattr(errors, str(words["kind"]), None)
+    message, hint = str(words["message"]), str(words["hint"])
+    if isinstance(kind, type) and issubclass(kind, RunError):
+        error = kind(message, hint)
+        error.stacks = str(words["stacks"])
+        if isinstance(error, WorkerFailed):
+            error.remote_traceback = str(words["remote_traceback"])
+        return error
+    if kind is SpecError:
+        return SpecError(message, hint)
+    if isinstance(kind, type) and issubclass(kind, DistmagicError):
+        return DistmagicError(message, hint)
+    what = sanitize.lines(f"{words['kind']}: {message}")
+    return DistmagicError(f"{lead}: node 0 failed before the run: {what}", hint)

@@ -1,0 +1,114 @@
+"""A TLS connection that is used in one direction: after its first line only one end speaks.
+
+One direction needs one thread at each end: Python's TLS sockets may not be read and written at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import struct
+import threading
+from typing import Any
+
+_LONGEST_LINE = 1 << 20
+_HEAD = struct.Struct(">cI")  # a letter for what it is, and how many bytes follow
+_LARGEST = 1 << 16
+# A cut cable is noticed by who sends, whom nobody acknowledges, and by who only reads: a question after 2 s of silence,
+# and 3 that nobody answers.
+_TCP_OPTIONS = (
+    ("TCP_NODELAY", 1),
+    ("TCP_USER_TIMEOUT", 6000),
+    ("TCP_KEEPIDLE", 2),
+    ("TCP_KEEPINTVL", 2),
+    ("TCP_KEEPCNT", 3),
+)
+
+
+class Channel:
+    """One connection. `close`, from any thread, ends what another thread waits for."""
+
+    def __init__(self, tls: ssl.SSLSocket) -> None:
+        self._tls = tls
+        # The socket below TLS, for `close`: a TLS socket may be used by one thread only.
+        self._raw = socket.socket(fileno=os.dup(tls.fileno()))
+        self._using = threading.Lock()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        tls.setblocking(True)
+        self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _TCP_OPTIONS:
+            self._raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def tell(self, **words: Any) -> None:
+        """Send a message. Raises OSError when the other end is gone."""
+        with self._using:
+            self._tls.sendall(json.dumps(words).encode() + b"\n")
+
+    def hear(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Return the next message; None at the end of the connection. Raises OSError, and ValueError for what is none."""
+        line = bytearray()
+        with self._using:
+            if self._is_closed:
+                return None
+            self._tls.settimeout(timeout_s)
+            try:
+                while not line.endswith(b"\n"):
+                    data = self._tls.recv(1)  # TLS has read ahead: what follows is its
+                    if not data or len(line) > _LONGEST_LINE:
+                        return None
+                    line += data
+                self._tls.settimeout(None)
+            except ssl.SSLEOFError:
+                return None
+        found = json.loads(line)
+        return found if isinstance(found, dict) else {}
+
+    def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
+        """Send bytes of one kind, a letter, in pieces. Raises OSError when the other end is gone."""
+        view = memoryview(data)
+        with self._using:
+            while True:
+                piece = view[:_LARGEST]
+                self._tls.sendall(_HEAD.pack(kind, len(piece)) + bytes(piece))
+                view = view[_LARGEST:]
+                if not view:
+                    return
+
+    def receive(self) -> tuple[bytes, bytes]:
+        """Return (kind, bytes) of the next piece, (b"", b"") at the end of the connection. Raises OSError."""
+        with self._using:
+            if self._is_closed:
+                return b"", b""
+            head = self._exactly(_HEAD.size)
+            if len(head) < _HEAD.size:
+                return b"", b""
+            kind, size = _HEAD.unpack(head)
+            if size > _LARGEST:
+                raise OSError("a piece is larger than any is sent")
+            data = self._exactly(size)
+        return (kind, data) if len(data) == size else (b"", b"")
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            more = self._tls.recv(size - len(data))
+            if not more:
+                break
+            data += more
+        return bytes(data)
+
+    def close(self) -> None:
+        """Hang up. What was sent still arrives. Safe to call twice."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            with contextlib.suppress(OSError):
+                self._raw.shutdown(socket.SHUT_RDWR)
+            self._raw.close()
+        with self._using:
+            self._tls.close()

@@ -1,0 +1,175 @@
+"""Nodes that have dialled this one: each process there has two connections, which its node makes when it is asked to.
+
+stdin    this end speaks:   "i" with bytes, "e": end of file
+stdout   the node speaks:   "o" with bytes, "e": end of file; then "s" with the last of stderr, "x" with the exit code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from distmagic.errors import ConnectionLost
+from distmagic.transports import Process
+from distmagic.transports.channel import Channel
+from distmagic.transports.piped import OpenProcesses, Tail
+
+INPUT, OUTPUT, END, STDERR, EXIT = b"i", b"o", b"e", b"s", b"x"
+_KEPT_BYTES = 1 << 20  # of stdout that nobody has read yet; the node waits then
+
+Begin = Callable[[tuple[str, ...]], tuple[Channel, Channel]]
+
+
+class DialledProcess:
+    """A process on node `name`, seen through its two connections."""
+
+    def __init__(self, name: str, stdin: Channel, stdout: Channel) -> None:
+        self._name = name
+        self._stdin, self._stdout = stdin, stdout
+        self._changed = threading.Condition()
+        self._data = bytearray()
+        self._has_end = self._is_closed = False
+        self._code: int | None = None
+        self._ended = threading.Event()
+        self._tail = Tail()
+        threading.Thread(
+            target=self._receive, name=f"distmagic-dialled-{name}", daemon=True
+        ).start()
+
+    def _receive(self) -> None:
+        """Take in what the node says until it has said all."""
+        with contextlib.suppress(OSError):
+            while True:
+                kind, data = self._stdout.receive()
+                if kind == OUTPUT:
+                    self._keep(data)
+                elif kind == END:
+                    self._end()
+                elif kind == STDERR:
+                    self._tail.append(data)
+                elif kind == EXIT:
+                    self._code = int(data)
+                    self._ended.set()
+                else:
+                    break
+        self._end()
+        self._stdout.close()
+
+    def _keep(self, data: bytes) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or len(self._data) < _KEPT_BYTES
+            )
+            self._data += data
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._has_end = True
+            self._changed.notify_all()
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
+        try:
+            self._stdin.send(INPUT, data)
+        except (OSError, ValueError):  # ValueError: closed
+            raise ConnectionLost(
+                f"{self._name}: the process or the connection no longer takes input."
+            ) from None
+
+    def read(self, max_bytes: int = 65536) -> bytes:
+        """Return bytes as soon as there are any; b"" at end of file, after `close` or when the connection is lost."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or self._has_end or self._data
+            )
+            if self._is_closed:
+                return b""
+            data = bytes(self._data[:max_bytes])
+            del self._data[:max_bytes]
+            self._changed.notify_all()
+            return data
+
+    def stderr(self) -> str:
+        """Return the last of what it wrote to stderr, once it has ended; "" before that."""
+        return self._tail.text()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return its exit code, negative for a signal; None if still running or if the connection ended first."""
+        self._ended.wait(timeout_s)
+        return self._code
+
+    def close_stdin(self) -> None:
+        """Give it end of file on stdin, after what is being written."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stdin.send(END)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Let go of the connections; a blocked read or write ends. The process goes on if it wants to."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._stdin.close()
+        self._stdout.close()
+
+
+class DialledTransport:
+    """Starts processes on one node that has dialled this one; `begin` has the node make the connections of one."""
+
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, name: str, begin: Begin) -> None:
+        self._name, self._begin = name, begin
+        self._processes = OpenProcesses()
+
+    def start(self, argv: tuple[str, ...]) -> DialledProcess:
+        """Start `argv` there. Raises `Unreachable` where the node doesn't answer."""
+        if not argv:
+            raise ValueError("a command needs a program")
+        process = DialledProcess(self._name, *self._begin(argv))
+        self._processes.add(process)
+        return process
+
+    def close(self) -> None:
+        """Let go of all processes. The node stays."""
+        self._processes.close()
+
+
+def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
+    """On the node: carry a process's pipes over its two connections, and return when it has ended and all is said."""
+    feeding = threading.Thread(
+        target=_feed, args=(process, stdin), name="distmagic-feed", daemon=True
+    )
+    feeding.start()
+    try:
+        while data := process.read():
+            stdout.send(OUTPUT, data)
+        stdout.send(END)
+        code = process.wait()
+        stdout.send(STDERR, process.stderr().encode())
+        stdout.send(EXIT, str(0 if code is None else code).encode())
+    except OSError:
+        pass  # the other end is gone: the process sees the end of its stdin, and a closed stdout
+    finally:
+        stdin.close()
+        process.close()
+        stdout.close()
+        feeding.join()
+
+
+def _feed(process: Process, stdin: Channel) -> None:
+    """Carry what comes to the process's stdin; its end of file is that of the connection, too."""
+    with contextlib.suppress(OSError, ConnectionLost):
+        while True:
+            kind, data = stdin.receive()
+            if kind != INPUT:
+                break
+            process.write(data)
+    process.close_stdin()
+    stdin.close()

@@ -1,0 +1,40 @@
+"""Two nodes on this machine that have met: the second is the host of a transport."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+
+from distmagic.clusters.inside.following import Following
+from distmagic.clusters.inside.meeting import Meeting
+from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.proof import SharedSecret
+from distmagic.connection.certificate import one_time_secret
+from distmagic.transports.dialled import DialledTransport
+
+HERE = "127.0.0.1"
+
+
+def places(count: int = 2) -> tuple[Place, ...]:
+    """Return the nodes of a job of their own, all on this machine."""
+    key = secrets.token_hex(4)
+    names = tuple(f"n{number}" for number in range(count))
+    return tuple(
+        Place(system="Slurm job 7", key=key, node_rank=number, lead="n0", names=names)
+        for number in range(count)
+    )
+
+
+@contextlib.contextmanager
+def dialled() -> Iterator[DialledTransport]:
+    """Give the way to a second node, which has come to cell 1."""
+    first, second = places()
+    secret = SharedSecret(one_time_secret())
+    with (
+        contextlib.closing(Meeting(first, secret)) as meeting,
+        contextlib.closing(Following(second, secret, HERE)) as following,
+    ):
+        following.come(1, "same", 20.0)
+        meeting.gather(1, "same", 20.0)
+        yield meeting.transport("n1")

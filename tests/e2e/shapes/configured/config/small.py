@@ -1,0 +1,3 @@
+out_dir = "out-small"
+max_iters = 20
+n_embd = 16

@@ -1,0 +1,171 @@
+"""Cells whose hosts are nodes of the lab's Slurm: what the scenes of several modules use. See conftest.py for `kernel`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import distmagic
+from distmagic.errors import DistmagicError
+from distmagic.request.allocation import AllocationRequest
+from distmagic.state.model import RunState
+from tests import REPOSITORY
+from tests.e2e import runner
+from tests.e2e.runner import Watch
+from tests.lab import HostProcess, LabHost, wait_until
+from tests.lab.slurm import SlurmLab
+
+TWO = AllocationRequest(login="dm1", nodes=2, options=(("cpus-per-task", "4"),))
+
+
+def run(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> Any:
+    """Run a function on the nodes of `allocation`, two where it isn't said."""
+    way = options.pop("access", None) or runner.access(slurm.lab)
+    request = options.pop("allocation", TWO)
+    screen = options.pop("screen", None) or Watch()
+    return distmagic.run(
+        fn, *args, allocation=request, access=way, screen=screen, **options
+    )
+
+
+def failure(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> DistmagicError:
+    """Run a function that must fail, and return the error."""
+    try:
+        run(slurm, fn, *args, **options)
+    except DistmagicError as error:
+        return error
+    raise AssertionError("the run did not fail")
+
+
+def submit(slurm: SlurmLab, *options: str) -> str:
+    """Submit a job of somebody else that sleeps; return its number."""
+    argv = ["sbatch", "--parsable", "-N2", *options]
+    return slurm.command(*argv, "-o", "/dev/null", "--wrap", "exec sleep 600").strip()
+
+
+def state_of(slurm: SlurmLab, job: str) -> str:
+    """Return the state of a job, also of one that has ended."""
+    return slurm.command("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
+
+
+def fill(slurm: SlurmLab) -> str:
+    """Give all nodes to somebody else; return the number of his job."""
+    job = submit(slurm, "--exclusive")
+    wait_until(lambda: state_of(slurm, job) == "RUNNING", "the nodes to be busy")
+    return job
+
+
+class Noticing(Watch):
+    """Keeps all notices, and calls `act` once when one of them has these words."""
+
+    def __init__(self, words: str, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._words, self._does = words, act
+        self.notices: list[str] = []
+        self.noticed = ""
+
+    def show(self, state: RunState) -> None:
+        """Look for the words."""
+        super().show(state)
+        self.notices += [one for one in state.notices if one not in self.notices]
+        for notice in state.notices:
+            if self._words in notice and not self.noticed:
+                self.noticed = notice
+                self._does()
+
+
+def interrupt() -> None:
+    """What a user's Ctrl-C is."""
+    raise KeyboardInterrupt
+
+
+def ours(host: LabHost, role: str, name: str = "") -> list[HostProcess]:
+    """Return the processes of a host that are keepers or ushers ("distmagic-usher"), or an srun of one, by `name`."""
+    found = [one for one in host.processes() if f"distmagic-{role}" in one.cmdline]
+    return [one for one in found if not name or one.name == name]
+
+
+def kill(host: LabHost, processes: Iterable[HostProcess]) -> None:
+    """Kill processes of a host."""
+    host.exec(["kill", "-9", *(str(one.pid) for one in processes)]).check_returncode()
+
+
+_KERNEL = """
+import json, sys, time
+import distmagic
+from distmagic.clusters import submission
+from distmagic.request.allocation import AllocationRequest
+from distmagic.request.spec import Access
+from tests.e2e.runner import Watch, as_value
+from tests.e2e.programs import count
+
+class Screen(Watch):
+    def show(self, state):
+        super().show(state)
+        for notice in state.notices:
+            print(notice, flush=True)
+        if any(worker.step for worker in state.workers.values()):
+            print("at work", flush=True)
+
+asked = json.loads(sys.argv[1])
+submission.FIRST_LEASE_S = asked["first_lease_s"]
+way = Access(ssh_config=asked["ssh_config"], warm_idle_s=0.0, lease_s=4.0)
+request = AllocationRequest(login=asked["login"], nodes=asked["nodes"], job=asked["job"])
+found = distmagic.run(
+    as_value(count), asked["seconds"], allocation=request, access=way, screen=Screen(), detach=asked["detach"],
+    node_lost_after_s=30.0,
+)
+print("over", found.job if asked["detach"] else dict(found.results), flush=True)
+while asked["stays"]:
+    time.sleep(1)
+"""
+
+
+def kernel_program(config: object, **asked: Any) -> list[str]:
+    """Return the command of a kernel that counts on nodes, and stays. `asked` replaces what it asks for else."""
+    usual = {
+        "ssh_config": str(config), "login": "dm1", "nodes": 2, "job": "", "seconds": 0.5, "detach": False, "stays": True,
+        "first_lease_s": 120.0,
+    }  # fmt: skip
+    return [sys.executable, "-c", _KERNEL, json.dumps({**usual, **asked})]
+
+
+def kernel_of_its_own(slurm: SlurmLab, **asked: Any) -> subprocess.Popen[str]:
+    """Start such a kernel on this machine."""
+    return subprocess.Popen(
+        kernel_program(slurm.lab.ssh_config, **asked), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+
+
+def say_until(process: subprocess.Popen[str], words: str) -> str:
+    """Read what a kernel prints up to the line that has these words, and return that."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return line
+    raise AssertionError(f"it never said {words!r}")
+
+
+@contextmanager
+def replaced(host: LabHost, program: str, script: str) -> Iterator[None]:
+    """Have a program of /usr/bin be a script on this host meanwhile; /run/real/PROGRAM is the true one."""
+    place = f"""
+        set -eu
+        mkdir -p /run/real /run/false
+        cp -p /usr/bin/{program} /run/real/{program}
+        cat >/run/false/{program}
+        chmod 755 /run/false/{program}
+        mount -n --bind /run/false/{program} /usr/bin/{program}
+    """
+    text = f"#!/bin/sh\n{script}\n"
+    host.exec(["sh", "-c", place], stdin=text).check_returncode()
+    try:
+        yield
+    finally:
+        host.exec(["umount", "-n", f"/usr/bin/{program}"]).check_returncode()

@@ -1,0 +1,99 @@
+"""Environments of hosts: what `--setup` sets up is there in every rank, and `--exec-prefix` starts all of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from distmagic.api import session
+from distmagic.errors import PreflightError
+from tests.e2e import runner
+from tests.e2e.runner import as_value
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+
+
+def seen() -> tuple[str | None, str | None, str | None]:
+    """Return what the environment of this rank has of these tests, and whose network it is in."""
+    import os
+    import subprocess
+
+    child = subprocess.run(
+        ["sh", "-c", "echo $MODEL"], capture_output=True, text=True, check=False
+    )
+    return os.environ.get("MODEL"), child.stdout.strip(), os.environ.get("INSIDE")
+
+
+@pytest.fixture
+def ended(lab: Lab) -> Iterator[Lab]:
+    """The lab, on which nothing is left after the test."""
+    yield lab
+    session().close()
+    lab.assert_clean()
+
+
+@pytest.mark.parametrize("warm_idle_s", [0.0, 900.0], ids=["cold", "warm"])
+def test_what_a_setup_exports_is_in_every_rank_and_its_child(ended, warm_idle_s):
+    for host in ended.hosts[:2]:
+        activate = host.home / "activate"
+        activate.write_text("echo loading; export MODEL=small\n")
+    for value in ("small", "large"):  # another setup is another environment
+        setup = "source ~/activate" + ("" if value == "small" else "; MODEL=large")
+        way = runner.access(ended, setup=setup, warm_idle_s=warm_idle_s)
+        for _ in range(2):
+            run = session_run(ended, way)
+            assert dict(run.results) == {
+                0: (value, value, None),
+                1: (value, value, None),
+            }
+
+
+def session_run(lab: Lab, way):
+    """Run `seen` on two hosts, and leave what they keep loaded."""
+    import distmagic
+
+    return distmagic.run(
+        as_value(seen), hosts="dm1:1,dm2:1", access=way, screen=runner.Watch()
+    )
+
+
+def test_a_setup_that_fails_names_its_host(ended):
+    way = runner.access(ended, setup="source ~/there-is-none")
+    error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
+    assert isinstance(error, PreflightError)
+    assert error.message.startswith("dm1: its --setup failed: ")
+    assert "there-is-none" in error.message
+
+
+def test_an_environment_is_named_and_has_its_own_python(ended):
+    found = ended.hosts[0].exec(["sh", "-c", "command -v python3"])
+    python = found.stdout.strip()
+    there = ended.hosts[0].home / "venvs" / "train" / "bin"
+    there.mkdir(parents=True)
+    (there / "python").write_text(f'#!/bin/sh\nINSIDE=venv exec {python} "$@"\n')
+    (there / "python").chmod(0o755)
+    way = runner.access(ended, pythons=(("", "env:venvs/train"),))
+    run = runner.run(ended, "dm1:1", as_value(seen), access=way)
+    assert run.results[0][2] == "venv"
+    way = runner.access(ended, pythons=(("", "env:nothing"),))
+    error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
+    assert error.message.startswith("dm1: there is no env:nothing (the host said: ")
+
+
+def test_a_run_is_inside_of_what_starts_its_python(ended):
+    for host in ended.hosts[:2]:
+        container = host.home / "container"  # what apptainer does, but for the image
+        container.write_text(
+            '#!/bin/sh\n[ "$1" = exec ] && shift\nINSIDE=yes exec "$@"\n'
+        )
+        container.chmod(0o755)
+    way = runner.access(ended, exec_prefix="/home/node/container exec")
+    run = runner.run(ended, "dm1:1,dm2:1", as_value(seen), access=way)
+    assert [run.results[rank][2] for rank in (0, 1)] == ["yes", "yes"]
+    way = runner.access(ended, exec_prefix="/home/node/no-such-program exec")
+    error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
+    assert "no-such-program" in str(error)
+    assert os.linesep not in error.message

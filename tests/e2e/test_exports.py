@@ -1,0 +1,156 @@
+"""Exported folders, run as they are: sbatch files by real Slurm, torchrun's commands on hosts of the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builders.exports import HOSTILE
+from tests.e2e.exports import (
+    VARIABLES,
+    Export,
+    Node,
+    at_once,
+    check_four_ranks,
+    exporter,
+    results,
+)
+from tests.lab import Lab
+from tests.lab.slurm import SlurmLab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Iterator[Export]:
+    """Return what exports the program of these tests to a folder that all hosts see."""
+    with exporter(tmp_path) as write:
+        yield write
+
+
+def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:
+    """Submit a file of the folder as a user does; return the job's exit code and all that it printed."""
+    line = f"cd {folder} && rm -f *.out && exec sbatch --wait {' '.join(words)}"
+    done = slurm.login.exec(["bash", "-c", line], timeout_s=150)
+    printed = "".join(path.read_text() for path in folder.glob("*.out"))
+    return done.returncode, done.stdout + done.stderr + printed
+
+
+@pytest.mark.needs("slurm")
+@pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
+def test_both_sbatch_files_run_as_they_are(
+    slurm: SlurmLab, export: Export, file: str
+) -> None:
+    folder = export(
+        slurm.lab,
+        "slurm",
+        "--nodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--cpus-per-task",
+        "4",
+    )
+    code, printed = submit(slurm, folder, file)
+    assert code == 0, printed
+    found = results(folder)
+    assert [(found[rank]["host"], found[rank]["local_rank"]) for rank in range(4)] == [
+        ("dm2", "0"),
+        ("dm2", "1"),
+        ("dm3", "0"),
+        ("dm3", "1"),
+    ]
+    assert {(one["total"], one["world"]) for one in found.values()} == {(10, 4)}
+
+
+@pytest.mark.needs("slurm")
+def test_one_option_of_sbatch_changes_the_number_of_nodes(
+    slurm: SlurmLab, export: Export
+) -> None:
+    folder = export(slurm.lab, "slurm")
+    code, printed = submit(slurm, folder, "--nodes", "2", "job.sbatch")
+    assert code == 0, printed
+    assert {one["world"] for one in results(folder).values()} == {2}
+
+
+@pytest.mark.needs("slurm")
+@pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
+def test_hostile_values_reach_every_rank_of_slurm(
+    slurm: SlurmLab, export: Export, file: str
+) -> None:
+    variables = [
+        word
+        for name, value in VARIABLES.items()
+        for word in ("--env", f"{name}={value}")
+    ]
+    key = """it's "$home" `id` \\ #c ü"""  # which Slurm keeps, in small letters
+    setup = "export MY_SETUP='a  b' MY_KEY=\"$(squeue -h -j $SLURM_JOB_ID -o %w)\""
+    folder = export(
+        slurm.lab, "slurm", "--slurm", f"wckey={key}", *variables,
+        "--setup", setup, "--cpus-per-task", "2", args=HOSTILE,
+    )  # fmt: skip
+    code, printed = submit(slurm, folder, file)
+    assert code == 0, printed
+    (found,) = results(folder).values()
+    assert found["args"] == list(HOSTILE)
+    assert found["variables"] == {**VARIABLES, "MY_SETUP": "a  b", "MY_KEY": key}
+    assert (folder / "environment.sh").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.needs("slurm")
+@pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
+def test_a_rank_that_fails_ends_the_whole_job(
+    slurm: SlurmLab, export: Export, file: str
+) -> None:
+    folder = export(
+        slurm.lab, "slurm", "--nodes", "2", "--cpus-per-task", "2", args=("fail",)
+    )
+    code, printed = submit(slurm, folder, file)
+    assert code != 0
+    assert (
+        "exitcode  : 7" in printed
+        if file == "job.sbatch"
+        else "Exited with exit code 7" in printed
+    )
+    slurm.assert_clean()
+
+
+@pytest.mark.needs("slurm")
+def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Export) -> None:
+    folder = export(slurm.lab, "slurm")
+    away = slurm.lab.folder / "exports"
+    done = slurm.login.exec(
+        [
+            "bash",
+            "-c",
+            f"cd {away} && sbatch --wait {folder}/job.sbatch; cat {away}/*.out; rm {away}/*.out",
+        ]
+    )
+    assert "node.sh is not here: run sbatch in the folder of this file" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "scripts", [("node-0.sh", "node-1.sh"), ("any-node.sh", "any-node.sh")]
+)
+def test_torchruns_commands_by_hand(
+    lab: Lab, export: Export, scripts: tuple[str, str]
+) -> None:
+    folder = export(
+        lab,
+        "torchrun",
+        "--hosts",
+        "dm1:2,dm2:2",
+        "--env",
+        f"MY_1={HOSTILE[4]}",
+        args=HOSTILE,
+    )
+    done = at_once(
+        lab.hosts[:2], [Node(f"bash {folder}/{script}", {}) for script in scripts]
+    )
+    assert [one.returncode for one in done] == [0, 0], done
+    found = results(folder)
+    check_four_ranks(found)
+    assert found[3]["args"] == list(HOSTILE)
+    assert found[3]["variables"] == {"MY_1": HOSTILE[4]}

@@ -1,0 +1,98 @@
+"""Programs of Accelerate, Lightning, Transformers and hydra run unchanged, and what they log are metrics.
+
+They run where these packages are installed: here, or in folders that the variable FRAMEWORKS names
+(`pip install --target FOLDER accelerate lightning transformers hydra-core rich`; not below /tmp, hosts have their own).
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distmagic.api import session
+from distmagic.runner.outcome import Run
+from tests import REPOSITORY
+from tests.e2e import runner
+from tests.e2e.scripts import run
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(400)]
+SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
+
+
+@pytest.fixture
+def ended(lab: Lab) -> Iterator[Lab]:
+    """The lab, on which nothing is left after the test."""
+    yield lab
+    session().close()
+    lab.assert_clean()
+
+
+def run_with(
+    lab: Lab, package: str, line: str, screen: runner.Watch | None = None
+) -> Run:
+    """Run a script on two hosts, whose Pythons find `package` where this one does."""
+    named = os.environ.get("FRAMEWORKS", "")
+    folders = [folder for folder in named.split(os.pathsep) if folder]
+    spec = importlib.machinery.PathFinder.find_spec(package, [*folders, *sys.path])
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed")
+    here = named or str(Path(spec.origin).parents[1])
+    line = f"--env PYTHONPATH={here} --fresh {line}"
+    return run(lab, line, hosts="dm1:1,dm2:1", screen=screen)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the programs, which is the current directory."""
+    folder = tmp_path / "programs"
+    shutil.copytree(SHAPES / "frameworks", folder)
+    shutil.copytree(SHAPES / "hydra", folder / "hydra")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_accelerate(ended, program):
+    found = run_with(
+        ended, "accelerate", "--fetch out/** with_accelerate.py --num_epochs 2"
+    )
+    out = found.logs(0, "stdout")
+    assert "processes 2, steps 4\n" in out
+    assert "mean of 2: True\n" in out
+    logged = [row for row in found.metrics if row["rank"] == 0]
+    assert [row["step"] for row in logged] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert all("train_loss" in row for row in logged)
+    assert (program / "out" / "model.safetensors").stat().st_size > 50
+
+
+def test_lightning(ended, program):
+    screen = runner.Watch()
+    found = run_with(ended, "lightning", "with_lightning.py", screen)
+    assert "world 2 steps 8\n" in found.logs(0, "stdout")
+    logged = [row for row in found.metrics if row.get("train_loss") is not None]
+    assert len({row["step"] for row in logged if row["rank"] == 0}) == 8
+    assert any(worker.bars for worker in found.state.workers.values())
+    assert any("ckpt" in file.path for file in found.files(0, "out"))
+
+
+def test_transformers(ended, program):
+    found = run_with(ended, "transformers", "with_transformers.py")
+    assert "world 2 steps 4\n" in found.logs(0, "stdout")
+    logged = [row for row in found.metrics if row["rank"] == 0 and "loss" in row]
+    assert [row["step"] for row in logged] == [1, 2, 3, 4]
+    assert any("model.safetensors" in file.path for file in found.files(0, "out"))
+
+
+def test_hydra(ended, program, monkeypatch):
+    monkeypatch.chdir(program / "hydra")
+    found = run_with(ended, "hydra", "train.py lr=0.5 model=large")
+    for rank in (0, 1):
+        line = found.logs(rank, "stdout").splitlines()[-1]
+        work = "/home/node/.distmagic/work/train"
+        assert line == f"large lr=0.5 total=1.0 cwd={work}"

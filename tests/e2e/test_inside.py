@@ -1,0 +1,258 @@
+"""The same script or notebook on every node of a job of real Slurm: node 0 leads, the others follow."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests import REPOSITORY
+from tests.e2e.nodes import RUN, SECRET, TRAIN, srun
+from tests.lab import wait_until
+from tests.lab.slurm import SlurmLab
+
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def folder(slurm: SlurmLab) -> Iterator[Path]:
+    """A folder that all nodes see, with a program in it; afterwards nothing is left, in Slurm or on any host."""
+    found = slurm.lab.folder / "inside"
+    found.mkdir(exist_ok=True)
+    (found / "train.py").write_text(TRAIN)
+    yield found
+    slurm.assert_clean()
+
+
+def lines_of(task: int, output: str) -> str:
+    """Return what one task has printed."""
+    found = re.findall(rf"(?m)^{task}: ?(.*)$", output)
+    return "\n".join(found)
+
+
+def seen(text: str) -> list[str]:
+    """Return what ranks have said of themselves."""
+    return sorted(re.findall(r"SEEN (.*)$", text, re.MULTILINE))
+
+
+def test_a_script_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
+    done = srun(slurm, folder, *RUN, "--nproc-per-node", "2", "train.py", "50")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lead, other = lines_of(0, done.stdout), lines_of(1, done.stdout)
+    assert re.match(r"inside Slurm job \d+, node 0 of 2: leads 1 other node\.", lead)
+    assert seen(lead) == [f"rank {rank} of 4, sum 6, args ['50']" for rank in range(4)]
+    first = slurm.names[0]
+    assert re.match(
+        rf"inside Slurm job \d+, node 1 of 2: follows node 0, {first}, which shows all ranks\.\n"
+        rf"inside Slurm job \d+, node 1 of 2: node 0, {first}, says that all went well\.",
+        other,
+    )
+
+
+def test_a_rank_that_fails_ends_all_nodes_with_its_error(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    done = srun(slurm, folder, *RUN, "train.py", "fail")
+    assert done.returncode == 1
+    for task in (0, 1):
+        told = lines_of(task, done.stderr)
+        assert "rank 1 (" in told
+        assert "ValueError: this rank fails" in told
+
+
+def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
+    done = srun(slurm, folder, *RUN, "train.py", "alone", options="-N2 -n3")
+    assert done.returncode == 0, done
+    assert seen(done.stdout) == [
+        f"rank {rank} of 3, sum 3, args ['alone']" for rank in range(3)
+    ]
+
+
+def test_without_a_secret_nodes_prove_themselves_by_munge(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    done = srun(slurm, folder, *RUN, "train.py", secret="")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lead = lines_of(0, done.stdout)
+    assert seen(lead) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
+    assert "follows node 0" in lines_of(1, done.stdout)
+
+
+def test_without_any_proof_each_node_runs_ranks_of_its_own(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in ("env", "sh"):
+        (folder / "bin" / name).unlink(missing_ok=True)
+        (folder / "bin" / name).symlink_to(f"/bin/{name}")
+    # A PATH without munge's programs.
+    done = srun(slurm, folder, "/bin/env", f"PATH={folder}/bin", *RUN, "train.py", secret="")  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    for task in (0, 1):
+        told = lines_of(task, done.stdout)
+        assert f"node {task} of 2: DISTMAGIC_SECRET is not set" in told
+        assert seen(told) == ["rank 0 of 1, sum 0, args []"]
+
+
+def on_node(node: int, text: str, then: str) -> tuple[str, ...]:
+    """Return a command that does something else on one node first."""
+    return (
+        "sh",
+        "-c",
+        f"if [ $SLURM_NODEID = {node} ]; then {text}; fi; exec {then}",
+    )
+
+
+def test_a_node_that_never_comes_is_named(slurm: SlurmLab, folder: Path) -> None:
+    run = shlex.join([*RUN, "--connect-timeout", "0.5", "train.py"])
+    done = srun(slurm, folder, *on_node(1, "exit 0", run))
+    assert done.returncode == 1
+    assert re.search(
+        rf"{slurm.names[1]}: node 1 of Slurm job \d+ has not come within 10 s\.\n"
+        rf"Look at what it printed; it must run the same command, and reach {slurm.names[0]} at port \d+\.",
+        lines_of(0, done.stderr),
+    ), done
+
+
+def test_another_secret_on_a_node(slurm: SlurmLab, folder: Path) -> None:
+    run = shlex.join([*RUN, "--connect-timeout", "1", "train.py"])
+    other = "export DISTMAGIC_SECRET='another one of 16 or more'"
+    done = srun(slurm, folder, *on_node(1, other, run))
+    assert done.returncode == 1
+    assert "has another DISTMAGIC_SECRET than this node, 1." in lines_of(1, done.stderr)
+    assert "Somebody dialled without the right secret" in lines_of(0, done.stderr)
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_nodes_that_run_different_scripts(slurm: SlurmLab, folder: Path) -> None:
+    (folder / "other.py").write_text("print('another one')\n")
+    run = shlex.join([*RUN, "train.py"])
+    done = srun(slurm, folder, *on_node(1, f"exec {shlex.join([*RUN, 'other.py'])}", run))  # fmt: skip
+    assert done.returncode == 2
+    for task in (0, 1):
+        assert f"{slurm.names[1]}: node 1 of Slurm job" in lines_of(task, done.stderr)
+        assert "runs another cell or script than node 0." in lines_of(task, done.stderr)
+
+
+def sbatch(slurm: SlurmLab, folder: Path, *words: str) -> str:
+    """Run a command as the batch script of a job of two nodes, on the first of them alone; return all that it printed."""
+    out = folder / "batch.out"
+    out.unlink(missing_ok=True)
+    command = shlex.join(["env", f"PYTHONPATH={REPOSITORY}", *words])
+    slurm.command(
+        "sbatch", "-N2", "-c2", f"--chdir={folder}", f"--output={out}", f"--wrap={command}; echo code $?",
+    )  # fmt: skip
+    wait_until(
+        lambda: out.exists() and "\ncode " in f"\n{out.read_text()}", "the script", 120
+    )
+    return out.read_text()
+
+
+def test_a_batch_script_is_on_one_node_alone(slurm: SlurmLab, folder: Path) -> None:
+    printed = sbatch(slurm, folder, *RUN, "train.py")
+    assert re.search(
+        r"Inside Slurm job \d+: this runs in the batch step of it \(SLURM_STEP_ID is not set\), on one of 2 nodes",
+        printed,
+    ), printed
+    assert printed.endswith("code 2\n")
+    alone = sbatch(slurm, folder, *RUN, "--on", "none", "train.py")
+    assert seen(alone) == ["rank 0 of 1, sum 0, args []"]
+
+
+def test_from_inside_an_allocation_all_its_nodes(slurm: SlurmLab, folder: Path) -> None:
+    printed = sbatch(slurm, folder, *RUN, "--on", "slurm", "--python", sys.executable, "--cold", "train.py")  # fmt: skip
+    assert seen(printed) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
+    assert printed.endswith("code 0\n")
+
+
+CELLS = (
+    "%load_ext distmagic",
+    """%%distributed -o run
+def train():
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return rank, total.item()
+
+train()""",
+    "print('FIRST', dict(run.results))",
+    "%%distributed -o again\ntrain()",
+    "print('AGAIN', dict(again.results))",
+)
+FAILING = (*CELLS[:1], "%%distributed\ndef train():\n    raise ValueError('this rank fails')\n\ntrain()")  # fmt: skip
+
+
+def executed(
+    slurm: SlurmLab, folder: Path, *notebooks: tuple[str, ...], allow: bool = True
+) -> tuple[int, dict[int, str]]:
+    """Execute a notebook on each node, the last one on all that are left; return the exit code, and what was written, by node."""
+    for node in (0, 1):
+        cells = notebooks[min(node, len(notebooks) - 1)]
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        )
+        nbformat.write(notebook, folder / f"train{node}.ipynb")
+    flags = ("--allow-errors",) if allow else ()
+    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", *flags]  # fmt: skip
+    line = f"exec {shlex.join(convert)} --output out$SLURM_NODEID.ipynb train$SLURM_NODEID.ipynb"
+    done = srun(slurm, folder, "sh", "-c", line)
+    texts = {}
+    for node in (0, 1):
+        written = folder / f"out{node}.ipynb"
+        if written.exists():
+            texts[node] = json.dumps(
+                json.loads(written.read_text()), ensure_ascii=False
+            )
+            written.unlink()
+    return done.returncode, texts
+
+
+def test_a_notebook_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
+    code, written = executed(slurm, folder, CELLS, allow=False)
+    assert code == 0
+    lead, other = written[0], written[1]
+    assert "FIRST {0: (0, 1.0), 1: (1, 1.0)}" in lead
+    assert "AGAIN {0: (0, 1.0), 1: (1, 1.0)}" in lead
+    assert "node 1 of 2: follows node 0" in other
+    assert "FIRST {1: (1, 1.0)}" in other, "its own rank's result alone"
+    assert "AGAIN {1: (1, 1.0)}" in other
+
+
+def test_notebooks_are_written_also_when_a_rank_fails(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    code, written = executed(slurm, folder, FAILING)
+    assert (code, sorted(written)) == (0, [0, 1])
+    for text in written.values():
+        assert "WorkerFailed" in text
+        assert "ValueError: this rank fails" in text
+
+
+def test_notebooks_that_differ_are_told_so_on_both_nodes(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    other = (*CELLS[:1], CELLS[1].replace("gloo", "nccl"))
+    code, written = executed(slurm, folder, CELLS[:2], other)
+    assert (code, sorted(written)) == (0, [0, 1])
+    for text in written.values():
+        assert "runs another cell or script than node 0." in text
+
+
+def test_a_notebook_that_fails_before_the_cell(slurm: SlurmLab, folder: Path) -> None:
+    dies = "import os\nif os.environ['SLURM_NODEID'] == '1':\n    os._exit(3)"
+    cell = CELLS[1].replace("-o run", "--connect-timeout 0.5")
+    code, written = executed(slurm, folder, (CELLS[0], dies, cell))
+    assert code == 1, "the other one's nbconvert has lost its kernel"
+    assert f"{slurm.names[1]}: node 1 of Slurm job" in written[0]
+    assert "has not come within 10 s." in written[0]

@@ -1,0 +1,314 @@
+"""What is wrong with a request, with Slurm itself or with its answers: told in words, on real Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distmagic.clusters.allocation import ONE_CORE
+from distmagic.clusters.shell import Shell
+from distmagic.errors import AllocationEnded, PreflightError, SpecError, Unreachable
+from distmagic.request.allocation import AllocationRequest
+from distmagic.transports.srun_words import STEP_OPTIONS
+from tests.e2e import runner
+from tests.e2e.programs import count
+from tests.e2e.runner import Watch, all_reduce, as_value, at_work
+from tests.e2e.slurm_cells import (
+    TWO,
+    Noticing,
+    failure,
+    fill,
+    interrupt,
+    kill,
+    replaced,
+    run,
+    state_of,
+    submit,
+)
+from tests.lab import wait_until
+from tests.lab.slurm import SlurmLab
+
+pytestmark = [
+    pytest.mark.needs("lab", "slurm"),
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("kernel"),
+]
+
+
+# ---- requests
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "message"),
+    [
+        ((("partition", "nope"),), 1, "Slurm has no such partition, or not for you"),
+        ((("constraint", "nope"),), 1, "no node has the feature of --constraint"),
+        ((("gpus-per-node", "9"),), 1, "no nodes of this partition are as the job"),
+        ((("mem", "900G"),), 1, "as much memory as --mem asks for"),
+        ((("reservation", "nope"),), 1, "Slurm has no such reservation"),
+        ((("frobnicate", "1"),), 1, "this sbatch doesn't know an option"),
+    ],
+)
+def test_what_slurm_refuses_is_told_in_words(
+    slurm: SlurmLab, options: Any, nodes: int, message: str
+) -> None:
+    request = AllocationRequest(login="dm1", nodes=nodes, options=options)
+    error = failure(slurm, as_value(all_reduce), allocation=request)
+    assert isinstance(error, SpecError)
+    assert message in str(error)
+    assert "sbatch" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "message", "hint"),
+    [
+        ({}, 3, "nodes", "sinfo -o '%P %D"),
+        ({}, 99, "nodes", "sinfo -o '%P %D"),
+        ({"cpus-per-task": "99"}, 1, "as many nodes, cores", "Ask for less"),
+        ({"partition": "short", "time": "60"}, 1, "time", "Ask for less"),
+        ({"partition": "closed", "account": "me"}, 1, "its account may not", "--acc"),
+    ],
+)
+def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
+    slurm: SlurmLab, options: dict[str, str], nodes: int, message: str, hint: str
+) -> None:
+    request = AllocationRequest(
+        login="dm1", nodes=nodes, options=tuple(options.items())
+    )
+    error = failure(slurm, as_value(all_reduce), allocation=request)
+    assert isinstance(error, SpecError)
+    assert message in error.message
+    assert "so it will never start (" in error.message
+    assert error.message.endswith("It was cancelled.")
+    assert hint in error.hint
+    wait_until(lambda: not slurm.jobs(), "the job to be gone")
+
+
+def test_gpus_of_a_whole_job_are_told_also_of_a_job_that_is_there(
+    slurm: SlurmLab,
+) -> None:
+    with pytest.raises(SpecError, match="--gpus counts GPUs of the whole job"):
+        AllocationRequest(login="dm1", options=(("gpus", "4"),))
+    job = submit(slurm, "--gpus=4", "-c4")
+    wait_until(lambda: state_of(slurm, job) == "RUNNING", "the job to run")
+    request = AllocationRequest(login="dm1", job=job)
+    error = failure(slurm, as_value(all_reduce), allocation=request)
+    slurm.command("scancel", job)
+    assert "the job's GPUs are counted in all (--gpus)" in error.message
+    assert "--gpus-per-node" in error.hint
+
+
+def test_one_core_a_node_is_a_warning(slurm: SlurmLab) -> None:
+    screen = Watch()
+    request = dataclasses.replace(TWO, options=())
+    run(slurm, as_value(all_reduce), allocation=request, screen=screen)
+    assert screen.last is not None
+    assert [one for one in screen.last.notices if ONE_CORE in one] == [
+        f"{slurm.names[0]}: {ONE_CORE}"
+    ]
+
+
+# ---- scripts
+
+
+def test_a_batch_script_that_fails_is_told(slurm: SlurmLab) -> None:
+    way = runner.access(slurm.lab, pythons=(("", "/nowhere/python3"),))
+    error = failure(slurm, as_value(all_reduce), access=way)
+    assert isinstance(error, AllocationEnded | PreflightError)
+    assert "--python" in error.hint
+    _remove_logs(slurm)
+
+
+def test_a_directory_of_somebody_else_in_the_keepers_place(slurm: SlurmLab) -> None:
+    """Anybody can make one in /tmp, and guess the number of the next job."""
+    last = int(submit(slurm, "--hold"))
+    slurm.command("scancel", str(last))
+    place = f"/tmp/distmagic-0-slurm.{last + 1}.{slurm.names[0]}"
+    slurm.nodes[0].exec(["install", "-d", "-o", "2345", place]).check_returncode()
+    error = failure(slurm, as_value(all_reduce))
+    slurm.nodes[0].exec(["rmdir", place]).check_returncode()
+    assert isinstance(error, AllocationEnded)
+    assert f"Slurm job {last + 1} failed" in error.message
+    _remove_logs(slurm)
+
+
+def _remove_logs(slurm: SlurmLab) -> None:
+    """Homes are not shared here, so nobody could read what a batch script printed."""
+    for host in slurm.nodes:
+        host.exec(["sh", "-c", "rm -f .distmagic-slurm-*"])
+
+
+# ---- Slurm itself
+
+_OLD_SRUN = """
+for word; do
+    case $word in --overlap) echo "srun: unrecognized option '--overlap'" >&2; exit 1;; esac
+done
+exec /run/real/srun "$@"
+"""
+
+
+def test_a_slurm_from_before_overlap(slurm: SlurmLab) -> None:
+    with replaced(slurm.login, "srun", _OLD_SRUN):
+        error = failure(slurm, as_value(all_reduce))
+    assert isinstance(error, PreflightError)
+    assert "this Slurm has no srun --overlap (it came with 20.11)" in error.message
+    assert "--hosts" in error.hint
+
+
+def test_a_controller_that_is_away_takes_no_job(slurm: SlurmLab) -> None:
+    slurm.stop_controller()
+    error = failure(slurm, as_value(all_reduce))
+    slurm.start_controller()
+    assert isinstance(error, Unreachable)
+    assert "dm1: Slurm's controller does not answer (" in error.message
+    assert "scontrol ping" in error.hint
+
+
+def test_a_pending_job_is_unknown_while_the_controller_is_away(
+    slurm: SlurmLab,
+) -> None:
+    other = fill(slurm)
+
+    class Away(Noticing):
+        def show(self, state: Any) -> None:
+            super().show(state)
+            if "is not known:" in "".join(state.notices) and not self.is_back:
+                self.is_back = True
+                slurm.start_controller()
+                slurm.command("scancel", other)
+
+        is_back = False
+
+    screen = Away("(Resources)", slurm.stop_controller)
+    found = run(slurm, as_value(all_reduce), screen=screen)
+    assert found.state.phase == "done"
+    assert any(
+        notice.startswith("How Slurm job ")
+        and "stands is not known: dm1: Slurm's controller does not answer" in notice
+        for notice in screen.notices
+    )
+
+
+def test_steps_that_a_controller_refuses_after_its_restart_are_tried_again(
+    slurm: SlurmLab,
+) -> None:
+    run(slurm, as_value(all_reduce))
+    (job,) = slurm.jobs()
+    slurm.stop_controller()
+    slurm.start_controller()
+    step = ["timeout", "5", "srun", f"--jobid={job}", *STEP_OPTIONS, "true"]
+    refused: list[str] = []
+
+    def is_refused() -> bool:
+        refused.append(slurm.login.exec(step).stderr)
+        return "Unable to create step" in refused[-1]
+
+    wait_until(is_refused, "Slurm to refuse a step")
+    found = run(slurm, as_value(all_reduce))
+    assert found.state.phase == "done", refused
+    assert slurm.jobs() == (job,)
+
+
+def test_a_command_that_hangs_is_given_up_and_tried_again(
+    slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shell.run, "__defaults__", ("", 1.0))  # in place of COMMAND_S
+    hangs_once = (
+        'mkdir /run/hung 2>/dev/null && exec sleep 600; exec /run/real/squeue "$@"'
+    )
+    screen = Noticing("is not known", lambda: None)
+    with replaced(slurm.login, "squeue", hangs_once):
+        found = run(slurm, as_value(all_reduce), screen=screen)
+    assert found.state.phase == "done"
+    assert "dm1: squeue gave no answer within 1 s." in screen.noticed
+    slurm.login.exec(["rmdir", "/run/hung"]).check_returncode()
+    hung = [one for one in slurm.login.processes() if one.cmdline == ("sleep", "600")]
+    kill(slurm.login, hung)
+
+
+def test_a_held_allocation_asks_slurm_nothing(slurm: SlurmLab) -> None:
+    run(slurm, as_value(all_reduce))
+    with replaced(slurm.login, "squeue", "touch /run/asked; exit 1"):
+        run(slurm, as_value(count), 3.0)
+    assert "asked" not in slurm.login.listdir("/run")
+
+
+# ---- values
+
+HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; | & # %j"
+
+
+def test_hostile_values_arrive_as_they_are(
+    slurm: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the account, the set-up, a variable, the interpreter, the notebook's directory, the names of a run."""
+    folder = "/home/node/it's $HOME `id`"
+    for host in slurm.nodes:
+        script = f'#!/bin/sh\nexec {host.exec(["sh", "-c", "command -v python3"]).stdout.strip()} "$@"\n'
+        place = 'mkdir -p "$1" && cat >"$1/python3" && chmod 755 "$1/python3"'
+        host.exec(["sh", "-c", place, "sh", folder], stdin=script).check_returncode()
+    here = tmp_path / HOSTILE.replace("/", "_")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    lines = HOSTILE + "\n$(touch /run/mine)\n"
+    quoted = "'" + lines.replace("'", "'\\''") + "'"
+    request = AllocationRequest(
+        login="dm1",
+        nodes=2,
+        options=(("account", HOSTILE), ("mail-user", HOSTILE), ("qos", HOSTILE)),
+        setup=f"export SAID={quoted}",
+    )
+
+    def said() -> tuple[str, str]:
+        import os
+
+        return os.environ["SAID"], os.environ["TOLD"]
+
+    accounts: list[str] = []
+    screen = Watch(
+        lambda state: bool(state.workers),
+        lambda: accounts.append(slurm.command("squeue", "-h", "-o", "%a").strip()),
+    )
+    found = run(
+        slurm, as_value(said), allocation=request, screen=screen, env={"TOLD": lines},
+        access=runner.access(slurm.lab, pythons=(("", f"{folder}/python3"),)),
+    )  # fmt: skip
+    assert dict(found.results) == {0: (lines, lines), 1: (lines, lines)}
+    assert accounts == [HOSTILE.lower()]  # as Slurm keeps accounts
+    _assert_nothing_was_run(slurm)
+    for host in slurm.nodes:
+        host.exec(["rm", "-rf", folder])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["partition", "constraint", "reservation", "mem", "time", "gpus-per-node", "nodelist", "licenses", "dependency"],
+)  # fmt: skip
+def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(
+    slurm: SlurmLab, name: str
+) -> None:
+    request = AllocationRequest(login="dm1", options=((name, HOSTILE),))
+    error = failure(
+        slurm, as_value(all_reduce), allocation=request, screen=Noticing("", interrupt)
+    )
+    assert isinstance(error, SpecError)
+    assert "sbatch: " in error.message
+    _assert_nothing_was_run(slurm)
+
+
+def _assert_nothing_was_run(slurm: SlurmLab) -> None:
+    for host in slurm.lab.hosts:
+        assert "mine" not in host.listdir("/run"), f"a value was run on {host.name}"
+
+
+def test_a_run_in_the_middle_says_nothing_of_a_controller_that_is_away(
+    slurm: SlurmLab,
+) -> None:
+    screen = Watch(at_work(2), slurm.stop_controller)
+    found = run(slurm, as_value(count), 4.0, screen=screen)
+    slurm.start_controller()
+    assert dict(found.results) == {0: 40, 1: 40}

@@ -1,0 +1,221 @@
+"""Kernels and the allocations of real Slurm: what dies with a kernel, what another one finds, what several share."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import signal
+
+import pytest
+
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import Cancelled
+from distmagic.planning.jobs import choose
+from distmagic.request.allocation import AllocationRequest
+from distmagic.request.spec import JobSpec
+from distmagic.session.session import Session
+from distmagic.state.hangs import stacks_text
+from tests import REPOSITORY
+from tests.e2e import runner
+from tests.e2e.programs import count
+from tests.e2e.runner import Watch, all_reduce, as_value, at_work
+from tests.e2e.slurm_cells import (
+    TWO,
+    failure,
+    fill,
+    interrupt,
+    kernel_of_its_own,
+    kernel_program,
+    run,
+    say_until,
+    state_of,
+    submit,
+)
+from tests.lab import wait_until
+from tests.lab.slurm import SlurmLab
+
+pytestmark = [
+    pytest.mark.needs("lab", "slurm"),
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("kernel"),
+]
+
+ASKER = NotebookAsker(can_ask=False)
+
+
+# ---- one kernel is gone
+
+
+def test_a_kernel_that_is_killed_leaves_no_allocation(slurm: SlurmLab) -> None:
+    with kernel_of_its_own(slurm) as process:
+        say_until(process, "over")
+        (job,) = slurm.jobs()
+        process.kill()
+    wait_until(lambda: not slurm.jobs(), "the allocation to end with its lease", 30)
+    assert "JobState=COMPLETED" in slurm.command("scontrol", "show", "job", job)
+
+
+def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> None:
+    with kernel_of_its_own(slurm) as process:
+        say_until(process, "over")
+        process.send_signal(signal.SIGINT)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 3)
+
+
+def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
+    slurm: SlurmLab,
+) -> None:
+    other = fill(slurm)
+    with kernel_of_its_own(slurm, first_lease_s=2.0) as process:
+        say_until(process, "(Resources)")
+        (job,) = set(slurm.jobs()) - {other}
+        process.kill()
+    slurm.command("scancel", other)
+    wait_until(lambda: not slurm.jobs(), "the job to start and to end", 30)
+    assert state_of(slurm, job) == "COMPLETED"
+
+
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    with kernel_of_its_own(slurm, seconds=12.0, detach=True) as process:
+        name = say_until(process, "over").split()[1]
+        (job,) = slurm.jobs()
+        process.kill()
+    way = runner.access(slurm.lab)
+    (listed,) = kernel.allocations("dm1", way, ASKER)
+    assert listed.job == job
+    request = AllocationRequest(login="dm1", job=job)
+    hosts = kernel.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
+    # others of earlier tests have ended
+    there = choose(kernel.jobs(kernel.reach(hosts, way, ASKER)), name)
+    found = kernel.attach(kernel.reach(hosts, way, ASKER), there, Watch())
+    assert dict(found.results) == {0: 120, 1: 120}
+
+
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    left = run(slurm, as_value(count), 12.0, detach=True)
+    (job,) = slurm.jobs()
+    kernel.close()
+    other = Session()
+    try:
+        way = runner.access(slurm.lab)
+        asker = NotebookAsker(can_ask=False)
+        (listed,) = other.allocations("dm1", way, asker)
+        assert listed.job == job
+        request = AllocationRequest(login="dm1", job=job)
+        hosts = other.allocation(request, way, asker, JobSpec()).wait(asker, print)
+        there = choose(
+            other.jobs(other.reach(hosts, way, asker)), left.job
+        )  # others of earlier tests have ended
+        found = other.attach(other.reach(hosts, way, asker), there, Watch())
+        assert dict(found.results) == {0: 120, 1: 120}
+    finally:
+        other.down()
+
+
+# ---- several kernels, several allocations
+
+
+def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm: SlurmLab) -> None:
+    """Three allocations in all: each has keepers of its own, and none hears of the others."""
+    with kernel_of_its_own(slurm, seconds=6.0) as process:
+        say_until(process, "at work")
+        small = dataclasses.replace(TWO, options=(("cpus-per-task", "2"),))
+        first = run(slurm, as_value(all_reduce), allocation=small)
+        named = dataclasses.replace(small, options=(*small.options, ("nice", "1")))
+        second = run(slurm, as_value(count), 1.0, allocation=named)
+        assert len(slurm.jobs()) == 3
+        for found in (first, second):
+            assert [node.host for node in found.state.nodes] == list(slurm.names)
+        assert "{0: 60, 1: 60}" in say_until(process, "over")
+        process.send_signal(signal.SIGINT)
+    wait_until(lambda: len(slurm.jobs()) == 2, "the other kernel's allocation to end")
+
+
+def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -> None:
+    job = submit(slurm, "--gpus-per-node=1", "-c4")
+    wait_until(lambda: state_of(slurm, job) == "RUNNING", "the job to run")
+    request = AllocationRequest(login="dm1", job=job)
+
+    def gpus() -> str:
+        import os
+
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    found = run(slurm, as_value(gpus), allocation=request, nproc_per_node=1)
+    assert dict(found.results) == {0: "0", 1: "0"}
+    kernel.down()
+    assert slurm.jobs() == (job,), "it is not ours to end"
+    slurm.lab.assert_clean(20.0)
+    slurm.command("scancel", job)
+
+
+def test_on_the_log_in_node_itself(slurm: SlurmLab) -> None:
+    command = kernel_program("/dev/null", login="", stays=False)
+    done = slurm.login.exec(
+        ["env", f"PYTHONPATH={REPOSITORY}", *command], timeout_s=100
+    )
+    assert "over" in done.stdout, done.stderr
+    slurm.login.exec(["rm", "-rf", ".distmagic"])  # its notebook was on the log-in node
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 10)
+
+
+def test_a_kernel_on_a_node_reaches_the_other_nodes_of_its_job(
+    slurm: SlurmLab,
+) -> None:
+    """A JupyterLab that is a step on the first node: Slurm's variables are around it, and no --overlap of its own."""
+    program = " ".join(
+        shlex.quote(word)
+        for word in kernel_program(
+            "/dev/null", login="", nodes=1, job="$SLURM_JOB_ID", stays=False
+        )
+    )
+    step = f"srun -N1 -n1 -w {slurm.names[0]} env PYTHONPATH={REPOSITORY} {program}"
+    step = step.replace("$SLURM_JOB_ID", "'$SLURM_JOB_ID'")
+    script = f"#!/bin/sh\n{step} >/tmp/said 2>&1\necho ended >>/tmp/said\nsleep 600\n"
+    argv = ["sbatch", "--parsable", "-N2", "-c4", "-o", "/dev/null"]
+    done = slurm.login.exec(argv, stdin=script)
+    assert done.returncode == 0, done.stderr
+
+    def said() -> str:
+        return slurm.nodes[0].exec(["sh", "-c", "cat /tmp/said"]).stdout
+
+    wait_until(lambda: "ended" in said(), "the step to end", 60)
+    assert "over {0: 5, 1: 5}" in said(), said()
+    slurm.command("scancel", done.stdout.strip())
+    slurm.nodes[0].exec(["rm", "/tmp/said"])
+
+
+# ---- what a user asks of a run
+
+
+def test_stacks_of_ranks_on_nodes(slurm: SlurmLab, kernel: Session) -> None:
+    def ask() -> None:
+        hosts, way = kernel.allocated, runner.access(slurm.lab)
+        job = kernel.jobs(kernel.reach(hosts, way, ASKER))[-1]
+        found = kernel.stacks(kernel.reach(hosts, way, ASKER), job)
+        stacks.append(stacks_text(found))
+
+    stacks: list[str] = []
+    run(slurm, as_value(count), 4.0, screen=Watch(at_work(2), ask))
+    for rank, name in enumerate(slurm.names):
+        assert f"rank {rank} ({name}, local_rank 0)" in stacks[0]
+    assert "in count" in stacks[0]
+
+
+def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(slurm: SlurmLab) -> None:
+    way = runner.access(slurm.lab, warm_idle_s=60.0)
+    screen = Watch(at_work(2), interrupt)
+    error = failure(slurm, as_value(count), 60.0, screen=screen, access=way)
+    assert isinstance(error, Cancelled)
+    assert "every rank on every host was stopped" in error.message
+    for host in slurm.nodes:
+        left = [one for one in host.processes() if "RANK" in one.environ]
+        assert left == []
+    (job,) = slurm.jobs()
+    found = run(slurm, as_value(all_reduce), access=way)
+    assert found.state.phase == "done"
+    assert slurm.jobs() == (job,)

@@ -1,0 +1,326 @@
+"""Nodes of a job find each other: with the secret and without, late, never, again, and with another cell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from distmagic.clusters.inside import following as following_module
+from distmagic.clusters.inside import meeting as meeting_module
+from distmagic.clusters.inside.arrivals import as_words
+from distmagic.clusters.inside.following import Following, for_ranks
+from distmagic.clusters.inside.meeting import Meeting
+from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.proof import SharedSecret
+from distmagic.connection.certificate import one_time_secret
+from distmagic.errors import SpecError, Unreachable, WorkerFailed
+from tests.builders.dialling import HERE, dialled, places
+from tests.lab.waiting import wait_until
+
+SECRET = SharedSecret(one_time_secret())
+SOON_S = 20.0
+
+
+@contextlib.contextmanager
+def met(
+    first: Place, second: Place, *, digest: str = "same"
+) -> Iterator[tuple[Meeting, Following]]:
+    """Give both halves, of which the second has said that it is at cell 1."""
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as following,
+    ):
+        following.come(1, digest, SOON_S)
+        yield meeting, following
+
+
+def test_a_node_comes_and_is_told_the_outcome():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        meeting.end_cell(1, lambda node_rank: {"for": node_rank})
+        assert following.outcome() == {"for": 1}
+
+
+def test_the_next_cell_waits_for_the_node_to_come_to_it():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        with pytest.raises(Unreachable, match="node 1 of Slurm job 7 has not come"):
+            meeting.gather(2, "next", 0.3)
+        following.come(2, "next", SOON_S)
+        meeting.gather(2, "next", SOON_S)
+
+
+def test_a_node_that_comes_late_is_told_how_the_cell_ended():
+    first, second = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        with pytest.raises(Unreachable):
+            meeting.gather(1, "same", 0.2)
+        meeting.end_cell(1, lambda _: {"of": 1})
+        with contextlib.closing(Following(second, SECRET, HERE)) as following:
+            following.come(1, "same", SOON_S)
+            assert following.outcome() == {"of": 1}
+            following.come(2, "next", SOON_S)
+            meeting.gather(2, "next", SOON_S)
+            meeting.end_cell(2, lambda _: {"of": 2})
+            assert following.outcome() == {"of": 2}
+        assert [member.outcomes for member in meeting.members] == [{2: {"of": 2}}]
+
+
+def test_a_node_whose_notebook_was_restarted_is_told_so():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        for cell in (1, 2):
+            meeting.end_cell(cell, lambda _: {})
+        following.come(2, "", SOON_S)
+        assert following.outcome() == {}
+        following.come(1, "same", SOON_S)
+        assert following.outcome()["error"]["message"] == (
+            "Node 0 has run 2 cells or scripts already, and this node begins anew."
+        )
+
+
+def test_who_waits_says_for_whom(monkeypatch):
+    monkeypatch.setattr(meeting_module, "_TELL_S", 0.1)
+    first, _ = places()
+    said: list[str] = []
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        pytest.raises(Unreachable),
+    ):
+        meeting.gather(1, "same", 0.5, said.append)
+    assert said == ["waits for node 1, n1."]
+
+
+def test_a_node_that_runs_something_else_is_named():
+    with (
+        met(*places(), digest="other") as (meeting, _),
+        pytest.raises(SpecError) as caught,
+    ):
+        meeting.gather(1, "same", SOON_S)
+    assert str(caught.value) == (
+        "n1: node 1 of Slurm job 7 runs another cell or script than node 0.\n"
+        "Start the same file on all nodes, and let no cell depend on the node it runs on."
+    )
+
+
+def test_a_node_that_never_comes_is_named():
+    first, _ = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        with pytest.raises(Unreachable) as caught:
+            meeting.gather(1, "same", 0.3)
+        assert str(caught.value) == (
+            "n1: node 1 of Slurm job 7 has not come within 0 s.\n"
+            f"Look at what it printed; it must run the same command, and reach n0 at port {meeting.port}."
+        )
+
+
+def test_a_node_0_that_never_comes_is_named():
+    _, second = places()
+    following = Following(second, SECRET, HERE)
+    with pytest.raises(Unreachable) as caught:
+        following.come(1, "same", 0.3)
+    assert str(caught.value) == (
+        "n0: node 0 of Slurm job 7 has not answered node 1 within 0 s: Connection refused.\n"
+        "It must run the same command, and let the other nodes dial its ports "
+        f"{second.ports[0]} and 7 others."
+    )
+
+
+def test_a_name_that_resolves_late_is_waited_for(monkeypatch):
+    first, second = places()
+    real, asked = socket.getaddrinfo, []
+
+    def getaddrinfo(name, *given, **more):
+        if name == "late":
+            asked.append(name)
+            if len(asked) <= 2 * len(second.ports):
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            name = HERE
+        return real(name, *given, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, "late")) as following,
+    ):
+        following.come(1, "same", SOON_S)
+        meeting.gather(1, "same", SOON_S)
+    assert len(asked) > 2 * len(second.ports)
+
+
+def test_a_wrong_secret_is_told_on_both_sides(monkeypatch):
+    monkeypatch.setattr(following_module, "_WRONG_S", 0.3)
+    monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.3)
+    first, second = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        wrong = Following(second, SharedSecret(one_time_secret()), HERE)
+        with pytest.raises(Unreachable) as caught:
+            wrong.come(1, "same", SOON_S)
+        assert str(caught.value) == (
+            "n0: node 0 of Slurm job 7 has another DISTMAGIC_SECRET than this node, 1.\n"
+            "Set it to one value on all nodes."
+        )
+        with pytest.raises(Unreachable) as caught:
+            meeting.gather(1, "same", SOON_S)
+        assert caught.value.hint == (
+            "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
+        )
+
+
+def test_who_has_no_secret_is_told_nothing_and_holds_nobody_up():
+    first, second = places()
+    with (
+        met(first, second) as (meeting, _),
+        socket.create_connection((HERE, meeting.port), SOON_S) as plain,
+    ):
+        plain.sendall(b'{"node": 1, "for": "down"}\n')
+        with contextlib.suppress(ConnectionResetError):
+            said = plain.recv(1000)
+            assert said[:1] in (b"", b"\x15"), "an alert of TLS, and nothing else"
+        meeting.gather(1, "same", SOON_S)
+
+
+def test_a_client_of_tls_without_the_certificate_is_read_nothing_of():
+    first, _ = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        blind.check_hostname = False
+        blind.verify_mode = ssl.CERT_NONE
+        with (
+            socket.create_connection((HERE, meeting.port)) as plain,
+            blind.wrap_socket(plain) as tls,
+        ):
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                tls.sendall(b'{"node": 1, "for": "down"}\n')
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                tls.recv(100)
+        assert not any(member.is_there for member in meeting.members)
+
+
+def test_ports_of_a_job_that_somebody_else_has_are_passed_over(monkeypatch):
+    monkeypatch.setattr(following_module, "DIAL_S", 0.2)
+    first, second = places()
+    with contextlib.ExitStack() as stack:
+        for port in first.ports[:3]:  # they are dialled, and say nothing
+            stack.enter_context(socket.create_server((HERE, port)))
+        meeting, _ = stack.enter_context(met(first, second))
+        assert meeting.port in first.ports[3:]
+        meeting.gather(1, "same", SOON_S)
+
+
+def test_no_free_port_is_told():
+    first, _ = places()
+    with contextlib.ExitStack() as stack:
+        for port in first.ports:
+            stack.enter_context(socket.create_server(("", port)))
+        with pytest.raises(SpecError, match="none of its ports is free") as caught:
+            Meeting(replace(first), SECRET)
+    assert caught.value.hint == "Something else listens there: start the job again."
+
+
+def test_a_node_that_leaves_is_named_at_once():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        following.close()
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="node 1 of Slurm job 7 has ended before"):
+            meeting.gather(2, "next", SOON_S)
+        assert time.monotonic() - began < SOON_S / 2
+
+
+def test_a_node_0_that_leaves_is_named_at_once():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        meeting.close()
+        with pytest.raises(Unreachable) as caught:
+            following.outcome()
+    assert caught.value.message == (
+        "n0: node 0 of Slurm job 7 has ended before it told how this cell or script did."
+    )
+
+
+def test_a_node_0_that_is_killed_is_named(monkeypatch):
+    monkeypatch.setattr(following_module, "_AGAIN_S", 0.3)
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        (member,) = meeting.members
+        monkeypatch.setattr(type(member.down), "tell", lambda *_, **__: None)
+        meeting.close()
+        with pytest.raises(Unreachable) as caught:
+            following.outcome()
+    assert caught.value.message == (
+        "n0: node 0 of Slurm job 7 is gone: its connections broke, and it answers no longer."
+    )
+
+
+def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", SOON_S)
+        (member,) = meeting.members
+        before = member.up, member.down
+        for channel in before:
+            channel.close()
+        wait_until(
+            lambda: member.is_there and member.up not in before, "the node to dial"
+        )
+        meeting.gather(1, "same", SOON_S)
+        process = meeting.transport("n1").start(("cat",))
+        process.write(b"over the new one\n")
+        assert process.read() == b"over the new one\n"
+        process.close()
+        meeting.end_cell(1, lambda _: {"of": 1})
+        assert following.outcome() == {"of": 1}
+
+
+def test_nothing_is_left_open():
+    def threads():
+        return {
+            one.name
+            for one in threading.enumerate()
+            if one.name.startswith(("distmagic-meeting", "distmagic-f", "distmagic-m"))
+        }
+
+    before = set(os.listdir("/proc/self/fd"))
+    with dialled() as transport:
+        transport.start(("cat",)).close()
+    wait_until(lambda: not threads(), "the threads to end")
+    wait_until(
+        lambda: set(os.listdir("/proc/self/fd")) <= before, "the descriptors to close"
+    )
+
+
+def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 1 10.0.0.1 22")
+    assert for_ranks(("~/python", "-u"), "10.0.0.1") == (
+        "env", "-u", "SSH_CONNECTION", "-u", "SSH_CLIENT", "-u", "SSH_TTY", "-u", "DISTMAGIC_SECRET",
+        "DISTMAGIC_CLIENT=10.0.0.1", os.path.expanduser("~/python"), "-u",
+    )  # fmt: skip
+
+
+def test_errors_in_words():
+    error = WorkerFailed(
+        "rank 1 (n1, local_rank 0) raised", "See run.logs(1).", "ValueError: x"
+    )
+    assert as_words(error) == {
+        "kind": "WorkerFailed",
+        "message": "rank 1 (n1, local_rank 0) raised",
+        "hint": "See run.logs(1).",
+        "stacks": "",
+        "remote_traceback": "ValueError: x",
+    }
+    assert as_words(KeyError("x")) == {
+        "kind": "KeyError",
+        "message": "'x'",
+        "hint": "",
+        "stacks": "",
+        "remote_traceback": "",
+    }

@@ -1,0 +1,282 @@
+"""Files of a run come to this machine: whole, at their place, and never anywhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from distmagic.connection.remote_files import RemoteFolder
+from distmagic.errors import ConnectionLost, NoResult, ProtocolError, SpecError
+from distmagic.remote.contact.file_exchange import FileExchange
+from distmagic.remote.records import found_files
+from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.protocol import Folder, FoundFile
+from tests.builders.hosts import HANG_UP, FakeHost, reach
+
+
+class Answers:
+    """What a contact would say, gathered."""
+
+    def __init__(self) -> None:
+        self.said: list[p.Message | bytes] = []
+
+    def say(self, message: p.Message) -> None:
+        self.said.append(message)
+
+    def write(self, data: bytes) -> None:
+        self.said.append(data)
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        raise AssertionError("nothing is sent to this host")
+
+
+class RealFiles:
+    """A fake host whose files are those of a real folder; `break_after` are bytes after which a link ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.host = FakeHost("gpu-a")
+        self.host.answers[p.ListFiles] = self.list
+        self.host.answers[p.ReadFile] = self.read
+        self.break_after: list[int] = []
+
+    def list(self, request: p.ListFiles) -> list[p.Message | bytes]:
+        answers = Answers()
+        FileExchange(answers, 0o22).list(request)
+        return answers.said
+
+    def read(self, request: p.ReadFile) -> list[p.Message | bytes]:
+        answers = Answers()
+        FileExchange(answers, 0o22).send(request)
+        if not self.break_after:
+            return answers.said
+        announced = self.break_after.pop(0)
+        kept = next(one for one in answers.said if isinstance(one, bytes))[:announced]
+        process = self.host.processes[-1]
+        process.put(answers.said[0], p.Data(size_bytes=len(kept)), kept)
+        process.cut()
+        return []
+
+
+@contextmanager
+def files_of(host: FakeHost, path: Path | str = "") -> Iterator[RemoteFolder]:
+    reaching = reach(host)
+    reaching.wait()[0].close()
+    yield RemoteFolder(Folder(path=str(path)), lambda: reaching.link(0))
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> RealFiles:
+    folder = tmp_path / "there"
+    for name in ("ck/a.pt", "ck/b.pt", "log.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(os.urandom(5000))
+    return RealFiles(folder)
+
+
+def test_files_come_to_their_place_and_only_once(there, tmp_path):
+    to = tmp_path / "here"
+    with files_of(there.host, there.folder) as files:
+        assert [file.path for file in files.find("**")] == [
+            "ck/a.pt",
+            "ck/b.pt",
+            "log.txt",
+        ]
+        assert files.fetch("ck/*.pt", to) == [to / "ck/a.pt", to / "ck/b.pt"]
+        assert (to / "ck/a.pt").read_bytes() == (there.folder / "ck/a.pt").read_bytes()
+        assert sorted(path.name for path in to.rglob("*")) == ["a.pt", "b.pt", "ck"]
+        asked = len(there.host.requests_of(p.ReadFile))
+        files.fetch("ck/*.pt", to)
+        assert len(there.host.requests_of(p.ReadFile)) == asked == 2
+        (there.folder / "ck/a.pt").write_bytes(b"new")
+        files.fetch("ck/*.pt", to)
+    assert (to / "ck/a.pt").read_bytes() == b"new"
+
+
+def test_a_transfer_that_breaks_goes_on_where_it_stopped(there, tmp_path):
+    there.break_after = [1000, 2000]
+    with files_of(there.host, there.folder) as files:
+        files.fetch("log.txt", tmp_path / "here")
+    whole = (there.folder / "log.txt").read_bytes()
+    assert (tmp_path / "here" / "log.txt").read_bytes() == whole
+    asked = [(one.size_bytes, one.sha256) for one in there.host.requests_of(p.ReadFile)]
+    assert asked == [
+        (0, ""),
+        (1000, hashlib.sha256(whole[:1000]).hexdigest()),
+        (3000, hashlib.sha256(whole[:3000]).hexdigest()),
+    ]
+
+
+def test_a_later_call_goes_on_too_and_begins_anew_where_the_file_is_another(
+    there, tmp_path
+):
+    there.host.answers[p.ReadFile], read = (
+        lambda _: HANG_UP,
+        there.host.answers[p.ReadFile],
+    )
+    to = tmp_path / "here"
+    with files_of(there.host, there.folder) as files:
+        with pytest.raises(ConnectionLost):
+            files.fetch("log.txt", to)
+        (part,) = to.iterdir()
+        part.write_bytes(b"x" * 100)  # of a file that was another one then
+        there.host.answers[p.ReadFile] = read
+        files.fetch("log.txt", to)
+    assert (to / "log.txt").read_bytes() == (there.folder / "log.txt").read_bytes()
+    assert there.host.requests_of(p.ReadFile)[-1].size_bytes == 100
+    assert [path.name for path in to.iterdir()] == ["log.txt"]
+
+
+def test_a_file_that_a_rank_writes_is_fetched_again_until_it_is_whole(
+    there, tmp_path, monkeypatch
+):
+    log = there.folder / "log.txt"
+    plain = found_files.pieces
+    changes = [b"n" * 5000, b"", b""]
+
+    def pieces(file, begin, end):
+        yield from plain(file, begin, end)
+        if changes and (change := changes.pop(0)):
+            log.write_bytes(change)
+            os.utime(log, ns=(1, len(changes)))
+
+    monkeypatch.setattr(found_files, "pieces", pieces)
+    with files_of(there.host, there.folder) as files:
+        files.fetch("log.txt", tmp_path / "here")
+        assert (tmp_path / "here" / "log.txt").read_bytes() == b"n" * 5000
+        changes[:] = [bytes([number]) * 5000 for number in range(50)]
+        log.write_bytes(b"again")
+        with pytest.raises(NoResult) as never:
+            files.fetch("log.txt", tmp_path / "here")
+    assert never.value.message == "log.txt changed each time while it was fetched."
+
+
+def test_a_file_that_only_grows_is_taken_as_it_was(there, tmp_path, monkeypatch):
+    log = there.folder / "log.txt"
+    before = log.read_bytes()
+    plain = found_files.pieces
+
+    def pieces(file, begin, end):
+        yield from plain(file, begin, end)
+        with log.open("ab") as out:
+            out.write(b"one more line")
+
+    monkeypatch.setattr(found_files, "pieces", pieces)
+    with files_of(there.host, there.folder) as files:
+        files.fetch("log.txt", tmp_path / "here")
+    assert (tmp_path / "here" / "log.txt").read_bytes() == before
+
+
+# ---- hostile hosts
+
+
+def telling(*paths: str, size_bytes: int = 3) -> FakeHost:
+    """Return a host that names these files, and sends them."""
+    host = FakeHost("gpu-a")
+    found = tuple(
+        FoundFile(path=path, size_bytes=size_bytes, changed_s=float("inf"))
+        for path in paths
+    )
+    host.answers[p.ListFiles] = lambda _: [p.FoundFiles(files=found), p.FoundFiles()]
+    host.answers[p.ReadFile] = lambda _: [
+        p.FileBegins(size_bytes=3),
+        p.Data(size_bytes=3),
+        b"abc",
+        p.FileEnds(),
+    ]
+    return host
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", "a/./b", "a/"]
+)
+def test_a_name_that_leads_out_is_refused(path, tmp_path):
+    with (
+        files_of(telling(path)) as files,
+        pytest.raises(ProtocolError, match="named a file that is not in its folder"),
+    ):
+        files.fetch("**", tmp_path / "here")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_on_this_machine_is_not_followed(tmp_path):
+    to = tmp_path / "here"
+    (tmp_path / "outside").mkdir()
+    to.mkdir()
+    (to / "folder").symlink_to(tmp_path / "outside")
+    (to / "file").symlink_to(tmp_path / "outside" / "target")
+    with (
+        files_of(telling("folder/x")) as files,
+        pytest.raises(NoResult, match="folder is a link"),
+    ):
+        files.fetch("**", to)
+    with files_of(telling("file")) as files:
+        files.fetch("**", to)
+    assert (to / "file").read_bytes() == b"abc"
+    assert not (to / "file").is_symlink()
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_file_where_a_folder_is_is_refused(tmp_path):
+    (tmp_path / "x").mkdir()
+    with (
+        files_of(telling("x")) as files,
+        pytest.raises(NoResult, match=r"x is a folder"),
+    ):
+        files.fetch("**", tmp_path)
+
+
+def test_a_file_that_finds_no_room_is_refused_before_it_is_sent(tmp_path):
+    host = telling("x")
+    host.answers[p.ReadFile] = lambda _: [p.FileBegins(size_bytes=1 << 60)]
+    with (
+        files_of(host) as files,
+        pytest.raises(NoResult, match=r"it is .* bytes long, and there is less room"),
+    ):
+        files.fetch("**", tmp_path)
+
+
+def test_more_bytes_than_were_announced_are_refused(tmp_path):
+    host = telling("x")
+    host.answers[p.ReadFile] = lambda _: [
+        p.FileBegins(size_bytes=2),
+        p.Data(size_bytes=3),
+        b"abc",
+        p.FileEnds(),
+    ]
+    with (
+        files_of(host) as files,
+        pytest.raises(ProtocolError, match="x is longer than was announced"),
+    ):
+        files.fetch("**", tmp_path)
+
+
+@pytest.mark.parametrize("offset", [1, 7])
+def test_a_file_begins_where_it_was_asked_for_or_at_its_beginning(offset, tmp_path):
+    host = telling("x")
+    host.answers[p.ReadFile] = lambda _: [
+        p.FileBegins(size_bytes=7, offset=offset),
+        p.FileEnds(),
+    ]
+    with (
+        files_of(host) as files,
+        pytest.raises(ProtocolError, match=f"x is sent from byte {offset} on"),
+    ):
+        files.fetch("**", tmp_path)
+
+
+def test_a_pattern_that_fits_nothing_and_one_that_leads_out_are_told(there, tmp_path):
+    with files_of(there.host, there.folder) as files:
+        with pytest.raises(SpecError, match=r"No file on gpu-a fits '\*\.bin'"):
+            files.fetch("*.bin", tmp_path)
+        for pattern in ("/etc/*", "../*", ""):
+            with pytest.raises(
+                SpecError,
+                match="this is no pattern of files in a run's working directory",
+            ):
+                files.fetch(pattern, tmp_path)

@@ -1,0 +1,153 @@
+"""Which cells become a program, and what it looks like."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import pytest
+
+from distmagic.exports import cell_script
+from distmagic.exports.cell_script import NoProgram
+from distmagic.request.cell import parse_cell
+
+
+def written(cell: str, *, whole: bool = False, **names: object) -> str | NoProgram:
+    plan = parse_cell(f"#%%distributed --export slurm d\n{cell}", whole=whole)
+    return cell_script.of_cell(plan, names, {})
+
+
+def test_a_cell_with_all_that_it_needs():
+    cell = "import os\n\nLR = 0.1\n\ndef train(n):\n    return n * LR\n\ntrain(\n    3,\n)\n"
+    assert written(cell) == (
+        "import os\n\nLR = 0.1\n\ndef train(n):\n    return n * LR\n\n\n"
+        'if __name__ == "__main__":\n    train(\n    3,\n)\n'
+    )
+
+
+def test_names_of_other_cells_are_imported_or_written_out():
+    cell = "def train():\n    return j.dumps(Counter(SIZES)), NAME\ntrain()"
+    found = written(cell, j=json, Counter=collections.Counter, SIZES=[1, 2], NAME="a'b")
+    assert found == (
+        'from collections import Counter\nimport json as j\n\nNAME = "a\'b"\nSIZES = [1, 2]\n\n\n'
+        "def train():\n    return j.dumps(Counter(SIZES)), NAME\n\n\n"
+        'if __name__ == "__main__":\n    train()\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "end"),
+    [
+        ("def f(): pass", "    f()\n"),
+        ("async def f(): pass", "    asyncio.run(f())\n"),
+        ("def f(): pass\nrun = f()", "    run = f()\n"),
+        ("async def f(): pass\nawait f()", "    asyncio.run(f())\n"),
+        ("def f(): pass\n(f()\n .x)", "    (f()\n .x)\n"),
+        ("def f(): pass\nif __name__ == '__main__':\n    f()  # here", "    f()  # here\n"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_program(cell, end):
+    found = written(cell)
+    assert isinstance(found, str)
+    assert found.endswith(f":\n{end}")
+    compile(found, "x", "exec")
+
+
+def test_a_cell_that_runs_whole_stays_as_it_is():
+    cell = "import sys\nfor arg in sys.argv:\n    print(arg)\n"
+    assert written(cell, whole=True) == cell
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("data = open('x')\ndef f(): pass\nf()", "line 2 is computed in the notebook"),
+        ("print('here')\ndef f(): pass\nf()", "line 2 is computed in the notebook"),
+        ("def f(): return model\nf()", "model is of another cell"),
+        ("def f(): return absent\nf()", "nothing defines absent"),
+        ("def f(): pass\nget_ipython().foo\nf()", "it has magics of IPython"),
+        ("def f(): pass\nx = 1; f()", "its last line has several statements"),
+    ],
+)  # fmt: skip
+def test_why_a_cell_is_no_program(cell, why):
+    assert written(cell, model=object()) == NoProgram(why)
+
+
+def test_an_import_of_the_future_that_would_no_longer_come_first():
+    found = written("from __future__ import annotations\ndef f(): return N\nf()", N=3)
+    assert isinstance(found, NoProgram)
+    assert "__future__" in found.why
+
+
+def test_values_that_a_text_can_not_make():
+    for value in (
+        float("nan"),
+        float("inf"),
+        [object()],
+        set(),
+        "x" * 3000,
+        type("T", (int,), {})(3),
+    ):
+        assert written("def f(): return V\nf()", V=value) == NoProgram(
+            "V is of another cell"
+        )
+
+
+FIRST = """
+import json
+import math as m
+
+class Base:
+    size = 2
+
+def decorated(function):
+    return function
+"""
+SECOND = """
+class Model(Base):
+    def area(self):
+        return m.pi * self.size
+
+@decorated
+def helper(
+    n,
+):
+    return json.dumps(n), again
+
+def again():
+    return helper(Model().area())
+"""
+
+
+def test_functions_and_classes_of_other_cells_stand_before_what_needs_them():
+    names: dict[str, object] = {"__name__": "__main__"}
+    for filename, text in (("one", FIRST), ("two", SECOND)):
+        exec(compile(text, filename, "exec"), names)
+    plan = parse_cell("#%%distributed --export slurm d\nagain()", whole=False)
+    found = cell_script.of_cell(plan, names, {"one": FIRST, "two": SECOND})
+    assert isinstance(found, str)
+    assert found.startswith("import json\nimport math as m\n\n\n")
+    order = [
+        "class Base",
+        "class Model(Base)",
+        "def decorated",
+        "@decorated\ndef helper",
+        "def again",
+        "if __name__",
+    ]
+    places = [found.index(words) for words in order]
+    assert places[0] < places[1]
+    assert places[2] < places[3]
+    assert max(places) == places[-1]
+    compile(found, "x", "exec")
+
+
+def test_a_class_that_was_defined_again_is_the_later_one():
+    names: dict[str, object] = {"__name__": "__main__"}
+    texts = {"one": "class A:\n    x = 1\n", "two": "class A:\n    x = 2\n"}
+    for filename, text in texts.items():
+        exec(compile(text, filename, "exec"), names)
+    plan = parse_cell("#%%distributed --export slurm d\nprint(A.x)", whole=False)
+    found = cell_script.of_cell(plan, names, texts)
+    assert "x = 2" in str(found)
+    assert "x = 1" not in str(found)

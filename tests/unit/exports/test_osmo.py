@@ -1,0 +1,202 @@
+"""OSMO's workflows: they keep its rules, carry everything that they need, and nothing in them is read as a template."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from distmagic.errors import SpecError
+from distmagic.exports import start_ranks, systems
+from distmagic.exports.job import File, Job, Program
+from tests import REPOSITORY
+from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
+from tests.builders.osmo_rules import rules_broken
+from tests.lab.waiting import wait_until
+
+GOLDEN = REPOSITORY / "tests/golden/exports"
+FORMS = ("workflow.yaml", "workflow-ranks.yaml")
+ENV = (
+    *((f"MY_{place}", value) for place, value in enumerate(HOSTILE)),
+    ("HF_TOKEN", "{{it's $x}}"),
+)
+BRACES = Program(
+    files=(
+        File(path="cell.py", data=b"x = '{{x}} {% raw %} {#'\n"),
+        File(path="data.bin", data=bytes(range(256))),
+    ),
+    words=("cell.py", *HOSTILE),
+)
+JOBS = {
+    "one": job("osmo"),
+    "hostile": job("osmo", program=BRACES, spec={"env": ENV}, setup="echo ${#a[@]} {{x}}"),
+    "large": job(
+        "osmo",
+        nodes=3,
+        name="Mein Lauf",
+        options=(("gpus-per-node", "H100:8"), ("cpus-per-task", "16"), ("mem", "64G")),
+        results="my-results",
+        spec={"env": (("LR", "0.1"), ("HF_TOKEN", "t"))},
+    ),
+    "url": job("osmo", nodes=2, results="s3://bucket/a-b", spec={"max_restarts": 2}),
+}  # fmt: skip
+
+
+def test_the_files_of_a_job_with_three_tasks():
+    assert shown(systems.files(JOBS["large"])) == (GOLDEN / "osmo.txt").read_text()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("one", JOBS.values(), ids=list(JOBS))
+def test_a_workflow_keeps_osmos_rules(one: Job, form: str):
+    assert rules_broken(texts(systems.files(one))[form]) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_task_carries_the_program_and_its_scripts(form: str):
+    files = {file.path: file.data for file in systems.files(JOBS["hostile"])}
+    workflow = yaml.safe_load(files[form])["workflow"]
+    (task,) = workflow["groups"][0]["tasks"]
+    carried = {
+        file["path"].removeprefix("/tmp/distmagic/"): base64.b64decode(file["contents"])
+        for file in task["files"]
+    }
+    assert carried["program/data.bin"] == bytes(range(256))
+    for path, data in carried.items():
+        assert files[path] == data
+    assert task["credentials"] == {"cell-secrets": {"HF_TOKEN": "HF_TOKEN"}}
+    assert all(b"it's $x" not in data for data in carried.values()), (
+        "a secret travels inline"
+    )
+    assert files["secrets/HF_TOKEN"] == b"{{it's $x}}"
+
+
+def test_ranks_are_numbered_from_an_offset():
+    workflow = yaml.safe_load(
+        texts(systems.files(JOBS["large"]))["workflow-ranks.yaml"]
+    )
+    tasks = workflow["workflow"]["groups"][0]["tasks"]
+    assert [(task["name"], *task["args"][1:]) for task in tasks] == [
+        ("master", "--size=8", "--offset=0", "--world_size=24"),
+        ("worker-1", "--size=8", "--offset=8", "--world_size=24"),
+        ("worker-2", "--size=8", "--offset=16", "--world_size=24"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("      lead: true\n", ""),
+        ("{{host:master}}", "{{ host:master }}"),
+        ("{{host:master}}", "{{host:nobody}}"),
+        ("base64: true", "binary: true"),
+        ("64Gi", "64"),
+    ],
+)
+def test_the_table_of_rules_sees_what_is_wrong(good, bad):
+    workflow = texts(systems.files(JOBS["large"]))["workflow.yaml"]
+    assert good in workflow
+    assert rules_broken(workflow.replace(good, bad)) != []
+
+
+def test_a_file_that_is_too_large_to_be_carried():
+    program = Program(
+        files=(*PLAIN.files, File(path="big", data=bytes(1 << 21))), words=("cell.py",)
+    )
+    with pytest.raises(
+        SpecError,
+        match=re.escape("big has 2,097,152 bytes, and a workflow of OSMO carries"),
+    ):
+        systems.files(job("osmo", program=program))
+
+
+def test_results_that_are_neither_a_dataset_nor_a_url():
+    with pytest.raises(SpecError, match="--results 'a b' is neither"):
+        job("osmo", results="a b")
+
+
+# ---- the script that starts numbered ranks
+
+
+def start(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, start_ranks.__file__, *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+PRINT = f"""
+import os, sys
+words = [os.environ[name] for name in {NAMES}] + sys.argv[1:]
+os.write(1, (" ".join(words) + "\\n").encode())  # at once: two ranks have one stdout
+"""
+
+
+def test_ranks_have_their_numbers_and_arguments():
+    done = start(
+        "--size",
+        "2",
+        "--offset=3",
+        "--world_size",
+        "5",
+        "--",
+        "-c",
+        PRINT,
+        "--lr",
+        "0.1",
+    )
+    assert sorted(done.stdout.splitlines()) == ["3 0 5 2 --lr 0.1", "4 1 5 2 --lr 0.1"]
+    assert done.returncode == 0
+
+
+def test_a_rank_that_fails_ends_the_others():
+    code = "import os,sys,time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)"
+    assert (
+        start("--size=2", "--offset=0", "--world_size=2", "--", "-c", code).returncode
+        == 7
+    )
+
+
+def test_a_rank_that_is_killed_counts_as_in_a_shell():
+    code = "import os; os.kill(os.getpid(), 9)"
+    assert (
+        start("--size=1", "--offset=0", "--world_size=1", "--", "-c", code).returncode
+        == 137
+    )
+
+
+def test_sigterm_ends_all_ranks(tmp_path: Path):
+    code = (
+        f"import os,time; open(f'{tmp_path}/' + str(os.getpid()), 'w'); time.sleep(600)"
+    )
+    command = [
+        sys.executable,
+        start_ranks.__file__,
+        "--size=2",
+        "--offset=0",
+        "--world_size=2",
+        "--",
+        "-c",
+        code,
+    ]
+    process = subprocess.Popen(command)
+    wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both ranks")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+    for pid in os.listdir(tmp_path):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_ranks_outside_the_world():
+    done = start("--size=8", "--offset=20", "--world_size=24", "--", "x.py")
+    assert done.returncode == 2
+    assert "ranks 20 to 27 are not in a world of 24" in done.stderr

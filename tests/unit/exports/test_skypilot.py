@@ -1,0 +1,119 @@
+"""SkyPilot's tasks: what is in them, and that its own package, where it is installed, takes every one of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from distmagic.errors import SpecError
+from distmagic.exports import systems
+from distmagic.exports.job import Job
+from tests import REPOSITORY
+from tests.builders.exports import HOSTILE, job, shown, texts
+
+GOLDEN = REPOSITORY / "tests/golden/exports"
+FORMS = ("task.yaml", "task-c10d.yaml")
+ENV = (
+    *((f"MY_{place}", value) for place, value in enumerate(HOSTILE)),
+    ("HF_TOKEN", "it's $x\n"),
+)
+JOBS = {
+    "plain": job("skypilot"),
+    "hostile": job("skypilot", spec={"env": ENV}, setup="echo '\u2028'\n  x\t\n"),
+    "large": job(
+        "skypilot",
+        nodes=3,
+        options=(("gpus-per-node", "L4:4"), ("cpus-per-task", "8"), ("mem", "64G")),
+        setup="pip install a",
+        spec={"max_restarts": 2},
+    ),
+}
+# What of its schema a task of ours uses: each key with the type that it must have there.
+SCHEMA = {
+    "name": str,
+    "workdir": str,
+    "num_nodes": int,
+    "resources": dict,
+    "envs": dict,
+    "secrets": dict,
+    "setup": str,
+    "run": str,
+}
+
+
+def test_the_files_of_a_job_with_gpus():
+    assert shown(systems.files(JOBS["large"])) == (GOLDEN / "skypilot.txt").read_text()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("one", JOBS.values(), ids=list(JOBS))
+def test_a_task_has_only_known_keys_of_their_types(one: Job, form: str):
+    task = yaml.safe_load(texts(systems.files(one))[form])
+    assert {key: type(value) for key, value in task.items()} == {
+        key: SCHEMA[key] for key in task
+    }
+    for key in ("envs", "secrets", "resources"):
+        for name, value in task.get(key, {}).items():
+            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+            assert isinstance(value, str)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_variables_and_secrets_are_in_the_places_for_them(form: str):
+    files = systems.files(JOBS["hostile"])
+    task = yaml.safe_load(texts(files)[form])
+    assert task["envs"] == dict(ENV[:-1])
+    assert task["secrets"] == {"HF_TOKEN": "it's $x\n"}
+    assert {file.path for file in files if file.is_private} == set(FORMS)
+
+
+def test_a_kind_of_gpu_is_needed():
+    with pytest.raises(SpecError, match="SkyPilot has to know their kind"):
+        systems.files(job("skypilot", options=(("gpus-per-node", "4"),)))
+
+
+_LOAD = """
+import json, sys, sky
+for path in sys.argv[1:]:
+    task = sky.Task.from_yaml(path)
+    if not any(resources.accelerators for resources in task.resources):
+        task.validate()  # with accelerators it asks the network for their prices
+    secrets = {name: value.get_secret_value() for name, value in task.secrets.items()}
+    print("found " + json.dumps([task.num_nodes, task.envs, secrets, task.run]))
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("sky") is None,
+    reason="SkyPilot's package is not installed",
+)
+def test_skypilots_own_package_takes_every_task(tmp_path: Path):
+    paths = []
+    for name, one in JOBS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for form in FORMS:
+            (folder / form).write_text(texts(systems.files(one))[form])
+            paths.append(str(folder / form))
+    command = [sys.executable, "-c", _LOAD, *paths]
+    where = {
+        "HOME": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": ":".join(sys.path),
+    }
+    done = subprocess.run(
+        command, env=where, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    found = [json.loads(line.removeprefix("found ")) for line in lines]
+    assert [one[0] for one in found] == [1, 1, 1, 1, 3, 3]
+    assert found[2][1:3] == [dict(ENV[:-1]), {"HF_TOKEN": "it's $x\n"}]
+    assert found[5][3].startswith("# SkyPilot names the nodes")

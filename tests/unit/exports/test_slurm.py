@@ -1,0 +1,89 @@
+"""What is submitted to Slurm, both forms; the files are run on real Slurm in tests/e2e/test_exports.py."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from distmagic.errors import SpecError
+from distmagic.exports import systems
+from tests import REPOSITORY
+from tests.builders.exports import HOSTILE, job, shown, texts
+
+GOLDEN = REPOSITORY / "tests/golden/exports"
+
+
+def test_the_files_of_a_job_with_gpus():
+    whole = job(
+        "slurm",
+        name="Mein Lauf 2",
+        nodes=2,
+        options=(
+            ("gpus-per-node", "4"),
+            ("partition", "gpu"),
+            ("time", "2:00:00"),
+            ("account", "my team"),
+            ("cpus-per-task", "16"),
+            ("mem", "64G"),
+            ("exclusive", ""),
+        ),
+        setup="module load cuda",
+        spec={"env": (("LR", "0.1"), ("WANDB_API_KEY", "it's secret"))},
+    )
+    assert shown(systems.files(whole)) == (GOLDEN / "slurm.txt").read_text()
+
+
+def test_restarts_across_nodes_need_c10d_whose_host_is_the_first_node():
+    node = texts(systems.files(job("slurm", nodes=2, spec={"max_restarts": 3})))[
+        "node.sh"
+    ]
+    assert "--rdzv-backend=c10d" in node
+    assert '--rdzv-endpoint="$MASTER_ADDR":"$MASTER_PORT"' in node
+    assert '--rdzv-conf=is_host="$IS_HOST"' in node
+    assert "IS_HOST=$((SLURM_NODEID == 0))" in node
+
+
+def test_an_interpreter_in_the_home():
+    found = texts(systems.files(job("slurm", python="~/my env/bin/python")))
+    python = "\"$HOME\"'/my env/bin/python'"
+    assert f"exec {python} -m torch.distributed.run \\\n" in found["node.sh"]
+    assert f"exec {python} -u cell.py 3\n" in found["rank.sh"]
+
+
+@pytest.mark.parametrize(
+    "value", [one for one in HOSTILE if not re.search(r"[\n\r\0]", one)]
+)
+def test_a_hostile_option_is_one_line_that_says_nothing_else(value):
+    batch = texts(systems.files(job("slurm", options=(("comment-x", value),))))[
+        "job.sbatch"
+    ]
+    lines = [line for line in batch.split("\n") if "comment-x" in line]
+    if value:
+        (line,) = lines
+        told = line.removeprefix("#SBATCH --comment-x=")
+        assert shlex.split(told) == [value]
+    else:
+        assert lines == ["#SBATCH --comment-x"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"spec": {"nproc_per_node": "gpu"}}, "slurm has to know the number of ranks beforehand"),
+        ({"spec": {"rdzv_endpoint": "a:1"}}, "--rdzv-endpoint: slurm says where the nodes meet"),
+        ({"spec": {"nnodes": (1, 2)}}, "--nnodes MIN:MAX"),
+        ({"spec": {"cwd": "/x"}}, "--cwd: an exported program runs in its own folder"),
+        ({"spec": {"env": (("A", "\udcff"),)}}, "--env A: the value is no text in UTF-8"),
+        ({"options": (("gpus", "8"),)}, "--gpus counts GPUs of the whole job"),
+        ({"options": (("gpus-per-node", "many"),)}, "is not a number of GPUs"),
+        ({"options": (("cpus-per-task", "0"),)}, "is not a number of CPUs"),
+        ({"options": (("mem", "much"),)}, "is not a size"),
+        ({"nodes": 0}, "--nodes 0"),
+        ({"setup": "\0"}, "zero byte"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_exported(changes, message):
+    with pytest.raises(SpecError, match=re.escape(message)):
+        systems.files(job("slurm", **changes))

@@ -1,0 +1,68 @@
+"""`%distributed get | put`, over a fake session: which folder of which host, and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distmagic.notebook.file_commands import split_pattern
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("model.pt", ("~", "model.pt")),
+        ("runs/model.pt", ("runs", "model.pt")),
+        ("runs/", ("~", "runs")),
+        ("runs/*/model.pt", ("runs", "*/model.pt")),
+        ("/data/**/x?.pt", ("/data", "**/x?.pt")),
+        ("/data", ("/", "data")),
+        ("~/a/[ab]", ("~/a", "[ab]")),
+        ("*", ("~", "*")),
+    ],
+)
+def test_a_path_is_a_folder_and_what_is_wanted_of_it(path, parts):
+    assert split_pattern(path) == parts
+
+
+def test_get_fetches_to_the_current_directory_or_to_the_one_that_is_named(lab, capsys):
+    lab.value("%distributed hosts gpu-a gpu-b")
+    lab.session.log.clear()
+    capsys.readouterr()
+    lab.value("%distributed get gpu-b runs/*.pt")
+    lab.value("%distributed get gpu-b /data/x ~/here")
+    assert [entry for entry in lab.session.log if entry != "reach"] == [
+        "folder runs of gpu-b",
+        "fetch *.pt to .",
+        "folder /data of gpu-b",
+        f"fetch x to {Path.home() / 'here'}",
+    ]
+    assert capsys.readouterr().out == f"a.pt\n{Path.home() / 'here'}/a.pt\n"
+
+
+def test_put_sends_to_the_home_or_to_the_folder_that_is_named(lab, capsys):
+    lab.value("%distributed put gpu-c model.pt")
+    lab.value("%distributed put gpu-c data/model.pt /scratch")
+    assert [entry for entry in lab.session.log if entry != "reach"] == [
+        "folder ~ of gpu-c",
+        "send model.pt",
+        "folder /scratch of gpu-c",
+        "send data/model.pt",
+    ]
+    assert capsys.readouterr().out == "gpu-c:~/model.pt\ngpu-c:/scratch/model.pt\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("get gpu-a", "%distributed get needs a host and a path on it."),
+        ("get gpu-a a b c", "%distributed get needs a host and a path on it."),
+        ("get gpu-a ~", "'~' names no file."),
+        ("get gpu-a runs/..", "'runs/..' names no file."),
+        ("get a,b x", "'a,b' is more than one host."),
+        ("put gpu-a", "%distributed put needs a host and a path of this machine."),
+    ],
+)
+def test_a_wrong_line_says_what_to_write(lab, line, message):
+    assert str(lab.error(f"%distributed {line}")).partition("\n")[0] == message

@@ -1,0 +1,72 @@
+"""`--devices`: which GPUs of a shared host a job may use, and how many ranks it has there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distmagic.errors import PreflightError, SpecError
+from distmagic.planning.plan import make_plan, ranks_of, warming
+from distmagic.request import flags
+from distmagic.request.spec import Access, JobSpec
+from tests.builders.plans import WORK, A
+
+FOUR = replace(A, facts=replace(A.facts, gpus=4))
+
+
+def test_a_rank_for_each_device_and_no_other_device():
+    spec = flags.parse_line("--devices 3,1", flags.Defaults()).spec
+    plan = make_plan(
+        spec, (FOUR,), job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK
+    )
+    (node,) = plan.nodes
+    assert node.nproc_per_node == 2
+    assert ("CUDA_VISIBLE_DEVICES", "3,1") in node.env
+    kept = warming(spec, Access(), FOUR.host, FOUR.facts, "nb")
+    assert kept is not None
+    assert kept.env == {"CUDA_VISIBLE_DEVICES": "3,1"}, (
+        "what is kept loaded has them, too"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("--devices 0,1 --nproc-per-node 6", 6),
+        ("--devices 0,1 --nproc-per-node gpu", 2),
+        ("--devices GPU-1b2c,MIG-3/7/0", 2),
+        ("", 4),
+    ],
+)
+def test_what_is_said_of_ranks_counts_more(line, ranks):
+    spec = flags.parse_line(line, flags.Defaults()).spec
+    assert ranks_of(FOUR.host, FOUR.facts, spec) == ranks
+
+
+@pytest.mark.parametrize(
+    ("gpus", "found"),
+    [(0, "no GPU was found"), (1, "1 GPU was found"), (3, "3 GPUs were found")],
+)
+def test_a_device_that_a_host_does_not_have_is_named(gpus, found):
+    with pytest.raises(PreflightError) as error:
+        ranks_of(FOUR.host, replace(FOUR.facts, gpus=gpus), JobSpec(devices=("0", "3")))
+    assert error.value.message == f"gpu-a: --devices 0,3, but {found} there."
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--devices 0,,1", "--devices '0,,1': '' is no device."),
+        ("--devices '0 1'", "--devices '0 1': '0 1' is no device."),
+        ("--devices 0,0", "--devices 0,0 names a device twice."),
+        (
+            "--devices 0 --env CUDA_VISIBLE_DEVICES=1",
+            "--devices and --env CUDA_VISIBLE_DEVICES both name devices.",
+        ),
+    ],
+)
+def test_a_wrong_list_says_so(line, message):
+    with pytest.raises(SpecError) as error:
+        flags.parse_line(line, flags.Defaults())
+    assert error.value.message == message

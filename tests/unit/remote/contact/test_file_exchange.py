@@ -1,0 +1,223 @@
+"""Files of the user go to a host and come from it, over a conversation with a real contact on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distmagic.connection.file_requests import find_files, read_file
+from distmagic.connection.link import Link
+from distmagic.connection.remote_files import RemoteFolder
+from distmagic.errors import ConnectionLost, PreflightError, SpecError
+from distmagic.payload import bundle
+from distmagic.remote.records import listing, places
+from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.protocol import Folder
+from distmagic.request.hosts import LOCALHOST
+from distmagic.transports.local import LocalTransport
+from tests.builders.messages import START
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home on this machine as a host."""
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "distmagic"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def open_link() -> Link:
+    return Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+
+
+@pytest.fixture
+def link(home: Path) -> Iterator[Link]:
+    found = open_link()
+    yield found
+    found.close()
+
+
+def test_files_of_a_job_are_found_and_read(link: Link, home: Path) -> None:
+    work = home / "work"
+    (work / "ck").mkdir(parents=True)
+    (work / "ck" / "a.pt").write_bytes(b"0123456789")
+    job_dir = places.job_dir("job-1", 0)
+    job_dir.mkdir(parents=True)
+    start = replace(START, job="job-1", node_rank=0, cwd=str(work))
+    listing.remember(job_dir, start)
+    folder = Folder(job="job-1")
+    (found,) = find_files(link, folder, "**")
+    assert (found.path, found.size_bytes) == ("ck/a.pt", 10)
+
+    known = hashlib.sha256(b"0123").hexdigest()
+    request = p.ReadFile(folder=folder, path="ck/a.pt", size_bytes=4, sha256=known)
+    begun: list[p.FileBegins] = []
+    data = bytearray()
+    assert not read_file(link, request, begun.append, data.extend)
+    assert begun == [p.FileBegins(size_bytes=10, offset=4)]
+    assert bytes(data) == b"456789"
+
+    for path, error in (
+        ("../x", "is no path below a folder"),
+        ("ck/b.pt", "No such file"),
+    ):
+        with pytest.raises(PreflightError, match=error):
+            read_file(link, replace(request, path=path), begun.append, data.extend)
+    with pytest.raises(
+        PreflightError, match="what job job-2 kept on this host is gone"
+    ):
+        find_files(link, Folder(job="job-2"), "**")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"plain.bin",
+        b"no utf-8 \xff\xfe.bin",
+        b"a new\nline",
+        b"\x1b[31mred",
+        b"100%41.bin",
+        b"[x]*?.bin",
+        "größe.bin".encode(),
+    ],
+)
+def test_a_file_of_any_name_goes_there_and_back(
+    home: Path, tmp_path: Path, name: bytes
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / os.fsdecode(name)).write_bytes(b"x" * 3_000_000 + name)
+    folder = RemoteFolder(Folder(path="in"), open_link)
+    assert folder.send(source) == [f"source/{os.fsdecode(name)}"]
+    there = home / "in" / "source" / os.fsdecode(name)
+    assert there.read_bytes() == b"x" * 3_000_000 + name
+    (path,) = folder.fetch("source", tmp_path / "back")
+    assert path == tmp_path / "back" / "source" / os.fsdecode(name)
+    assert path.read_bytes() == b"x" * 3_000_000 + name
+
+
+def test_files_keep_what_their_owner_may_do(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"1")
+    (tmp_path / "script").write_bytes(b"2")
+    (tmp_path / "script").chmod(0o755)
+    folder = RemoteFolder(Folder(path=str(tmp_path / "to")), open_link)
+    umask = os.umask(0o022)
+    try:
+        for name in ("plain", "script"):
+            folder.send(tmp_path / name)
+    finally:
+        os.umask(umask)
+    modes = [
+        (tmp_path / "to" / name).stat().st_mode & 0o777 for name in ("plain", "script")
+    ]
+    assert modes == [0o644, 0o755]
+
+
+class Breaking:
+    """Opens links; the first ones break after a number of bytes were sent over them."""
+
+    def __init__(self, *breaks: int) -> None:
+        self.breaks = list(breaks)
+        self.sent = 0
+
+    def open(self) -> Link:
+        link = open_link()
+        if not self.breaks:
+            return link
+        left = self.breaks.pop(0)
+        write = link._process.write
+
+        def broken(data: bytes) -> None:
+            nonlocal left
+            if len(data) > 60_000:  # of a file, no message
+                left -= len(data)
+                self.sent += len(data)
+            write(data)
+            if left < 0:
+                link.finish()
+                raise ConnectionLost("localhost: the connection ended.")
+
+        link._process.write = broken  # type: ignore[method-assign]
+        return link
+
+
+def test_a_file_that_is_sent_goes_on_where_it_stopped(
+    home: Path, tmp_path: Path
+) -> None:
+    data = os.urandom(5_000_000)
+    (tmp_path / "big.bin").write_bytes(data)
+    breaking = Breaking(1_000_000, 1_000_000)
+    RemoteFolder(Folder(path="in"), breaking.open).send(tmp_path / "big.bin")
+    assert (home / "in" / "big.bin").read_bytes() == data
+    assert breaking.breaks == []
+    assert breaking.sent < 3_000_000, "neither of the two began anew"
+    assert [path.name for path in (home / "in").iterdir()] == ["big.bin"]
+
+
+def test_a_later_call_goes_on_too_and_one_that_finds_the_file_sends_nothing(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = os.urandom(3_000_000)
+    (tmp_path / "big.bin").write_bytes(data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    (home / "in").mkdir()
+    part = home / "in" / f".distmagic-{sha256[:32]}.part"
+    part.write_bytes(data[:2_000_000])
+    folder = RemoteFolder(Folder(path="in"), open_link)
+    folder.send(tmp_path / "big.bin")
+    assert (home / "in" / "big.bin").read_bytes() == data
+    assert not part.exists()
+    written = (home / "in" / "big.bin").stat().st_mtime_ns
+    capsys.readouterr()
+    folder.send(tmp_path / "big.bin")
+    assert (home / "in" / "big.bin").stat().st_mtime_ns == written
+    assert "big.bin: 3 of 3 MB (0 MB/s)" in capsys.readouterr().err
+
+
+def test_a_part_of_another_file_is_found_out(home: Path, tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    (tmp_path / "big.bin").write_bytes(data)
+    (home / "in").mkdir()
+    sha256 = hashlib.sha256(data).hexdigest()
+    part = home / "in" / f".distmagic-{sha256[:32]}.part"
+    part.write_bytes(b"another")
+    folder = RemoteFolder(Folder(path="in"), open_link)
+    with pytest.raises(
+        PreflightError, match=r"'big\.bin' has changed while it was sent"
+    ):
+        folder.send(tmp_path / "big.bin")
+    folder.send(tmp_path / "big.bin")
+    assert (home / "in" / "big.bin").read_bytes() == data
+
+
+def test_where_nothing_can_be_written_the_host_says_why(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "one").write_bytes(b"1")
+    (home / "file").write_bytes(b"")
+    (home / "one").mkdir()
+    with pytest.raises(PreflightError, match="one is a folder"):
+        RemoteFolder(Folder(path="~"), open_link).send(tmp_path / "one")
+    with pytest.raises(PreflightError, match="Not a directory"):
+        RemoteFolder(Folder(path="file/in"), open_link).send(tmp_path / "one")
+
+
+def test_links_are_not_sent(home: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SpecError, match="has no file"):
+        RemoteFolder(Folder(path="in"), open_link).send(source)
+    (source / "real").write_bytes(b"1")
+    (source / "link").symlink_to("/etc/passwd")
+    (source / "loop").symlink_to(source)
+    sent = RemoteFolder(Folder(path="in"), open_link).send(source)
+    assert sent == ["source/real"]
+    with pytest.raises(SpecError, match="is no file and no folder of this machine"):
+        RemoteFolder(Folder(path="in"), open_link).send(tmp_path / "nothing")

@@ -1,0 +1,211 @@
+"""One process as a node of a job: what it runs, what it says, and what the others are told of the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distmagic import errors
+from distmagic.clusters.inside.place import Task
+from distmagic.clusters.inside.proof import SharedSecret
+from distmagic.connection.certificate import one_time_secret
+from distmagic.errors import (
+    Cancelled,
+    DistmagicError,
+    SpecError,
+    Unreachable,
+    WorkerFailed,
+)
+from distmagic.remote.wire import protocol
+from distmagic.request.hosts import LOCALHOST
+from distmagic.request.spec import Access, JobSpec
+from distmagic.runner.outcome import Run
+from distmagic.session.inside import Inside, digest_of, part_of
+from distmagic.state.model import NodeState, RunState, WorkerState
+from tests.builders.dialling import places
+
+SECRET = SharedSecret(one_time_secret())
+ACCESS = Access(connect_timeout_s=1.0)
+ENVIRON = {
+    "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NODE_RANK": "0",
+}
+
+
+def no_link(_access: Access) -> Any:
+    raise AssertionError("nothing is fetched here")
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[Inside, Inside]]:
+    """Two nodes of a job, which know the same secret."""
+    found = tuple(
+        Inside(replace(place, lead="127.0.0.1"), SECRET, "a kernel", no_link)
+        for place in places()
+    )
+    yield found
+    for one in found:
+        one.close()
+
+
+def a_run() -> Run:
+    workers = {
+        rank: WorkerState(
+            rank=rank,
+            local_rank=0,
+            node_rank=rank,
+            host=f"n{rank}",
+            phase="done",
+            ended=protocol.Ended(
+                rank=rank, restart=0, outcome="returned", result_bytes=0
+            ),
+        )
+        for rank in (0, 1)
+    }
+    hosts = tuple(NodeState(node_rank=rank, host=f"n{rank}") for rank in (0, 1))
+    state = RunState(job="1122-a", nodes=hosts, workers=workers, world_size=2)
+    return Run(state, {}, lambda _: no_link(ACCESS), shown=False)
+
+
+def not_here(*_: object) -> Run:
+    raise AssertionError("only node 0 runs it")
+
+
+def both(nodes: tuple[Inside, Inside], launch: Any, *digests: str) -> tuple[Any, Any]:
+    """Run one cell on both nodes; return two futures."""
+    first, second = nodes
+    own, other = digests or ("same", "same")
+    with ThreadPoolExecutor(2) as pool:
+        return (
+            pool.submit(first.run, own, ACCESS, JobSpec(), launch),
+            pool.submit(second.run, other, ACCESS, JobSpec(), not_here),
+        )
+
+
+def test_node_0_runs_it_on_all_hosts_and_the_other_gets_its_own_ranks(nodes, capsys):
+    given = []
+
+    def launch(hosts, access):
+        given.append((hosts, access))
+        return a_run()
+
+    lead, other = both(nodes, launch)
+    ((hosts, access),) = given
+    assert [host.name for host in hosts] == ["localhost", "n1"]
+    assert dict(access.pythons)["n1"], "the interpreter that node 1 runs"
+    assert lead.result().job == other.result().job == "1122-a"
+    assert dict(lead.result().results) == {0: None, 1: None}
+    assert dict(other.result().results) == {1: None}
+    said = capsys.readouterr().out
+    assert "inside Slurm job 7, node 0 of 2: leads 1 other node.\n" in said
+    assert "inside Slurm job 7, node 1 of 2: follows node 0, n0, which shows" in said
+    assert "node 1 of 2: node 0, n0, says that all went well.\n" in said
+
+
+def test_the_next_cell_meets_again(nodes):
+    for _ in range(3):
+        lead, other = both(nodes, lambda *_: a_run())
+        assert lead.result().job == other.result().job
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (WorkerFailed("rank 1 (n1, local_rank 0) raised", "See it.", "ValueError: x"), WorkerFailed, "ValueError: x\nrank 1 (n1, local_rank 0) raised\nSee it."),
+        (errors.Unreachable("n1", "no answer.", "Look."), DistmagicError, "n1: no answer.\nLook."),
+        (KeyError("x"), DistmagicError, "n0: node 0 failed before the run: KeyError: 'x'"),
+        (KeyboardInterrupt(), Cancelled, "Interrupted while the nodes were waited for."),
+    ],
+    ids=["a rank", "a host", "the notebook", "an interrupt"],
+)  # fmt: skip
+def test_an_error_is_that_of_all_nodes(nodes, error, kind, text):
+    def launch(*_):
+        raise error
+
+    lead, other = both(nodes, launch)
+    expected = Cancelled if isinstance(error, KeyboardInterrupt) else type(error)
+    assert isinstance(lead.exception(), expected)
+    assert type(other.exception()) is kind
+    assert str(other.exception()) == text
+
+
+def test_a_run_that_fails_leaves_each_node_its_own_ranks(nodes):
+    def launch(*_):
+        error = WorkerFailed("rank 1 raised")
+        error.run = a_run()
+        raise error
+
+    _, other = both(nodes, launch)
+    assert dict(other.exception().run.results) == {1: None}
+
+
+def test_nodes_with_different_cells_are_told_both(nodes):
+    lead, other = both(nodes, not_here, "one", "another")
+    assert isinstance(lead.exception(), SpecError)
+    assert str(lead.exception()) == str(other.exception())
+    assert "runs another cell or script than node 0" in str(lead.exception())
+
+
+def test_a_node_whose_own_statements_fail_leaves(nodes):
+    first, second = nodes
+
+    def fails():
+        raise NameError("x")
+
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(second.run, "same", ACCESS, JobSpec(), not_here, before=fails)
+        with pytest.raises(Unreachable, match="has ended before"):  # noqa: PT012  # before the first cell, or after it
+            first.run("same", ACCESS, JobSpec(), lambda *_: a_run())
+            first.run("next", ACCESS, JobSpec(), not_here)
+        assert isinstance(ran.exception(), NameError)
+
+
+def test_without_a_secret_it_runs_here_alone_and_says_so(capsys):
+    place, _ = places()
+    given = []
+    Inside(place, None, "", no_link).run(
+        "", ACCESS, JobSpec(), lambda hosts, _: given.append(hosts)
+    )
+    assert given == [(LOCALHOST,)]
+    assert capsys.readouterr().out == (
+        "inside Slurm job 7, node 0 of 2: DISTMAGIC_SECRET is not set, so that the nodes can't know each other. "
+        "This node runs ranks of its own, which do not train with those of the others.\n"
+    )
+
+
+def test_what_can_not_run_inside():
+    place, _ = places()
+    task = Task(rank=1, world_size=4, local_rank=1, local_world_size=2)
+    of_a_rank = Inside(replace(place, task=task), SECRET, "", no_link)
+    with pytest.raises(SpecError) as caught:
+        of_a_rank.run("", ACCESS, JobSpec(), not_here)
+    assert str(caught.value) == (
+        "inside Slurm job 7, node 0 of 2: this process is task 1 of 4, one of several on this node, and here only a "
+        "script runs so: distmagic run SCRIPT.\n"
+        "Start one task a node, such as srun --ntasks-per-node=1; or write --on none."
+    )
+    with pytest.raises(SpecError) as caught:
+        Inside(place, SECRET, "", no_link).run(
+            "", ACCESS, JobSpec(detach=True), not_here
+        )
+    assert "--detach means nothing here" in str(caught.value)
+
+
+def test_the_part_is_kept_for_the_next_cell():
+    session = SimpleNamespace(inside=None, kernel="k", own_link=no_link)
+    assert part_of(session, {}) is None
+    part = part_of(session, ENVIRON)
+    assert part is part_of(session, ENVIRON)
+    assert part is not part_of(session, ENVIRON | {"SKYPILOT_NODE_RANK": "1"})
+
+
+def test_digests_tell_texts_apart():
+    assert digest_of("a", "b") == digest_of("a", "b")
+    assert len({digest_of("ab"), digest_of("a", "b"), digest_of("", "ab")}) == 3
+    digest_of("\udcff")

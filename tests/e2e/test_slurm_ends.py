@@ -56,8 +56,6 @@ def test_somebody_else_cancels_the_job(slurm: SlurmLab) -> None:
     told = f"Slurm job {job} was cancelled with scancel, not by this notebook."
     assert told in error.message
     assert "Ask whoever did" in error.hint
-    found = run(slurm, as_value(all_reduce))
-    assert found.state.phase == "done", "the next cell asks for new nodes"
 
 
 def test_the_time_limit(slurm: SlurmLab) -> None:

@@ -201,9 +201,7 @@ def test_stacks_of_ranks_on_nodes(slurm: SlurmLab, kernel: Session) -> None:
 
     stacks: list[str] = []
     run(slurm, as_value(count), 4.0, screen=Watch(at_work(2), ask))
-    for rank, name in enumerate(slurm.names):
-        assert f"rank {rank} ({name}, local_rank 0)" in stacks[0]
-    assert "in count" in stacks[0]
+    assert stacks[0].startswith("ranks 0, 1 are in count at ")
 
 
 def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(slurm: SlurmLab) -> None:

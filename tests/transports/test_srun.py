@@ -119,7 +119,7 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(
     (host,) = made.wait(asker, lambda _: None)
     way = made.transport(host, asker)
     slurm.cancel_all()
-    with pytest.raises(AllocationEnded, match=f"Slurm job {made.job} has ended"):
+    with pytest.raises(AllocationEnded, match=f"{made.job} was cancelled with scancel"):
         way.start(("true",)).read()
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
         made.transport(host, asker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cache, partial
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.render.screen import Screen
+from distmagic.request import notebook_place
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import (
@@ -82,8 +84,9 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
         kwargs               keyword arguments of fn
-        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: DISTMAGIC_HOSTS, else the
-                             nodes of the job in which a system has started this program on each, else here
+        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: those of the
+                             notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has started
+                             this program on each, else here
         allocation           nodes of a scheduler in place of hosts: a `distmagic.request.allocation.AllocationRequest`
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
@@ -164,11 +167,13 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         "exec_prefix": exec_prefix,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    if hosts is None and allocation is None:
+        hosts, usual_access = _usual_place()
+        access = access or usual_access
     spec, access = from_options(given, access or Access())
-    if hosts is None:
-        hosts = os.environ.get("DISTMAGIC_HOSTS", "")
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
+    hosts = hosts or ()
     with closing(asker_of()) as asker:
 
         def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached:
@@ -182,7 +187,12 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
             )
             try:
                 call = partial(fn, *args, **(kwargs or {}))
-                payload = pack_call(call, limit_bytes=payload_limit_bytes, labels={})
+                payload = pack_call(
+                    call,
+                    limit_bytes=payload_limit_bytes,
+                    labels={},
+                    title=_title(fn, args, kwargs or {}),
+                )
                 shown = screen or screen_for()
                 reaching = place.reach(shown)
             except BaseException:
@@ -199,3 +209,22 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         found = part.run(digest_of("function", name), access, spec, launch)
         assert found is not None
         return found
+
+
+def _usual_place() -> tuple[Sequence[Host], Access]:
+    """Return where a call without hosts runs, and the way there: as the notebook's cells, else DISTMAGIC_HOSTS; () is here."""
+    place = notebook_place.current()
+    if place is not None:
+        return place
+    hosts = os.environ.get("DISTMAGIC_HOSTS", "")
+    return parse_hosts(hosts) if hosts else (), Access()
+
+
+def _title(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Return the call as its author would write it: `train(500, lr=0.1)`; large values are cut."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    given = [reprlib.repr(value) for value in args]
+    given += [f"{key}={reprlib.repr(value)}" for key, value in kwargs.items()]
+    return f"{name}({', '.join(given)})"

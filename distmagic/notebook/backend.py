@@ -27,6 +27,7 @@ class PackCall(Protocol):
         *,
         limit_bytes: int,
         labels: Mapping[str, str],
+        title: str,
     ) -> Payload:
         """Pack a function without arguments. Raises `PayloadError`, or `PayloadTooLarge` above `limit_bytes`."""
 
@@ -42,6 +43,7 @@ class PackWhole(Protocol):
         labels: Mapping[str, str],
         limit_bytes: int,
         argv: tuple[str, ...],
+        title: str,
     ) -> Payload:
         """Pack the text of a cell, with its `sys.argv`. Raises `PayloadError`."""
 
@@ -64,11 +66,15 @@ def _session() -> Session:
 
 
 def _pack_call(
-    thunk: Callable[[], object], *, limit_bytes: int, labels: Mapping[str, str]
+    thunk: Callable[[], object],
+    *,
+    limit_bytes: int,
+    labels: Mapping[str, str],
+    title: str,
 ) -> Payload:
     from distmagic.payload.pack import pack_call
 
-    return pack_call(thunk, limit_bytes=limit_bytes, labels=labels)
+    return pack_call(thunk, limit_bytes=limit_bytes, labels=labels, title=title)
 
 
 def _pack_whole(
@@ -78,11 +84,17 @@ def _pack_whole(
     labels: Mapping[str, str],
     limit_bytes: int,
     argv: tuple[str, ...],
+    title: str,
 ) -> Payload:
     from distmagic.payload.pack import pack_whole
 
     return pack_whole(
-        text, filename=filename, labels=labels, limit_bytes=limit_bytes, argv=argv
+        text,
+        filename=filename,
+        labels=labels,
+        limit_bytes=limit_bytes,
+        argv=argv,
+        title=title,
     )
 
 

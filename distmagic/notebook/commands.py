@@ -27,7 +27,17 @@ from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.settings import Notebook
 from distmagic.request import flags
 
-HostNames = Callable[[], Iterable[str]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
+
+    `jobs` are those that this kernel has begun, the newest first.
+    """
+
+    hosts: Callable[[], Iterable[str]]
+    jobs: Callable[[], Iterable[str]]
+
 
 _TEXT_COLUMN = 37  # of the usage text, where the explanations begin
 
@@ -40,7 +50,7 @@ class Usage:
     text: str
 
 
-def _no_candidates(_words: Sequence[str], _host_names: HostNames) -> list[str]:
+def _no_candidates(_words: Sequence[str], _names: Names) -> list[str]:
     return []
 
 
@@ -49,52 +59,58 @@ class Subcommand:
     """One word after `%distributed`.
 
     `complete` returns the candidates for the last of the words that follow the name; "" stands for a word that has not
-    begun. It calls `host_names` only where a host is being typed, because that reads ~/.ssh/config.
+    begun.
     """
 
     name: str
     usages: tuple[Usage, ...]
     handler: Callable[[CommandLine], object]
-    complete: Callable[[Sequence[str], HostNames], list[str]] = _no_candidates
+    complete: Callable[[Sequence[str], Names], list[str]] = _no_candidates
 
 
-def _complete_hosts(words: Sequence[str], host_names: HostNames) -> list[str]:
+def _complete_hosts(words: Sequence[str], names: Names) -> list[str]:
     if words[-1].startswith("-"):
         return ["--hostfile"]
-    return list(host_names())
+    return list(names.hosts())
 
 
-def _complete_playground(_words: Sequence[str], _host_names: HostNames) -> list[str]:
+def _complete_playground(_words: Sequence[str], _names: Names) -> list[str]:
     return ["stop"]
 
 
-def _complete_add(words: Sequence[str], host_names: HostNames) -> list[str]:
+def _complete_add(words: Sequence[str], names: Names) -> list[str]:
     if len(words) < 2:
-        return []  # the name of the job comes first
-    return _complete_hosts(words, host_names)
+        return list(names.jobs())
+    return _complete_hosts(words, names)
 
 
-def _complete_clean(words: Sequence[str], _host_names: HostNames) -> list[str]:
-    return ["--everybody"] if words[0] == "all" and len(words) > 1 else ["all"]
+def _complete_clean(words: Sequence[str], names: Names) -> list[str]:
+    if len(words) > 1:
+        return ["--everybody"] if words[0] == "all" else []
+    return ["all", *names.jobs()]
 
 
-def _complete_run(words: Sequence[str], _host_names: HostNames) -> list[str]:
+def _complete_job(words: Sequence[str], names: Names) -> list[str]:
+    return list(names.jobs()) if len(words) < 2 else []
+
+
+def _complete_run(words: Sequence[str], _names: Names) -> list[str]:
     if words[-1].startswith("-"):
         return list(flags.flag_names())
     return sorted(str(path) for path in Path().glob("*.py"))
 
 
-def _complete_get(words: Sequence[str], host_names: HostNames) -> list[str]:
-    return list(host_names()) if len(words) < 2 else []
+def _complete_get(words: Sequence[str], names: Names) -> list[str]:
+    return list(names.hosts()) if len(words) < 2 else []
 
 
-def _complete_put(words: Sequence[str], host_names: HostNames) -> list[str]:
+def _complete_put(words: Sequence[str], names: Names) -> list[str]:
     if len(words) < 2:
-        return list(host_names())
+        return list(names.hosts())
     return sorted(str(path) for path in Path().glob("*")) if len(words) == 2 else []
 
 
-def _complete_help(_words: Sequence[str], _host_names: HostNames) -> list[str]:
+def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
     return list(help_pages.topics())
 
 
@@ -154,6 +170,18 @@ SUBCOMMANDS = (
             ),
         ),
         handler=job_commands.attach,
+        complete=_complete_job,
+    ),
+    Subcommand(
+        name="view",
+        usages=(
+            Usage(
+                arguments="[ID]",
+                text="show a running job here: the one that is named, else the newest detached one",
+            ),
+        ),
+        handler=job_commands.view,
+        complete=_complete_job,
     ),
     Subcommand(
         name="add",
@@ -167,11 +195,13 @@ SUBCOMMANDS = (
         name="stop",
         usages=(Usage(arguments="ID", text="end a job"),),
         handler=job_commands.stop,
+        complete=_complete_job,
     ),
     Subcommand(
         name="logs",
         usages=(Usage(arguments="ID RANK", text="show all that a rank has written"),),
         handler=job_commands.logs,
+        complete=_complete_job,
     ),
     Subcommand(
         name="stacks",
@@ -182,6 +212,7 @@ SUBCOMMANDS = (
             ),
         ),
         handler=job_commands.stacks,
+        complete=_complete_job,
     ),
     Subcommand(
         name="get",

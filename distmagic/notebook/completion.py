@@ -1,16 +1,17 @@
-"""Tab completion of `%%distributed` and `%distributed`: flags, subcommands, names of hosts."""
+"""Tab completion of `%%distributed` and `%distributed`: flags, subcommands, names of hosts and jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from distmagic.notebook.commands import NAMES, SUBCOMMANDS, HostNames
+from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Names
 from distmagic.request.flags import flag_names
 from distmagic.request.hosts import SLOT_WORDS
 from distmagic.request.spec import BACKENDS
 
+# The second for notebooks in which another extension owns the first.
+MAGICS = ("distributed", "distmagic")
 _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
@@ -18,44 +19,38 @@ _VALUES = {
 }
 
 
-class Event(Protocol):
-    """What IPython's `complete_command` hook is called with: the line up to the cursor, and its last token."""
-
-    text_until_cursor: str
-    symbol: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completer:
-    """Completes one line. `host_names` is called only where a host is being typed (it reads ~/.ssh/config)."""
+    """Completes one line of the magics."""
 
-    host_names: HostNames
+    names: Names
 
-    def cell(self, event: Event) -> list[str]:
-        """Return candidates for the line of `%%distributed`."""
-        flag = _open_flag(_words(event))
+    def candidates(self, text: str) -> list[str] | None:
+        """Return what may stand in place of the last word of `text`, the line up to the cursor; None: it is no line of ours."""
+        magic, *words = text.split()
+        if text[-1:].isspace():
+            words.append("")
+        if not words or magic.lstrip("%") not in MAGICS:
+            return None
+        if magic.startswith("%%"):
+            return self._cell(words)
+        return self._line(words) if magic.startswith("%") else None
+
+    def _cell(self, words: Sequence[str]) -> list[str]:
+        flag = _open_flag(words)
         if flag == "--hosts":
-            return list(self.host_names())
+            return list(self.names.hosts())
         if flag in _VALUES:
             return list(_VALUES[flag])
         return [*flag_names(), "-o"]
 
-    def line(self, event: Event) -> list[str]:
-        """Return candidates for `%distributed SUBCOMMAND ...`."""
-        words = _words(event)
+    def _line(self, words: Sequence[str]) -> list[str]:
         if len(words) < 2:
             return list(NAMES)
         for command in SUBCOMMANDS:
             if command.name == words[0]:
-                return command.complete(words[1:], self.host_names)
+                return command.complete(words[1:], self.names)
         return []
-
-
-def _words(event: Event) -> Sequence[str]:
-    """Return the words after the magic, the last being the one under the cursor ("" after a blank)."""
-    text = event.text_until_cursor
-    words = text.split()[1:]
-    return [*words, ""] if text[-1:].isspace() else words
 
 
 def _open_flag(words: Sequence[str]) -> str:

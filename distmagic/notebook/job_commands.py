@@ -1,4 +1,4 @@
-"""`%distributed jobs | attach | add | stop | logs | stacks | clean | status`: what is on the hosts, from any kernel.
+"""`%distributed jobs | attach | view | add | stop | logs | stacks | clean | status`: what is on the hosts, from any kernel.
 
 Each command first asks the notebook's hosts for their jobs, and then acts on those hosts that the job has.
 """
@@ -11,18 +11,20 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.errors import Cancelled, RunError, SpecError
 from distmagic.notebook.host_commands import CommandLine
+from distmagic.notebook.job_tables import ago, kept_table, table
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.request import flags
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.connection.reach import Reaching
-    from distmagic.remote.wire.protocol import KeptWorkDir, Template
+    from distmagic.remote.wire.protocol import KeptWorkDir
 
 
 def jobs(line: CommandLine) -> None:
@@ -38,10 +40,11 @@ def attach(line: CommandLine) -> object:
     for name in variables:
         flags.variable_name(name, f"%distributed attach {job_name}")
     job, hosts = _find(line, job_name)
-    spare = tuple(host for host in known_hosts(line) if host not in hosts)
+    known = known_hosts(line, job.name)
+    spare = tuple(host for host in known if host not in hosts)
     notebook = line.notebook
     try:
-        reaching = reach(line, hosts, spare)
+        reaching = reach(line, hosts, spare, job.name)
         run = notebook.session().attach(
             reaching, job, notebook.backend.screen_for(notebook.shell)
         )
@@ -52,6 +55,29 @@ def attach(line: CommandLine) -> object:
     return (
         None if variables else run
     )  # as for a cell: Out would keep a run whose name is gone
+
+
+def view(line: CommandLine) -> object:
+    """Follow the job that is named, else the newest one that runs, detached ones first. Otherwise as `attach`."""
+    if line.words:
+        return attach(line)
+    running = [job for job in _jobs(line) if job.is_running]
+    if not running:
+        running = _begun_and_running(line)
+    if not running:
+        raise SpecError(
+            "No job runs on these hosts.",
+            "%distributed jobs lists those that have ended.",
+        )
+    newest = max(running, key=lambda job: (job.is_detached, job.began_s))
+    return attach(replace(line, words=(newest.name,)))
+
+
+def _begun_and_running(line: CommandLine) -> list[Job]:
+    """Return the newest job that this kernel has begun, if it still runs, on whichever hosts that was."""
+    for name in line.notebook.job_names()[:1]:
+        return [job for job in _jobs(line, name) if job.is_running]
+    return []
 
 
 def add(line: CommandLine) -> None:
@@ -74,7 +100,7 @@ def add(line: CommandLine) -> None:
         )
 
     # The first host counts the nodes, so it is reached as well.
-    line.notebook.session().add(reach(line, (known[0], *new)), job, tell)
+    line.notebook.session().add(reach(line, (known[0], *new), (), job.name), job, tell)
 
 
 def stop(line: CommandLine) -> None:
@@ -83,7 +109,7 @@ def stop(line: CommandLine) -> None:
     job, hosts = _find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
-    stopped = line.notebook.session().stop(reach(line, hosts), job)
+    stopped = line.notebook.session().stop(reach(line, hosts, (), job.name), job)
     if stopped.ended:
         _print(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
@@ -116,7 +142,8 @@ def logs(line: CommandLine) -> None:
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = _find_known(line, name)
-    text = line.notebook.session().logs(reach(line, hosts), job, int(rank))
+    reaching = reach(line, hosts, (), job.name)
+    text = line.notebook.session().logs(reaching, job, int(rank))
     if text is None:
         raise _no_rank(job, rank)
     text = text or f"rank {rank} of {job.name} has written nothing"
@@ -150,7 +177,7 @@ def stacks(line: CommandLine) -> None:
         raise SpecError(
             f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere."
         )
-    found = line.notebook.session().stacks(reach(line, hosts), job)
+    found = line.notebook.session().stacks(reach(line, hosts, (), job.name), job)
     page = {
         "text/plain": render.stacks_text(found, job.name),
         "text/html": render.stacks_html(found, job.name),
@@ -255,7 +282,7 @@ def _print_work_dirs(what: str, idle: Mapping[str, Sequence[KeptWorkDir]]) -> No
         for one in dirs:
             size = f"{one.size_bytes / 1e6:,.1f} MB"
             _print(
-                f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {_ago(one.age_s)})"
+                f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {ago(one.age_s)})"
             )
 
 
@@ -280,29 +307,44 @@ def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
 # ---- the hosts and their jobs
 
 
-def known_hosts(line: CommandLine) -> tuple[Host, ...]:
-    """Return the hosts of the notebook, and the nodes that it holds."""
+def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
+    """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
+    session = line.notebook.session()
     named = line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
-    held = line.notebook.session().allocated
-    if held and named == (LOCALHOST,):
-        return held
-    return (*named, *held)
+    held = session.allocated
+    here = held if held and named == (LOCALHOST,) else (*named, *held)
+    begun = session.begun_at(job_name)
+    if begun is None:
+        return here
+    hosts, _ = begun
+    # A job may have come to others since.
+    later = [host for host in here if host not in (*hosts, LOCALHOST)]
+    return (*hosts, *later)
 
 
 def reach(
-    line: CommandLine, hosts: tuple[Host, ...], spare: tuple[Host, ...] = ()
+    line: CommandLine,
+    hosts: tuple[Host, ...],
+    spare: tuple[Host, ...] = (),
+    job_name: str = "",
 ) -> Reaching:
-    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts."""
+    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts.
+
+    A job that this kernel has begun is reached as it was begun: with the same SSH configuration and Python.
+    """
     notebook = line.notebook
-    request = flags.parse_line("", notebook.config.defaults(os.environ))
-    return notebook.session().reach(
-        hosts, notebook.access(request, hosts), line.asker, spare=spare
-    )
+    begun = notebook.session().begun_at(job_name)
+    if begun is not None:
+        access = begun[1]
+    else:
+        request = flags.parse_line("", notebook.config.defaults(os.environ))
+        access = notebook.access(request, hosts)
+    return notebook.session().reach(hosts, access, line.asker, spare=spare)
 
 
-def _jobs(line: CommandLine) -> tuple[Job, ...]:
-    """Return the jobs of all hosts that are up, and print which hosts are not."""
-    reaching = reach(line, known_hosts(line))
+def _jobs(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
+    """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
+    reaching = reach(line, known_hosts(line, job_name), (), job_name)
     found = line.notebook.session().jobs(reaching)
     for why in reaching.absent.values():
         _print(f"{why} What it has of jobs is not known.")
@@ -318,68 +360,11 @@ def _owner() -> str:
 
 def _find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
     """Return a job and its hosts, in the order of its nodes. Raises `SpecError`."""
-    job = choose(_jobs(line), name)
-    return job, whereabouts(job, known_hosts(line))
+    job = choose(_jobs(line, name), name)
+    return job, whereabouts(job, known_hosts(line, name))
 
 
 def _find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
     """Return a job, and those of its hosts that answered. Raises `SpecError`."""
-    job = choose(_jobs(line), name)
-    return job, known_whereabouts(job, known_hosts(line))
-
-
-# ---- tables
-
-
-def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
-    """Return the table of jobs, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
-    if not jobs:
-        return "no jobs on these hosts"
-    rows = [["job", "state", "hosts", "began", "on disk", "owner"]]
-    for job in jobs:
-        hosts = ", ".join(dict.fromkeys(job.hosts))
-        size = f"{job.size_bytes / 1e6:,.1f} MB"
-        owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
-        row = [job.name, job.phase, hosts, _ago(now_s - job.began_s), size, owner]
-        rows.append([sanitize.lines(text) for text in row])
-    return _aligned(rows)
-
-
-def _ago(age_s: float) -> str:
-    # A host's clock may be ahead, or tell no number at all: min and max bound the age, and turn NaN into 0.
-    age_min = int(min(max(0.0, age_s / 60), 1e9))
-    return f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
-
-
-def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None]) -> str:
-    """Return the table of what hosts keep loaded; a host that keeps nothing, or is down (None), has a line as well."""
-    rows = [["host", "torch loaded", "memory", "last used"]]
-    for host, templates in zip(hosts, kept, strict=True):
-        if not templates:
-            rows.append([host.name, "no answer" if templates is None else "no", "", ""])
-            continue
-        for one in templates:
-            size = f"{one.size_bytes / 1e6:,.0f} MB"
-            rows.append(
-                [
-                    host.name,
-                    f"{_duration(one.age_s)} ago",
-                    size,
-                    f"{_duration(one.idle_s)} ago",
-                ]
-            )
-    return _aligned(rows)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _aligned(rows: list[list[str]]) -> str:
-    columns = zip(*rows, strict=True)
-    widths = [max(len(text) for text in column) for column in columns]
-    lines = []
-    for row in rows:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    job = choose(_jobs(line, name), name)
+    return job, known_whereabouts(job, known_hosts(line, name))

@@ -8,12 +8,13 @@ cell's own statements here; pack the call; launch it. An error before the launch
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
@@ -21,11 +22,11 @@ from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands, run_names
 from distmagic.notebook.backend import BACKEND, Backend
-from distmagic.notebook.completion import Completer
+from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import run_local
 from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
-from distmagic.request import flags
+from distmagic.request import flags, notebook_place
 from distmagic.request.config import settings_of
 from distmagic.request.spec import check_system
 
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access
     from distmagic.runner.outcome import Detached, Run
-
-NAMES = (
-    "distributed",
-    "distmagic",
-)  # the second for notebooks in which another extension owns the first
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 
@@ -63,8 +59,10 @@ class Magics:
         self.shell = shell
         self.config = settings_of(shell)
         self.notebook = Notebook(shell, self.config, backend)
-        self.completer = Completer(host_names=self.notebook.host_names)
-        self.loaded = True
+        names = commands.Names(
+            hosts=self.notebook.host_names, jobs=self.notebook.job_names
+        )
+        self.matcher = _matcher(Completer(names=names))
 
     def line(self, line: str) -> object:
         """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""
@@ -181,7 +179,7 @@ class Magics:
 
     def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
         """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
-        raw = f"#%%{NAMES[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
+        raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
         text = raw if whole else self.shell.transform_cell(raw)
         filename = self._remember(raw, text)
         try:
@@ -249,19 +247,24 @@ class Magics:
                 labels=_labels(self.shell),
                 limit_bytes=limit_bytes,
                 argv=argv,
+                title=shlex.join(argv) or "the whole cell",
             )
+        title = ast.unparse(plan.call)
         thunk = cells.make_thunk(
             plan, self.shell.user_ns, filename, self.shell.compile.flags
         )
         try:
             return self.notebook.backend.pack_call(
-                thunk, limit_bytes=limit_bytes, labels=_labels(self.shell)
+                thunk,
+                limit_bytes=limit_bytes,
+                labels=_labels(self.shell),
+                title=title,
             )
         except PayloadTooLarge as error:
             if not asker.confirm(f"{error.message} Send it all the same?"):
                 raise
         return self.notebook.backend.pack_call(
-            thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell)
+            thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell), title=title
         )
 
     def _run_own(
@@ -272,14 +275,21 @@ class Magics:
             given = [name for name, _ in request.spec.env]
             run_local(self.shell, plan, filename, given)
 
-    def complete(self, kind: str) -> Callable[[object, SimpleNamespace], list[str]]:
-        """Return the hook that completes the line of the magics of `kind`."""
-        complete = self.completer.cell if kind == "cell" else self.completer.line
 
-        def hook(_shell: object, event: SimpleNamespace) -> list[str]:
-            return complete(event) if self.loaded else []
+def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
+    """Return what IPython asks for completions: in a line of ours nobody else's are offered beside them."""
+    from IPython.core.completer import SimpleCompletion, context_matcher
 
-        return hook
+    @context_matcher(identifier="distmagic")  # type: ignore[untyped-decorator]
+    def complete(context: Any) -> dict[str, Any]:
+        found = completer.candidates(context.text_until_cursor)
+        if found is None:
+            return {"completions": []}
+        fitting = [text for text in found if text.startswith(context.token)]
+        completions = [SimpleCompletion(text, type="distmagic") for text in fitting]
+        return {"completions": completions, "suppress": True, "ordered": True}
+
+    return complete  # type: ignore[no-any-return]
 
 
 def _digest(line: str, cell: str) -> str:
@@ -325,21 +335,19 @@ def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) 
     owner = _other_owner(shell)
     if owner:
         print(
-            f"%%{NAMES[0]} belongs to {owner} here: write %%{NAMES[1]} and %{NAMES[1]} for distmagic's."
+            f"%%{MAGICS[0]} belongs to {owner} here: write %%{MAGICS[1]} and %{MAGICS[1]} for distmagic's."
         )
-    for name in NAMES[1:] if owner else NAMES:
+    for name in MAGICS[1:] if owner else MAGICS:
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
-            prefix = "%" if kind == "line" else "%%"
-            shell.set_hook(
-                "complete_command", magics.complete(kind), str_key=prefix + name
-            )
+    shell.Completer.custom_matchers.append(magics.matcher)
+    notebook_place.say(magics.notebook.place)
 
 
 def _other_owner(shell: InteractiveShell) -> str:
     """Return the package of another extension that owns the first of our names, "" if there is none."""
     for kind in ("cell", "line"):
-        magic = shell.magics_manager.magics[kind].get(NAMES[0])
+        magic = shell.magics_manager.magics[kind].get(MAGICS[0])
         if magic is not None and not _is_ours(magic):
             module = getattr(magic, "__module__", None) or "another extension"
             return str(module).partition(".")[0]
@@ -354,12 +362,14 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take back what `load_ipython_extension` registered, and end connections and playground."""
     for kind in ("cell", "line"):
         table = shell.magics_manager.magics[kind]
-        for name in NAMES:
+        for name in MAGICS:
             if not _is_ours(table.get(name)):
                 continue
             magics = table.pop(name).__self__
-            magics.loaded = False
             magics.notebook.close()
+            notebook_place.forget(magics.notebook.place)
+            if magics.matcher in shell.Completer.custom_matchers:
+                shell.Completer.custom_matchers.remove(magics.matcher)
             if (
                 magics.config in shell.configurables
             ):  # the first of several magics has taken it out

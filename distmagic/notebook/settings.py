@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -76,6 +77,13 @@ class Notebook:
         hosts = self.choose(request, environ).hosts
         return hosts, self.access(request, hosts)
 
+    def place(self) -> tuple[tuple[Host, ...], Access]:
+        """Return where a cell without flags runs, and the way there; () where nobody has named hosts. Raises `SpecError`."""
+        request = flags.parse_line("", self.config.defaults(os.environ))
+        hosts, access = self.way(request, os.environ)
+        is_default = self.choose(request, os.environ).is_default
+        return () if is_default else hosts, access
+
     def part(self, request: flags.Request, environ: Mapping[str, str]) -> Inside | None:
         """Return this kernel's part in a job whose nodes all run this notebook; None outside one, and where hosts are named.
 
@@ -99,6 +107,10 @@ class Notebook:
         names = [host.name for host in known]
         names += host_names(self.config.ssh_config or None)
         return list(dict.fromkeys(names))
+
+    def job_names(self) -> tuple[str, ...]:
+        """Return the names of the jobs that this kernel has begun, the newest first."""
+        return () if self._session is None else self._session.begun
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded, and all connections. Return the hosts on which that did not succeed."""

@@ -41,6 +41,7 @@ class Payload:
     `modules` are the local modules that the call needs, `folder` is what a script brings along; `tree` is both as blobs,
     None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
     the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
+    should know of the files. `title` is what is run, as the user wrote it.
     should know of the files. `has_byte_code`: functions travel in it, which only a Python of the same minor version runs.
     """
 
@@ -53,6 +54,7 @@ class Payload:
     script: Path | None = None
     name: str = ""
     notice: str = ""
+    title: str = ""
     tree: Tree | None = None
     limit_bytes: int = sys.maxsize
 
@@ -72,11 +74,12 @@ def pack_call(
     *,
     limit_bytes: int,
     labels: Mapping[str, str],
+    title: str = "",
     scratch: Path | None = None,
 ) -> Payload:
     """Pack a function without arguments, with all that it captured.
 
-    `labels` maps a cell's filename to what to call it (`Cell In[3]`). The files go to `scratch`, or among this
+    `labels` maps a cell's filename to what to call it (`Cell In[3]`), `title` is the call as the user wrote it. The files go to `scratch`, or among this
     machine's blobs. Raises `PayloadError` for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
     """
     seen = Seen()
@@ -103,6 +106,7 @@ def pack_call(
         code=code,
         side_files=side_files,
         modules=found,
+        title=title,
         has_byte_code=True,
         limit_bytes=limit_bytes,
     )
@@ -110,7 +114,7 @@ def pack_call(
 
 def pack_whole(
     text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...] = (),
-    scratch: Path | None = None,
+    title: str = "", scratch: Path | None = None,
 ) -> Payload:  # fmt: skip
     """Pack a cell's text, which every rank is to run as its `__main__`, with `argv` unless that is empty; otherwise as `pack_call`."""
     folder = payload_folder(scratch)
@@ -121,7 +125,9 @@ def pack_whole(
     call = dumped(Whole(text, filename, argv), folder, Seen(), None)
     found = local_modules.found(local_modules.imports_of_text(text, filename))
     code = write_code(found, {filename: text}, labels, folder)
-    return Payload(call=call, code=code, modules=found, limit_bytes=limit_bytes)
+    return Payload(
+        call=call, code=code, modules=found, title=title, limit_bytes=limit_bytes
+    )
 
 
 def payload_folder(scratch: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 from pathlib import Path
 
 from distmagic.errors import SpecError
@@ -43,6 +44,7 @@ def pack_program(
         folder=folder,
         script=script,
         name=name,
+        title=shlex.join([program.target, *program.args]),
         limit_bytes=limit_bytes,
     )
 

@@ -10,10 +10,12 @@ Read the modules in this order:
 
     overview.py     what to say of a run, in which order: the one model of text and HTML
     notes.py        what to know that is no failure
+    row_choice.py   which ranks want to be seen
     rows.py         the table: a row a rank, or a row a host
     as_text.py      text: the final table, a terminal's status lines, milestones for a log
     as_html.py      HTML: head and table; style.css is all of the looks
     curves.py       metrics as SVG curves
+    chart_data.py   the same in numbers, for a page that draws them itself
     output.py       the last lines of output
     stacks.py       where the ranks of a run are that hangs
     shown.py        which lines of torchrun's own are left out
@@ -24,14 +26,23 @@ Read the modules in this order:
 
 from __future__ import annotations
 
-from distmagic.render.as_html import about_and_output, head_and_table, html, style
+from distmagic.render.as_html import (
+    about_and_output,
+    all_ranks,
+    head_and_table,
+    html,
+    style,
+)
 from distmagic.render.as_text import headline, label, milestones, status, text
+from distmagic.render.chart_data import chart_data
 from distmagic.render.curves import curves
-from distmagic.render.shown import is_shown
+from distmagic.render.output import log_lines, open_lines
+from distmagic.render.overview import size
+from distmagic.render.shown import count_of_lines, is_shown
 from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 
 __all__ = [
-    "about_and_output", "coloured", "columns_of", "curves", "head_and_table", "headline", "html", "is_shown", "label",
-    "milestones", "plain", "stacks_html", "stacks_text", "status", "style", "text",
+    "about_and_output", "all_ranks", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
+    "log_lines", "milestones", "open_lines", "plain", "size", "stacks_html", "stacks_text", "status", "style", "text",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -17,11 +17,15 @@ from distmagic.render import quantities as q
 from distmagic.render.curves import curves, palette
 from distmagic.render.output import OUTPUT_LINES, about_output, output_lines
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import Row, state_word
+from distmagic.render.rows import Group, Row, state_word
 from distmagic.render.text_width import cut, cut_middle, plain, spans
 from distmagic.state.model import RunState
 
 _MAX_METRICS = 6  # columns; all of them have a curve
+_STATE_COLOURS = {
+    "running": "#2f7fd6", "done": "#2f9e57", "failed": "#d9453d", "lost": "#d9453d",
+    "slow": "#d98a1e", "still": "#d98a1e", "reconnecting": "#d98a1e",
+}  # fmt: skip
 _NAME = 28  # columns of a host's name
 _TITLE = 18  # of a metric's
 _NOTE = 60
@@ -33,6 +37,7 @@ def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
     """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB."""
     head, table = head_and_table(state)
     about, output = about_and_output(state, lines)
+    table += all_ranks(state)
     parts = [style(), head, f'<div class="dm-scroll">{table}</div>', curves(state)]
     if output:
         parts += [about, f'<div class="dm-bottom">{output}</div>']
@@ -50,6 +55,11 @@ def head_and_table(state: RunState) -> tuple[str, str]:
     """Return the two upper parts of the live view."""
     view = overview(state)
     return _head(view), _table(view)
+
+
+def all_ranks(state: RunState) -> str:
+    """Return every rank of a large run, to be unfolded; "" where the table has a row a rank."""
+    return _folded(overview(state))
 
 
 def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
@@ -70,7 +80,16 @@ def _head(view: Overview) -> str:
         parts.append(f'<span class="dm-tell dm-slow">{escape(view.concern)}</span>')
     tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
-    return line + "".join(_alert(alert) for alert in view.alerts)
+    return line + _what(view) + "".join(_alert(alert) for alert in view.alerts)
+
+
+def _what(view: Overview) -> str:
+    """Return the line that says what is run, under which name, and since when."""
+    parts = [f'job <b class="dm-job">{escape(view.job)}</b>', escape(view.since)]
+    if view.call:
+        parts.insert(0, f"<code>{escape(view.call)}</code>")
+    words = " · ".join(part for part in parts if part)
+    return f'<div class="dm-what">{words}</div>'
 
 
 def _phase_class(phase: str) -> str:
@@ -95,19 +114,34 @@ def _alert(alert: Alert) -> str:
 
 
 def _table(view: Overview) -> str:
-    rows = [row for group in view.groups for row in group.rows]
+    groups = [group for group in view.groups if not group.is_folded]
+    return _table_of(groups, view.metrics)
+
+
+def _folded(view: Overview) -> str:
+    """Return the rows that a click unfolds, "" for none."""
+    html = ""
+    for group in view.groups:
+        if group.is_folded:
+            inner = _table_of([replace(group, title="")], view.metrics)
+            html += f'<details class="dm-all"><summary>{escape(group.title)}</summary>{inner}</details>'
+    return html
+
+
+def _table_of(groups: Sequence[Group], metric_names: Sequence[str]) -> str:
+    rows = [row for group in groups for row in group.rows]
     if not rows:
         return ""
     metrics = [
-        name for name in view.metrics if any(name in row.metrics for row in rows)
+        name for name in metric_names if any(name in row.metrics for row in rows)
     ]
-    columns = _columns(rows, metrics[:_MAX_METRICS], is_large=len(view.groups) > 1)
+    columns = _columns(rows, metrics[:_MAX_METRICS], is_large=len(groups) > 1)
     titles = [
         f'<th class="{column.cls}">{escape(column.title)}</th>' for column in columns
     ]
     lines = [f"<tr>{''.join(titles)}</tr>"]
     index = 0
-    for group in view.groups:
+    for group in groups:
         if group.title:
             lines.append(
                 f'<tr><th class="dm-title" colspan="{len(columns)}">{escape(group.title)}</th></tr>'
@@ -116,7 +150,11 @@ def _table(view: Overview) -> str:
             cells = "".join(column.cells[index] for column in columns)
             lines.append(f'<tr class="{_phase_class(state_word(row))}">{cells}</tr>')
             index += 1
-    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>'
+    more = len(metrics) - _MAX_METRICS
+    note = ""
+    if more > 0:
+        note = f'<div class="dm-faint">{_MAX_METRICS} of {len(metrics)} metrics shown; all of them: run.metrics</div>'
+    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +178,7 @@ def _columns(
     if not is_large:
         columns.append(_column("device", [escape(row.device[:_NAME]) for row in rows]))
     columns += [
-        _column("state", [escape(state_word(row)) for row in rows], "", "dm-state"),
+        _column("state", [_state(row) for row in rows], "", "dm-state"),
         _column("progress", [_progress(row) for row in rows]),
         _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
     ]
@@ -173,6 +211,17 @@ def _name(row: Row) -> str:
     if row.rank is None:
         return escape(row.name)
     return f'<b class="{palette(row.rank)}">{row.rank}</b>'
+
+
+def _state(row: Row) -> str:
+    """Return the word of the state. Its colour is in the cell, too: it stays where the style sheet is taken away."""
+    word = state_word(row)
+    colour = _STATE_COLOURS.get(word)
+    return (
+        f'<span style="color:{colour}">{escape(word)}</span>'
+        if colour
+        else escape(word)
+    )
 
 
 def _progress(row: Row) -> str:

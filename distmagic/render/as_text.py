@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from distmagic.render import quantities as q
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import PHASES, Group, Row, state_word
+from distmagic.render.row_choice import PHASES
+from distmagic.render.rows import Group, Row, state_word
 from distmagic.render.shown import count_of_lines, shown_lines
 from distmagic.render.text_width import columns_of, cut, cut_middle, pad, plain, wrapped
 from distmagic.state.model import OutputLine, RunState
@@ -19,7 +20,7 @@ _MIN_NOTE = (
 )
 _MAX_METRICS = 8
 _MAX_LINE = 300  # characters of one line of output
-_MARKS = {"error": "✗", "warning": "!"}
+_MARKS = {"error": "✗", "warning": "!", "info": "·"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,8 @@ def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
     """Return head, table, what to know, and the last `lines` lines of output, the table within `width` columns."""
     view = overview(state)
     parts = wrapped(_headline(view), width, "    ")
-    parts += _table(view.groups, view.metrics, width)
+    shown_groups = [group for group in view.groups if not group.is_folded]
+    parts += _table(shown_groups, view.metrics, width)
     for alert in view.alerts:
         parts += wrapped(_alert_line(alert), width, "  ")
     shown = shown_lines(state)[-lines:] if lines > 0 else ()
@@ -63,7 +65,9 @@ def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
     room = max(0, height - 2 - len(alerts))  # 2: the head, and the titles of the table
     lines = [cut(_headline(view), width)]
     if room:
-        rows = [row for group in view.groups for row in group.rows]
+        rows = [
+            row for group in view.groups if not group.is_folded for row in group.rows
+        ]
         seen = Group(title="", rows=tuple(_most_urgent(rows, room)))
         lines += _table([seen], view.metrics, width)
     lines += alerts

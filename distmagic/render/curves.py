@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from distmagic.render import quantities as q
@@ -19,12 +19,14 @@ _MAX_CURVES = 8
 _POINTS = 100  # bins of one line
 _BINS = 60  # of the band of many ranks
 _BAND_BINS = 20_000  # of all ranks together, that a band is made of
+_SPARK = 24  # signs of a curve in text
+_SIGNS = "▁▂▃▄▅▆▇█"
 _MAX_MARKS = 20  # of places with NaN
 _WIDE, _HIGH = 800, 200  # of the drawing's own units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Curve:
+class Curve:
     """One metric: the bins of each rank, x in steps or seconds. `holes` are the x of values that can't be drawn."""
 
     name: str
@@ -60,16 +62,22 @@ def palette(rank: int) -> str:
     return f"dm-c{colour}"
 
 
-def curves(state: RunState) -> str:
-    """Return a figure for each metric, and the legend; "" where nothing was reported twice."""
-    names: dict[str, None] = {}  # in the order in which ranks reported them
+def names_of_curves(state: RunState) -> list[str]:
+    """Return the metrics that were reported more than once, in the order in which ranks reported them."""
+    names: dict[str, None] = {}
     for table in state.series.values():
         for name, series in table.items():
             if len(series) > 1:
                 names[name] = None
+    return list(names)
+
+
+def curves(state: RunState) -> str:
+    """Return a figure for each metric, and the legend; "" where nothing was reported twice."""
+    names = names_of_curves(state)
     if not names:
         return ""
-    shown = [_curve(state, name) for name in list(names)[:_MAX_CURVES]]
+    shown = [curve_of(state, name) for name in names[:_MAX_CURVES]]
     figures = "".join(_figure(curve) for curve in shown)
     ranks = sorted({rank for curve in shown for rank in curve.lines})
     if len(ranks) > MAX_LINES:
@@ -86,15 +94,16 @@ def curves(state: RunState) -> str:
     )
 
 
-def _curve(state: RunState, name: str) -> _Curve:
+def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
+    """Return the curve of one metric, with at most about `points` bins a rank."""
     tables = {}
     for rank in sorted(state.series):
         series = state.series[rank].get(name)
         if series:
             tables[rank] = series
-    limit = _POINTS
+    limit = points
     if len(tables) > MAX_LINES:
-        limit = max(10, min(_BINS, _BAND_BINS // len(tables)))
+        limit = max(10, min(_BINS, points, _BAND_BINS // len(tables)))
     by_step = all(
         line[-1].step is not None and line[0].step is not None
         for line in tables.values()
@@ -104,7 +113,7 @@ def _curve(state: RunState, name: str) -> _Curve:
         lines[rank], more_holes = series.bins(limit, by_step=by_step)
         holes += more_holes
     lasts = [series[-1].value for series in tables.values()]
-    return _Curve(
+    return Curve(
         name=name, by_step=by_step, lines=lines, lasts=lasts, holes=sorted(holes)
     )
 
@@ -120,7 +129,7 @@ def _part(value: float, low: float, high: float) -> float:
 # ---- one figure
 
 
-def _figure(curve: _Curve) -> str:
+def _figure(curve: Curve) -> str:
     bins = [one for line in curve.lines.values() for one in line]
     xs = [one.x for one in bins]
     xs += curve.holes
@@ -130,9 +139,10 @@ def _figure(curve: _Curve) -> str:
         low=min((one.low for one in bins), default=0.0),
         high=max((one.high for one in bins), default=0.0),
     )
-    paths = (
-        _band(curve, frame) if len(curve.lines) > MAX_LINES else _lines(curve, frame)
-    )
+    if len(curve.lines) > MAX_LINES:
+        paths = _line_and_band(joined(curve), (), frame, "dm-c0")
+    else:
+        paths = _lines(curve, frame)
     inner = "".join(paths) + _marks(curve, frame)
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img">{inner}</svg>'
     top = q.number(frame.high) if bins else ""
@@ -140,10 +150,38 @@ def _figure(curve: _Curve) -> str:
     left, right = _x_words(frame.left, curve), _x_words(frame.right, curve)
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'
     x_axis = f'<div class="dm-axis dm-x"><span>{left} </span><span>{right}</span></div>'
-    return f'<figure class="dm-curve"><figcaption>{_caption(curve)}</figcaption>{y_axis}{drawing}{x_axis}</figure>'
+    spark = f'<span class="dm-spark">{_spark(curve)}</span>'
+    return f'<figure class="dm-curve"><figcaption>{_caption(curve)}</figcaption>{spark}{y_axis}{drawing}{x_axis}</figure>'
 
 
-def _caption(curve: _Curve) -> str:
+def _spark(curve: Curve) -> str:
+    """Return the curve in text, for pages from which drawings are taken away; the style sheet hides it."""
+    line = next(iter(curve.lines.values()), ())
+    if len(curve.lines) > 1:
+        line = _means(curve, line)
+    if not line:
+        return ""
+    stride = -(-len(line) // _SPARK)
+    means = [one.mean for one in line[::stride]]
+    low, high = min(means), max(means)
+    signs = [
+        _SIGNS[round(_part(value, low, high) * (len(_SIGNS) - 1))] for value in means
+    ]
+    return f"{''.join(signs)} {q.number(line[0].mean)} to {q.number(line[-1].mean)}"
+
+
+def _means(curve: Curve, like: Sequence[Bin]) -> list[Bin]:
+    """Return the bins of the first rank with the means of all ranks at the same places."""
+    found = []
+    for index, one in enumerate(like):
+        values = [
+            line[index].mean for line in curve.lines.values() if index < len(line)
+        ]
+        found.append(replace(one, mean=sum(values) / len(values)))
+    return found
+
+
+def _caption(curve: Curve) -> str:
     word = "mean " if len(curve.lasts) > 1 else ""
     warning = ""
     if curve.holes:
@@ -154,34 +192,36 @@ def _caption(curve: _Curve) -> str:
     return f"<span><b>{name}</b>{warning}</span> <span>{word}{value}</span>"
 
 
-def _x_words(value: float, curve: _Curve) -> str:
+def _x_words(value: float, curve: Curve) -> str:
     if curve.by_step:
         return f"step {q.count(value)}"
     return q.duration(value)
 
 
-def _lines(curve: _Curve, frame: _Frame) -> Iterable[str]:
+def _lines(curve: Curve, frame: _Frame) -> Iterable[str]:
     """Yield of each rank the line of its means and, where a bin has several values, the band around it."""
     for rank, line in curve.lines.items():
         yield from _line_and_band(line, curve.holes, frame, palette(rank))
 
 
-def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
-    """Yield the band from the lowest to the highest value of all ranks, and the line of their means, in `_BINS` steps."""
+def joined(curve: Curve) -> list[Bin]:
+    """Return the means, the least and the greatest values of all ranks together, in `_BINS` steps."""
+    xs = [one.x for line in curve.lines.values() for one in line]
+    left, right = min(xs, default=0.0), max(xs, default=0.0)
     table: dict[int, list[Bin]] = {}
     place_of: dict[float, int] = {}  # ranks share most of their steps
     for line in curve.lines.values():
         for one in line:
             if one.x not in place_of:
-                part = _part(one.x, frame.left, frame.right)
+                part = _part(one.x, left, right)
                 place_of[one.x] = min(_BINS - 1, int(part * _BINS))
             table.setdefault(place_of[one.x], []).append(one)
-    joined = []
+    found = []
     for place, members in sorted(table.items()):
-        x = frame.left + (place + 0.5) / _BINS * (frame.right - frame.left)
+        x = left + (place + 0.5) / _BINS * (right - left)
         low = min(one.low for one in members)
         high = max(one.high for one in members)
-        joined.append(
+        found.append(
             Bin(
                 x=x,
                 low=low,
@@ -189,7 +229,7 @@ def _band(curve: _Curve, frame: _Frame) -> Iterable[str]:
                 high=high,
             )
         )
-    yield from _line_and_band(joined, (), frame, "dm-c0")
+    return found
 
 
 def _line_and_band(
@@ -219,7 +259,7 @@ def _path(line: Sequence[Bin], holes: Sequence[float], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _marks(curve: _Curve, frame: _Frame) -> str:
+def _marks(curve: Curve, frame: _Frame) -> str:
     places = sorted({frame.x(x) for x in curve.holes})
     path = "".join(f"M{x},0v24" for x in places[:_MAX_MARKS])
     return f'<path class="dm-nan" d="{path}"/>' if path else ""

@@ -50,6 +50,25 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     return f"<pre>{''.join(kept)}</pre>" if kept else ""
 
 
+def log_lines(state: RunState, count: int) -> list[tuple[int, int, str]]:
+    """Return number, rank and HTML of each of the last `count` lines, as far as they are kept and shown.
+
+    Lines are numbered from 0, from the beginning of the run.
+    """
+    kept = state.lines[-count:] if count else ()
+    first = state.lines_seen - len(kept)
+    found = []
+    for number, line in enumerate(kept, start=first):
+        if is_shown(state, line):
+            found.append((number, line.rank, _line(line, "")))
+    return found
+
+
+def open_lines(state: RunState) -> str:
+    """Return the HTML of the lines that are not finished yet."""
+    return "".join(_line(line, " dm-open") for line in reversed(_open(state)))
+
+
 def _open(state: RunState) -> list[OutputLine]:
     """Return the lines that are not finished yet, the last one first."""
     found = []

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from distmagic.errors import Cancelled
 from distmagic.render import quantities as q
 from distmagic.render.notes import notes
+from distmagic.render.row_choice import ShownPhase, slow_ranks
 from distmagic.render.rows import (
     Group,
-    ShownPhase,
     counts_by_phase,
     fraction_of,
     groups,
     mean,
-    slow_ranks,
 )
 from distmagic.render.text_width import one_line, plain
-from distmagic.state.hangs import explain_last, stacks_text
+from distmagic.state.hangs import (
+    dump_of,
+    explain_last,
+    explain_request,
+    stacks_text,
+)
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import RunPhase, is_explained
 from distmagic.state.standstill import all_still_s, still_ranks
@@ -31,7 +35,7 @@ _MAX_NAMES = 4  # of hosts in the head; nobody reads more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something to know: level "error" or "warning", one line, and what may be unfolded."""
+    """Something to know: level "error", "warning" or "info", one line, and what may be unfolded."""
 
     level: str
     text: str
@@ -42,6 +46,7 @@ class Alert:
 class Overview:
     """All but curves and output. `facts` are the head's short phrases after the phase.
 
+    `call` is what is run, and `since` when it began, "" where that is not known.
     `concern` is what the head says of ranks that stand still or are behind, "" for nothing.
     """
 
@@ -52,6 +57,8 @@ class Overview:
     concern: str
     alerts: tuple[Alert, ...]
     groups: tuple[Group, ...]
+    call: str
+    since: str
     metrics: tuple[str, ...]
 
     @property
@@ -75,12 +82,20 @@ def overview(state: RunState) -> Overview:
         facts=tuple(_facts(state, workers, still)),
         concern=_still_words(state, still, all_still) or _slow_words(state, slow),
         alerts=tuple(_alerts(state, is_still=all_still is not None)),
+        call=one_line(state.call),
+        since=_since(state),
         groups=tuple(groups(state, workers, slow, still)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
     )
 
 
 # ---- the head
+
+
+def _since(state: RunState) -> str:
+    if not state.began_unix_s:
+        return ""
+    return f"since {q.moment(state.began_unix_s, state.began_unix_s + state.at_s)}"
 
 
 def _share_sent(state: RunState) -> float | None:
@@ -94,7 +109,7 @@ def _share_sent(state: RunState) -> float | None:
 def _facts(
     state: RunState, workers: Sequence[WorkerState], still: Mapping[int, float]
 ) -> Iterable[str]:
-    yield _size(state)
+    yield size(state)
     took = q.duration(state.before_s + state.at_s)
     yield f"took {took}" if state.is_over else took
     if state.phase == "connecting" and len(state.nodes) > 1:
@@ -138,7 +153,8 @@ def _slow_words(state: RunState, slow: set[int]) -> str:
     return f"{words} and {others} more" if others else words
 
 
-def _size(state: RunState) -> str:
+def size(state: RunState) -> str:
+    """Return `4 ranks on gpu-a, gpu-b`."""
     lost = state.lost_nodes
     there = set()
     for node in state.nodes:
@@ -163,6 +179,7 @@ def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
     urgent = [*_failure(state), *_hosts_in_trouble(state)]
     if is_still:
         urgent += _where_ranks_are(state)
+    urgent += _where_ranks_were(state)
     notices = [Alert(level="warning", text=text) for text in notes(state)]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
@@ -204,6 +221,20 @@ def _where_ranks_are(state: RunState) -> Iterable[Alert]:
         yield Alert(
             level="warning", text=one_line(words), detail=stacks_text(explanation)
         )
+
+
+def _where_ranks_were(state: RunState) -> Iterable[Alert]:
+    """Yield where the ranks were when the user asked."""
+    if not state.wanted_stacks or state.is_over:
+        return
+    explanation = explain_request(state, state.wanted_stacks)
+    if explanation is None:
+        yield Alert(level="info", text="asking every rank where it is")
+        return
+    dump = dump_of(state, state.wanted_stacks)
+    asked_s = state.at_s if dump is None else dump.at_s
+    words = f"at {q.duration(asked_s)}: {explanation.sentence}. {explanation.advice}"
+    yield Alert(level="info", text=one_line(words), detail=stacks_text(explanation))
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:

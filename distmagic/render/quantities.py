@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 
 _COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _COUNT_LIMIT = 1e15
@@ -110,3 +111,11 @@ def eta(seconds: float) -> str:
     if 120 <= seconds < 3570:
         return f"{round(seconds / 60)} min"
     return duration(seconds)
+
+
+def moment(unix_s: float, now_s: float) -> str:
+    """Return a time of day of this machine: `14:03`, and the date too where `now_s` is more than 12 hours later."""
+    when = datetime.fromtimestamp(unix_s).astimezone()
+    if now_s - unix_s < 12 * 3600:
+        return f"{when:%H:%M}"
+    return f"{when:%b} {when.day}, {when:%H:%M}"

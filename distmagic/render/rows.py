@@ -1,9 +1,8 @@
-"""The table: a row a rank, or in a large run a row a host and before them the ranks that want to be seen."""
+"""The table: a row a rank; from 17 ranks on the ranks that want to be seen, a row a host, and all ranks to unfold."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,32 +10,20 @@ from typing import Literal
 
 from distmagic.remote.wire.protocol import Bar
 from distmagic.render import quantities as q
+from distmagic.render.row_choice import (
+    PHASES,
+    ShownPhase,
+    most_urgent,
+    picked_ranks,
+    urgency,
+)
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.model import NodeState, RunState, WorkerState
-from distmagic.state.phases import ALIVE, OPENING, NodePhase, RankPhase, meaning_of
+from distmagic.state.phases import ALIVE, OPENING, RankPhase, meaning_of
 
-ALL_RANKS = 64  # up to here every rank has a row
+ALL_RANKS = 16  # up to here the table is a row a rank and nothing else
 MAX_HOSTS = 64  # rows by host; the others are counted
-# What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
-# "": of a row that only counts others.
-ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", ""]
-PHASES: tuple[
-    RankPhase | Literal["reconnecting"], ...
-] = (  # of ranks; first what a user must see first
-    "failed",
-    "lost",
-    "reconnecting",
-    "stopped",
-    "starting",
-    "running",
-    "done",
-)
-_PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
-_SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
 _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
-_LATE_S = (
-    3.0  # if it needs more than this to get there; ranks don't begin at the same moment
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +57,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows under a title, "" for the only group."""
+    """Rows under a title, "" for the only group. One that `is_folded` is there to be unfolded; a text leaves it out."""
 
     title: str
     rows: tuple[Row, ...]
+    is_folded: bool = False
 
 
 def fraction_of(worker: WorkerState) -> float | None:
@@ -93,29 +81,10 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
-    """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
-    done = {}
-    for w in workers:
-        if w.phase in ("running", "done"):
-            done[w.rank] = w.progress[0] or 0.0
-    if len(done) < 2:  # no rank to compare with
-        return set()
-    median_steps = statistics.median_high(done.values())
-    median_rate = statistics.median([w.rate for w in workers if w.rate] or [0.0])
-    slow = set()
-    for w in workers:
-        if w.phase == "running" and done[w.rank] < _SLOW * median_steps:
-            steps_behind = median_steps - done[w.rank]
-            if steps_behind > max(1.0, _LATE_S * (w.rate or median_rate)):
-                slow.add(w.rank)
-    return slow
-
-
 def groups(
     state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
 ) -> Iterable[Group]:  # fmt: skip
-    """Return the table's rows: of every rank, or in a large run of every host and the ranks that want to be seen.
+    """Return the table's rows: of every rank, or in a large run of the ranks that want to be seen, then of every host.
 
     `slow` are ranks that are behind, `still` those that stand still, with their seconds.
     """
@@ -132,18 +101,27 @@ def groups(
         rows = [_rank_row(state, w, slow, still) for w in workers] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
-    picked = [
-        _rank_row(state, worker, slow, still)
-        for worker in _picked(workers, slow, still)
-    ]
+    picked = picked_ranks(workers, slow, still)
     if picked:
-        yield Group(title="failed and slowest ranks", rows=tuple(picked))
+        yield Group(
+            title=f"failed and slowest: {len(picked)} of {len(workers)} ranks",
+            rows=tuple(_rank_row(state, worker, slow, still) for worker in picked),
+        )
     rows = []
     for node in state.nodes:
         if node.node_rank in by_node:
             rows.append(_host_row(state, node, by_node[node.node_rank], still))
     yield Group(
         title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting))
+    )
+    shown = most_urgent(workers, slow, still)
+    title = f"all {len(workers)} ranks"
+    if len(shown) < len(workers):
+        title = f"{len(shown)} of {len(workers):,} ranks, those with trouble first"
+    yield Group(
+        title=title,
+        rows=tuple(_rank_row(state, worker, slow, still) for worker in shown),
+        is_folded=True,
     )
 
 
@@ -152,20 +130,6 @@ def _has_come_back(state: RunState, node: NodeState) -> bool:
     is_over = node.phase == "gone" or node.node_rank in state.lost_nodes
     later_hosts = [other.host for other in state.nodes[node.node_rank + 1 :]]
     return is_over and node.host in later_hosts
-
-
-def _picked(
-    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
-) -> list[WorkerState]:
-    """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
-
-    Two of the latter are shown in any case, more where more ranks are slow or stand still.
-    """
-    failed = [w for w in workers if w.phase in ("failed", "lost")]
-    running = [w for w in workers if w.phase == "running" and w.progress[0] is not None]
-    running.sort(key=lambda w: w.progress[0] or 0.0)
-    count = max(_PICKED // 4, min(_PICKED, len(slow | still.keys())))
-    return failed[:_PICKED] + running[:count]
 
 
 def _bounded(rows: list[Row]) -> list[Row]:
@@ -192,11 +156,6 @@ def state_word(row: Row) -> str:
     if row.still:
         return "still"
     return "slow" if row.slow else row.phase
-
-
-def urgency(phase: ShownPhase) -> int:
-    """Return how soon a phase wants to be seen; 0 is first."""
-    return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
 def _waiting_row(state: RunState, node: NodeState) -> Row:

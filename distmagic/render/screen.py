@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from distmagic.state.model import RunState
 
+# What a user may ask for with a click: end the run, see where its ranks are, let it go on alone.
+UserRequest = Literal["stop", "stacks", "detach"]
+
 
 class Screen(Protocol):
-    """Where a run is shown. Both methods are called on the main thread."""
+    """Where a run is shown. All methods are called on the main thread."""
 
     def show(self, state: RunState) -> None:
         """Show a state of a run that goes on; called at most 10 times a second."""
 
     def finish(self, state: RunState) -> None:
         """Show the last state for good: nothing of the live view is left."""
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return what the user has asked for since the last call, in order."""

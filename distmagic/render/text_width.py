@@ -6,13 +6,25 @@ A rank may print anything. On a terminal only colours may pass; in a page only s
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
 from html import escape
 
 from distmagic.sanitize import ESCAPE, printable
 
 _MAX_WORDS = 400  # characters of one line of words
-_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-_FACES = {1: "dm-bold", 2: "dm-faint", 3: "dm-italic", 4: "dm-underline"}
+# The eight colours of a terminal, chosen so that they can be read on a light and on a dark page.
+_COLOURS = (
+    "#777777", "#d9453d", "#2f9e57", "#b8891a", "#3d8bdd", "#b765d6", "#18a0b5", "#8c8c8c",
+)  # fmt: skip
+_FACES = {1: "font-weight:700", 2: "opacity:.65", 3: "font-style:italic", 4: "text-decoration:underline"}  # fmt: skip
+_LEVELS = (
+    0,
+    95,
+    135,
+    175,
+    215,
+    255,
+)  # of red, green and blue in the cube of 216 colours
 
 
 def plain(text: str) -> str:
@@ -39,23 +51,26 @@ def coloured(text: str) -> str:
 
 
 def spans(text: str) -> str:
-    """Return `text` as HTML: escaped, its colours as `<span class="dm-red">`."""
+    """Return `text` as HTML: escaped, its colours as `<span style="color:#d9453d">`.
+
+    The styles stand in the text itself, so that they are left where a page's style sheet is taken away.
+    """
     out = []
-    open_class = ""
+    open_style = ""
     style: dict[str, str] = {}
     for kind, part in _pieces(text):
         if kind == "sgr":
             _apply(style, part)
             continue
-        wanted = " ".join(sorted(style.values()))
-        if wanted != open_class:
-            if open_class:
+        wanted = _css(style)
+        if wanted != open_style:
+            if open_style:
                 out.append("</span>")
             if wanted:
-                out.append(f'<span class="{wanted}">')
-            open_class = wanted
+                out.append(f'<span style="{wanted}">')
+            open_style = wanted
         out.append(escape(printable(part)))
-    if open_class:
+    if open_style:
         out.append("</span>")
     return "".join(out)
 
@@ -76,16 +91,11 @@ def _pieces(text: str) -> list[tuple[str, str]]:
 
 
 def _apply(style: dict[str, str], codes: str) -> None:
-    """Change `style` (code of a face, or "colour": class) by the numbers of one colour sequence (SGR of ECMA-48)."""
+    """Change `style` (a face, "color" or "background": CSS) by the numbers of one colour sequence (SGR of ECMA-48)."""
     numbers = iter([int(code) if code else 0 for code in codes[:60].split(";")])
     for code in numbers:
         if code == 0:
             style.clear()
-        elif code in (38, 48):
-            # `5;N` or `2;R;G;B` follow: colours of a large palette are not kept.
-            to_skip = {5: 1, 2: 3}.get(next(numbers, 0), 0)
-            for _ in range(to_skip):
-                next(numbers, 0)
         elif code in _FACES:
             style[str(code)] = _FACES[code]
         elif code == 22:  # neither bold nor faint
@@ -93,10 +103,57 @@ def _apply(style: dict[str, str], codes: str) -> None:
             style.pop("2", None)
         elif code in (23, 24):
             style.pop(str(code - 20), None)
-        elif 30 <= code <= 37 or 90 <= code <= 97:
-            style["colour"] = "dm-" + _COLOURS[code % 10]
-        elif code == 39:
-            style.pop("colour", None)
+        else:
+            _apply_colour(style, code, numbers)
+
+
+def _apply_colour(style: dict[str, str], code: int, more: Iterator[int]) -> None:
+    """Change the colour of the text (30 to 39, 90 to 97) or of its background (40 to 49, 100 to 107)."""
+    tens, unit = divmod(code, 10)
+    if tens not in (3, 4, 9, 10):
+        return
+    place = "color" if tens in (3, 9) else "background"
+    if unit == 9:
+        style.pop(place, None)
+        return
+    colour = _of_large_palette(more) if unit == 8 else _COLOURS[unit]
+    if colour and place == "color":
+        style["color"] = f"color:{colour}"
+    elif colour:
+        style["background"] = f"background-color:{colour};color:{_readable_on(colour)}"
+
+
+def _readable_on(colour: str) -> str:
+    """Return black or white, whichever can be read on a background."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 140
+    return "#000000" if is_light else "#ffffff"
+
+
+def _css(style: dict[str, str]) -> str:
+    """Return a style as CSS. A background brings the colour of its text along."""
+    parts = dict(style)
+    if "background" in parts:
+        parts.pop("color", None)
+    return ";".join(sorted(parts.values()))
+
+
+def _of_large_palette(numbers: Iterator[int]) -> str:
+    """Return the colour that `5;N` (of 256) or `2;R;G;B` names, "" for none."""
+    kind = next(numbers, 0)
+    if kind == 2:
+        red, green, blue = (min(255, next(numbers, 0)) for _ in range(3))
+        return f"#{red:02x}{green:02x}{blue:02x}"
+    number = next(numbers, 0) if kind == 5 else 256
+    if number < 16:
+        return _COLOURS[number % 8]
+    if number < 232:
+        red, green, blue = (_LEVELS[(number - 16) // size % 6] for size in (36, 6, 1))
+        return f"#{red:02x}{green:02x}{blue:02x}"
+    if number < 256:
+        grey = 8 + 10 * (number - 232)
+        return f"#{grey:02x}{grey:02x}{grey:02x}"
+    return ""
 
 
 def columns_of(text: str) -> int:

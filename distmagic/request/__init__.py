@@ -11,6 +11,7 @@ reaches a host or runs the cell; config.py alone reads a file, the hostfile. Rea
     flags.py         the line of `%%distributed` becomes a `Request`
     program.py       a script and its arguments, behind such flags
     config.py        the notebook's settings, and which hosts count
+    notebook_place.py  where a notebook runs its cells, for `distmagic.run`
     cell.py          the cell: statements for the notebook, one expression for every rank
     notebook_effects.py  which of those statements act in the notebook alone, though they were meant for the ranks
 """

@@ -27,7 +27,7 @@ from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, DistmagicError
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.render.screen import Screen
+from distmagic.render.screen import Screen, UserRequest
 from distmagic.runner import interrupts
 from distmagic.runner.actions import Action, Note, Send
 from distmagic.runner.event_queue import EventQueue
@@ -36,7 +36,14 @@ from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.node_table import NodeTable
 from distmagic.state import decide
 from distmagic.state.decide import Inquiry, Limits
-from distmagic.state.events import Abandoned, Event, Launched, Lost, StopRequested
+from distmagic.state.events import (
+    Abandoned,
+    Event,
+    Launched,
+    Lost,
+    StacksWanted,
+    StopRequested,
+)
 from distmagic.state.fold import UNHEARD, fold
 from distmagic.state.model import RunState
 from distmagic.state.standstill import is_worth_a_look
@@ -77,6 +84,7 @@ class RunLoop:
         )  # when the ranks of a run that stands still were asked where they are
         self._give_up_at_s: float | None = None
         self._stopped_late: set[int] = set()
+        self._wants_detach = False
         self._has_left = False
 
     # ---- every stage
@@ -143,7 +151,7 @@ class RunLoop:
             if not self.state.is_over:
                 self.show()
             timeout_s = BEAT_S
-            if self._interrupts.take():
+            if self._interrupts.take() or "stop" in self._screen.requests():
                 raise KeyboardInterrupt
             if is_done:
                 return
@@ -181,7 +189,7 @@ class RunLoop:
         self, table: NodeTable, executor: Executor, links: Mapping[int, Link], limits: Limits,
         *, detach: bool = False, lost: Mapping[int, str] | None = None,
     ) -> None:  # fmt: skip
-        """Follow all nodes until each is gone or lost.
+        """Follow all nodes until each is gone or lost. What the user asks for on the screen is done meanwhile.
 
         `links` are by node rank; nodes without one are connected to, those that are `lost` are not followed. `detach`:
         let the job go on alone as soon as it runs, and return then. An interrupt does the same to a job that is
@@ -189,16 +197,17 @@ class RunLoop:
         """
         self._table = table
         self._executor = executor
+        self._wants_detach = detach
         try:
             # An interrupt that is raised in the middle would lose an event.
             with _heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
                 began_s = self._clock()
                 self._perform(table.follow(links, began_s, lost or {}))
-                while not self._is_done(detach=detach):
+                while not self._is_done():
                     if self._clock() - began_s > SHORT_S:
                         heap.freeze()
                     try:
-                        self._beat(limits, detach=detach)
+                        self._beat(limits)
                     except (
                         KeyboardInterrupt
                     ):  # raised all the same, of a thread that has no signals, say
@@ -207,27 +216,30 @@ class RunLoop:
             self._abandon()
             raise
 
-    def _is_done(self, *, detach: bool) -> bool:
+    def _is_done(self) -> bool:
         return (
             self.state.is_over
             or self._has_left
-            or (detach and bool(self.state.detached_by))
+            or (self._wants_detach and bool(self.state.detached_by))
         )
 
-    def _beat(self, limits: Limits, *, detach: bool) -> None:
+    def _beat(self, limits: Limits) -> None:
         assert self._table is not None
         while self._interrupts.take():
             self._interrupt()
+        for request in self._screen.requests():
+            self._heed(request)
         actions: list[Action] = []
         for event in self.step():
             actions += self._table.receive(event)
         actions += self._table.due(self._clock(), decide.alive_elsewhere(self.state))
         self._perform(actions)
-        self._decide(limits, detach=detach)
+        self._decide(limits)
         self.show()
 
-    def _decide(self, limits: Limits, *, detach: bool) -> None:
+    def _decide(self, limits: Limits) -> None:
         """Do what the state asks for. The order counts: lost nodes are known before it is decided whether to stop."""
+        detach = self._wants_detach
         self.lose(
             decide.overdue(self.state),
             f"it could not be reached for {decide.NODE_LOST_S:g} s",
@@ -282,6 +294,17 @@ class RunLoop:
             )
         else:
             self._stop("interrupted", GRACE_S if self._give_up_at_s is None else 0.0)
+
+    def _heed(self, request: UserRequest) -> None:
+        """Do what the user asks for with a click. Stop ends a detached job too, and a second one ends it at once."""
+        if request == "stop":
+            self._stop("interrupted", GRACE_S if self._give_up_at_s is None else 0.0)
+        elif request == "stacks":
+            request_id = self._new_id()
+            self.note(StacksWanted(request_id=request_id))
+            self._ask_for_stacks(request_id)
+        elif request == "detach":
+            self._wants_detach = True
 
     def _detach(self) -> None:
         """Have the lead let the job live without this notebook; its event says when that is so."""

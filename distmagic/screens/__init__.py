@@ -8,8 +8,11 @@ interface, `Screen`, stands in render/screen.py. In this order:
 
     choose.py    which screen fits
     steady.py    a screen that fails does not end the run
-    notebook.py  one output of a cell: live widgets, in the end text and HTML that need no kernel
-    board.py     the live widgets; the only module that knows ipywidgets
+    notebook.py  one output of a cell: text and HTML that need no kernel, and in a page the live view in its place
+    board.py     the live view: what a page is sent, and how often
+    page_requests.py   what a page asks while the cell runs
+    widget.py    carries the view into a page; the only module that knows anywidget
+    page/        the page's side: plain ES modules, view.js first; and the looks of what can be clicked
     terminal.py  output of the ranks as it comes, and a status below it
     log.py       plain lines only
     lines.py     what terminal and log have in common: new lines of output, and writing

@@ -1,100 +1,175 @@
-"""The live view in a notebook: a column of HTML widgets. The only module that knows ipywidgets."""
+"""The live view in a notebook: what a page is sent of a run, how often, and what it asks for."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distmagic import render
+from distmagic.render.screen import UserRequest
+from distmagic.screens import page_requests, widget
 from distmagic.state.model import RunState
 
 # How often a part is sent at most, in seconds, and how many bytes a second it may take. A figure that many ranks change
 # at once is read more often than curves are; together they stay at 100 kB a second, which a slow line carries.
-TABLE_SHARE = (0.1, 50_000)
-CURVES_SHARE = (1.0, 20_000)
-OUTPUT_SHARE = (0.25, 30_000)
+TABLE_SHARE = (0.1, 45_000)
+CURVES_SHARE = (1.0, 25_000)
+LOG_SHARE = (0.25, 30_000)
 # Making the view takes at most this part of the main thread's time, which also reads events; but no part of the view
 # is older than the pause.
 _DRAWING_PART = 0.015
 _LONGEST_PAUSE_S = 5.0
-_LIVE_LINES = 60  # of output
+_NEW_LINES = 100  # of output, that are sent at once
 
 
 class Pane:
-    """Some HTML widgets that are sent what changed, at most every so many seconds and bytes a second.
+    """A part of the view that is made and sent at most every so many seconds and bytes a second.
 
     And so rarely that making it takes this thread a small share of its time: the curves of a thousand ranks take long.
     """
 
-    def __init__(
-        self, widgets: tuple[Any, ...], every_s: float, bytes_per_s: int
-    ) -> None:
-        self._widgets = widgets
+    def __init__(self, every_s: float, bytes_per_s: int) -> None:
         self._every_s = every_s
         self._bytes_per_s = bytes_per_s
         self._next_s = 0.0
-        self._sent = [""] * len(widgets)
+        self._sent: dict[str, object] = {}
 
-    def offer(self, now_s: float, make: Callable[[], tuple[str, ...]]) -> None:
-        """Send what `make` returns, one value a widget, if it is time."""
+    def offer(
+        self, now_s: float, make: Callable[[], Mapping[str, object]]
+    ) -> dict[str, object]:
+        """Return what `make` returns, by name, as far as it has changed; nothing if it isn't time."""
         if now_s < self._next_s:
-            return
-        size_bytes = 0
+            return {}
         began_s = time.thread_time()
-        for i, value in enumerate(make()):
-            if value != self._sent[i]:
-                self._widgets[i].value = self._sent[i] = value
-                size_bytes += len(value.encode())
+        made = make()
         took_s = time.thread_time() - began_s
+        changed = {
+            name: value for name, value in made.items() if value != self._sent.get(name)
+        }
+        self._sent.update(changed)
+        size_bytes = sum(len(str(value).encode()) for value in changed.values())
         pause_for_bytes_s = size_bytes / self._bytes_per_s
         pause_for_drawing_s = min(_LONGEST_PAUSE_S, took_s / _DRAWING_PART)
         self._next_s = now_s + max(
             self._every_s, pause_for_bytes_s, pause_for_drawing_s
         )
+        return changed
 
 
 class Board:
-    """The live view: one column of HTML widgets. Raises `ImportError` where there is no ipywidgets."""
+    """The live view. Raises `ImportError` where there is no anywidget.
 
-    def __init__(self) -> None:
-        import ipywidgets
+    A page that shows it says so, and gets nothing before that; then `has_page` is true. `answer` is called on another
+    thread, everything else on the main thread.
+    """
 
-        style = ipywidgets.HTML(
-            value=render.style(), layout=ipywidgets.Layout(width="auto")
-        )
-        # Layout and style are widgets too: shared, so that not every part opens two more.
-        looks = {"layout": style.layout, "style": style.style}
-        head = ipywidgets.HTML(**looks)
-        table = ipywidgets.HTML(_dom_classes=("dm-scroll",), **looks)
-        curves = ipywidgets.HTML(**looks)
-        about = ipywidgets.HTML(**looks)
-        output = ipywidgets.HTML(_dom_classes=("dm-bottom",), **looks)
-        self._table = Pane((head, table), *TABLE_SHARE)
-        self._curves = Pane((curves,), *CURVES_SHARE)
-        self._output = Pane((about, output), *OUTPUT_SHARE)
-        self._parts = (style, head, table, curves, about, output)
-        self._shared = tuple(looks.values())
-        self._box = ipywidgets.VBox(
-            self._parts, layout=style.layout, _dom_classes=("distmagic",)
-        )
+    def __init__(self, make_view: Callable[[str], Any] = widget.make_view) -> None:
+        self.view_id = secrets.token_hex(8)
+        self._view = make_view(self.view_id)
+        self.has_page: bool = self._view.shows_itself
+        self._requests: deque[UserRequest] = deque()
+        self._state: RunState | None = None
+        self._table = Pane(*TABLE_SHARE)
+        self._curves = Pane(*CURVES_SHARE)
+        self._log = Pane(*LOG_SHARE)
+        self._lines_sent = 0
+        self._view.on_msg(self._take_message)
+        page_requests.serve(self.view_id, self)
 
     @property
-    def view(self) -> dict[str, object]:
-        """The value for a notebook's MIME type of widgets, which names the outermost one."""
-        return {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+    def mime_view(self) -> dict[str, object] | None:
+        """What a front end that knows widgets by their own view needs in the output; None for all others."""
+        if not self._view.shows_itself:
+            return None
+        model_id = self._view.model_id
+        return {"version_major": 2, "version_minor": 0, "model_id": model_id}
 
     def show(self, state: RunState) -> None:
-        """Send what changed."""
-        self._table.offer(state.at_s, lambda: render.head_and_table(state))
-        self._curves.offer(state.at_s, lambda: (render.curves(state),))
-        self._output.offer(
-            state.at_s, lambda: render.about_and_output(state, _LIVE_LINES)
-        )
+        """Send what has changed, all of it in one message."""
+        self._state = state
+        if self.has_page:
+            self._send(self._changes(state))
+
+    def finish(self, state: RunState, html: str, text: str) -> None:
+        """Send the last state, and what the document is to keep of it. Of the state itself nothing is kept."""
+        self._state = None
+        self._table, self._curves = Pane(*TABLE_SHARE), Pane(*CURVES_SHARE)
+        last = self._changes(state)
+        last["log"] = _log(state, state.lines_seen)
+        last["final"] = {"html": html, "text": text}
+        self._send(last)
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return what the user has asked for since the last call."""
+        found = []
+        while self._requests:
+            found.append(self._requests.popleft())
+        return tuple(found)
 
     def close(self) -> None:
-        """Leave no widget behind, and nothing in what a notebook might keep of one."""
-        for part in self._parts:
-            part.value = ""
-        for widget in (self._box, *self._parts, *self._shared):
-            widget.close()
+        """Leave no widget behind."""
+        widget.close(self._view)
+
+    def answer(self, op: object) -> dict[str, object]:
+        """Take a request of a page. Raises `ValueError` for one that is not known."""
+        if op == "hello":
+            self.has_page = True
+            state = self._state
+            return {} if state is None else {"log": _log(state, state.lines_seen)}
+        if op == "stop" or op == "stacks" or op == "detach":  # noqa: PLR1714  # mypy knows the words so
+            self._requests.append(op)
+            return {}
+        raise ValueError(f"a live view can't {op!r}")
+
+    def _take_message(self, _: object, content: Mapping[str, Any], __: object) -> None:
+        """Take a request that came as an ordinary message of a widget: of a front end without the other channel."""
+        self.answer(content.get("op"))
+
+    def _send(self, changes: Mapping[str, object]) -> None:
+        with self._view.hold_sync():
+            for name, value in changes.items():
+                setattr(self._view, name, value)
+
+    def _changes(self, state: RunState) -> dict[str, object]:
+        changes = self._table.offer(state.at_s, lambda: _head_and_table(state))
+        changes |= self._curves.offer(state.at_s, lambda: _curves_and_ranks(state))
+        changes |= self._log.offer(state.at_s, lambda: self._new_lines(state))
+        return changes
+
+    def _new_lines(self, state: RunState) -> dict[str, object]:
+        new = state.lines_seen - self._lines_sent
+        if not new and not state.open_lines:
+            return {}
+        self._lines_sent = state.lines_seen
+        return {"log": _log(state, min(new, _NEW_LINES))}
+
+
+def _head_and_table(state: RunState) -> dict[str, object]:
+    head, table = render.head_and_table(state)
+    run = {
+        "job": state.job,
+        "what": render.size(state),
+        "is_running": state.phase == "running",
+        "is_stopping": state.phase == "stopping",
+        "is_detached": bool(state.detached_by),
+        "is_over": state.is_over,
+    }
+    return {"run": run, "head": head, "table": table}
+
+
+def _curves_and_ranks(state: RunState) -> dict[str, object]:
+    return {"charts": render.chart_data(state), "ranks": render.all_ranks(state)}
+
+
+def _log(state: RunState, count: int) -> dict[str, object]:
+    """Return the last `count` lines, as far as they are kept, and the unfinished ones."""
+    return {
+        "first": state.lines_seen - min(count, len(state.lines)),
+        "lines": render.log_lines(state, count),
+        "open": render.open_lines(state),
+        "total": state.lines_seen,
+        "count": render.count_of_lines(state),
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from distmagic import render
+from distmagic.render.screen import UserRequest
 from distmagic.screens.lines import new_lines, without_colours, write
 from distmagic.state.model import RunState
 
@@ -33,6 +34,10 @@ class LogScreen:
     def finish(self, state: RunState) -> None:
         """Print the last lines and the final table."""
         self._print([*self._output(state), render.text(state, lines=0)])
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return nothing: here an interrupt is all that a user can do."""
+        return ()
 
     def _output(self, state: RunState) -> list[str]:
         lines, self._seen = new_lines(state, self._seen)

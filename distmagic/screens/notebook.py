@@ -1,32 +1,49 @@
-"""One output of a notebook's cell: widgets while the run goes on, text and HTML in the end."""
+"""One output of a notebook's cell: text and HTML that need no kernel, and in a page the live view in its place."""
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Callable
 
 from distmagic import render
+from distmagic.render.screen import UserRequest
 from distmagic.screens.board import Board
+from distmagic.screens.lines import write
 from distmagic.state.model import RunState
 
-# The output as text and HTML is what a saved notebook holds. Beside widgets it is renewed rarely: each time a scrolled
-# pane jumps to its end. Without widgets it is the live view itself.
+# The output as text and HTML is what a saved notebook holds. Beside a live view it is renewed rarely; where no page has
+# said that it shows one, it is the live view itself.
 _SAVED_EVERY_S = 120.0
 _PLAIN_EVERY_S = 0.5
 _BYTES_PER_S = 100_000
 _WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
+# Where no page shows the run, as under nbconvert and papermill, a run that lasts gets lines that a log can show.
+_LINES_FROM_S = 60.0
+_LINE_EVERY_S = 30.0
+# Views of runs that are over which are kept: a page that is loaded later shows how they ended.
+_KEPT_VIEWS = 4
 WHILE_RUNNING = (
     "This was saved while the run was going on; what came of it is not known here."
 )
+AT_FIRST = "This text is replaced while the run goes on."
+
+_ended: deque[Board] = deque()
 
 
 class NotebookScreen:
-    """One output of a cell: widgets while the run goes on, text and HTML in the end and in what is saved meanwhile."""
+    """One output of a cell. In a page the live view takes its place, while the run goes on and when it is over.
+
+    The saved output names no widget: a page that is loaded anew shows it at once, with or without a kernel.
+    """
 
     def __init__(self, make_board: Callable[[], Board] = Board) -> None:
         self._make_board = make_board
         self._board: Board | None = None
         self._display_id = ""
         self._next_s = 0.0
+        self._next_line_s = _LINES_FROM_S
+        self._told: RunState | None = None  # the state of which the last line was
 
     def show(self, state: RunState) -> None:
         """Show a state; the first one makes the output."""
@@ -36,36 +53,71 @@ class NotebookScreen:
             self._publish(state, is_over=False)
         if self._board is not None:
             self._board.show(state)
+        if not self._has_page and state.at_s >= self._next_line_s:
+            self._next_line_s = state.at_s + _LINE_EVERY_S
+            self._tell(state)
 
     def finish(self, state: RunState) -> None:
-        """Replace the output by one that needs no kernel, and close the widgets."""
-        self._publish(state, is_over=True)
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        """Replace the output by one that needs no kernel. A page that shows the live view gets its last state, too."""
+        html, text = self._publish(state, is_over=True)
+        if self._told is not None:
+            self._tell(state)
+        board, self._board = self._board, None
+        if board is None:
+            return
+        if not board.has_page or board.mime_view:
+            board.close()
+            return
+        board.finish(state, html, text)
+        _ended.append(board)
+        if len(_ended) > _KEPT_VIEWS:
+            _ended.popleft().close()
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return what the user has asked for in the live view."""
+        return () if self._board is None else self._board.requests()
+
+    @property
+    def _has_page(self) -> bool:
+        return self._board is not None and self._board.has_page
+
+    def _tell(self, state: RunState) -> None:
+        """Print how the run is, and what has gone wrong since the last line."""
+        headline = render.headline(state)
+        news = [
+            line for line in render.milestones(self._told, state) if line != headline
+        ]
+        write(sys.stdout, "".join(f"{line}\n" for line in (headline, *news)))
+        self._told = state
 
     def _open(self, state: RunState) -> None:
         try:
             self._board = self._make_board()
-        except Exception:  # noqa: BLE001  # ipywidgets is missing, or does not work here: text and HTML do as well
+        except Exception:  # noqa: BLE001  # anywidget is missing, or does not work here: text and HTML do as well
             self._board = None
         self._publish(state, is_over=False)
 
-    def _publish(self, state: RunState, *, is_over: bool) -> None:
+    def _publish(self, state: RunState, *, is_over: bool) -> tuple[str, str]:
+        """Write the output, and return its HTML and its text."""
         from IPython.display import display
 
-        text = render.text(state)
-        page = render.html(state)
-        data: dict[str, object] = {"text/plain": text, "text/html": page}
-        if not is_over:
-            data["text/plain"] = f"{text}\n{WHILE_RUNNING}"
-            if self._board is not None:
-                data["text/html"] = f"{page}<p>{WHILE_RUNNING}</p>"
-                data[_WIDGET_TYPE] = self._board.view
+        board = self._board
+        text, html = render.text(state), render.html(state)
         is_first = not self._display_id
+        if is_first:
+            text = f"{text}\n{AT_FIRST}"
+        elif not is_over:
+            text = f"{text}\n{WHILE_RUNNING}"
+        if not is_over and self._has_page:
+            html = f"{html}<p>{WHILE_RUNNING}</p>"
+        if board is not None and (board.has_page or not is_over):
+            html = f'<div class="dm-view-{board.view_id}">{html}</div>'
+        data: dict[str, object] = {"text/plain": text, "text/html": html}
+        if board is not None and board.mime_view and not is_over:
+            data[_WIDGET_TYPE] = board.mime_view
         if is_first:
             self._display_id = f"distmagic-{state.job}"
         display(data, raw=True, display_id=self._display_id, update=not is_first)
-        every_s = _PLAIN_EVERY_S if self._board is None else _SAVED_EVERY_S
-        size_bytes = len(str(data["text/html"]).encode())
-        self._next_s = state.at_s + max(every_s, size_bytes / _BYTES_PER_S)
+        every_s = _SAVED_EVERY_S if self._has_page else _PLAIN_EVERY_S
+        self._next_s = state.at_s + max(every_s, len(html.encode()) / _BYTES_PER_S)
+        return html, text

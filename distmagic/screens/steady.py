@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from distmagic import render
-from distmagic.render.screen import Screen
+from distmagic.render.screen import Screen, UserRequest
 from distmagic.screens.lines import write
 from distmagic.state.model import RunState
 
@@ -30,6 +30,10 @@ class SteadyScreen:
         self._try(self._inner.finish, state)
         if self._is_broken:
             _write_if_possible(f"{render.text(state)}\n")
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return what the user has asked for on the other screen."""
+        return () if self._is_broken else self._inner.requests()
 
     def _try(self, act: Callable[[RunState], None], state: RunState) -> None:
         try:

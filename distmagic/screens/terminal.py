@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from distmagic import render
+from distmagic.render.screen import UserRequest
 from distmagic.screens.lines import new_lines, without_colours, write
 from distmagic.state.model import OutputLine, RunState
 
@@ -47,6 +48,10 @@ class TerminalScreen:
         output = "".join(f"{line}\n" for line in [*self._new_lines(state), table])
         write(self._stream, self._erased() + output)
         self._status = ()
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return nothing: here an interrupt is all that a user can do."""
+        return ()
 
     def _width(self) -> int:
         columns, _ = self._size()

@@ -45,6 +45,7 @@ from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
+_BEGUN = 50  # jobs of which it is remembered where they were begun
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something
 
 
@@ -60,6 +61,7 @@ class Session(Housekeeping):
             Host, tuple[Access, str]
         ] = {}  # hosts that were asked to keep something loaded
         self._followed: set[str] = set()  # jobs that this kernel follows just now
+        self._begun: dict[str, tuple[tuple[Host, ...], Access]] = {}  # jobs, in order
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a way to a host: as it has dialled, through its allocation, or by itself."""
@@ -99,6 +101,21 @@ class Session(Housekeeping):
     ) -> tuple[JobState, ...]:
         """Return all allocations of this user, also those of other kernels."""
         return self._allocations.listed(login, access, asker)
+
+    @property
+    def begun(self) -> tuple[str, ...]:
+        """The names of the last jobs that this kernel began, the newest first."""
+        return tuple(reversed(self._begun))
+
+    def begun_at(self, job_name: str) -> tuple[tuple[Host, ...], Access] | None:
+        """Return the hosts of a job that this kernel began, and the way to them; None for any other job.
+
+        `job_name` may be the beginning of a name that only one of them has.
+        """
+        if job_name in self._begun:
+            return self._begun[job_name]
+        fits = [name for name in self._begun if job_name and name.startswith(job_name)]
+        return self._begun[fits[0]] if len(fits) == 1 else None
 
     @property
     def allocated(self) -> tuple[Host, ...]:
@@ -189,6 +206,9 @@ class Session(Housekeeping):
             raise
         work = work_dir(spec, payload)
         job = _new_job()
+        self._begun[job] = reaching.hosts, reaching.access
+        if len(self._begun) > _BEGUN:
+            del self._begun[next(iter(self._begun))]
         with self._following(job):
             followed = launch(
                 reaching, spec, payload, screen, job, owner(), work, self._followed

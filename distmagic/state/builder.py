@@ -68,6 +68,7 @@ class RunStateBuilder:
     stack_dumps: list[StackDump]
     held: dict[int, tuple[Event, ...]]
     planned_world_size: int
+    wanted_stacks: str
 
     def __init__(self, state: RunState) -> None:
         self.base = state

@@ -109,6 +109,13 @@ class StopRequested:
     reason: StopReason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksWanted:
+    """The user wants to see where the ranks are; `request_id` names the request for their stacks."""
+
+    request_id: str
+
+
 Launched = (
     Connected
     | Unusable
@@ -123,6 +130,7 @@ Launched = (
     | Mended
     | Gone
     | StopRequested
+    | StacksWanted
 )
 
 

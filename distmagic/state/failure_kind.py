@@ -1,6 +1,6 @@
 """Tells a rank's success, its own failure, and the echo of another rank's failure from each other. Pure.
 
-Of failures on a GPU it says what to do. The patterns match the texts of torch and of the runtimes of CUDA and HIP.
+Of failures that everybody meets it says what to do. The patterns match the texts of torch, CUDA and HIP.
 """
 
 from __future__ import annotations
@@ -28,6 +28,42 @@ _GPU = re.compile(
     r"\bGPU (?P<number>\d+) has a total capacity of (?P<capacity>[\d.]+ [KMGT]iB)"
 )
 _ASSERTION = re.compile(r"(?:CUDA|HIP) error: device-side assert", re.IGNORECASE)
+# What to do about errors of torch that say too little; `{host}` is where the rank was.
+_CURES = (
+    (
+        re.compile(r"doesn't have NCCL built in"),
+        (
+            "The torch on {host} has no NCCL, which is for NVIDIA's GPUs. Write init_process_group() without a backend, or "
+            'with "gloo"; or name a Python there whose torch has CUDA: --python.'
+        ),
+    ),
+    (
+        re.compile(r"Torch not compiled with CUDA enabled|has no attribute '_cuda_"),
+        (
+            "The torch on {host} was built without CUDA. Ask torch.cuda.is_available() before a GPU is used; or name a Python "
+            "there whose torch has CUDA: --python."
+        ),
+    ),
+    (
+        re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE),
+        (
+            "The port is taken on {host}, by another program or by a second process group on the same port. Leave MASTER_ADDR "
+            "and MASTER_PORT as torchrun has set them, or name a free port: --master-port."
+        ),
+    ),
+    (
+        re.compile(
+            r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for"
+            r"|(?:allreduce|broadcast|barrier|all_?gather|reduce_?scatter)\w* .{0,80}timed out",
+            re.IGNORECASE,
+        ),
+        (
+            "A rank waited too long in a collective call: another one is slow, or never made that call. --hang-timeout 5m shows "
+            "where each rank is before it comes to this."
+        ),
+    ),
+)
+_NAME = re.compile(r"NameError: (?:global )?name '(?P<name>\w{1,100})' is not defined")
 _CONDITION = re.compile(r"Assertion `(?P<condition>[^`']{1,200})['`] failed")
 
 
@@ -54,6 +90,21 @@ def has_failed_afterwards(end: Ended | None, exit_: Exit | None) -> bool:
     if end is None or exit_ is None or not is_good(end):
         return False
     return exit_.code not in (0, -signal.SIGTERM)
+
+
+def cure_in_words(text: str, host: str) -> str:
+    """Return what to do about an error of torch that says too little, or about a name of an earlier run; "" for nothing."""
+    text = text[:20_000]
+    for pattern, words in _CURES:
+        if pattern.search(text):
+            return words.format(host=host)
+    found = _NAME.search(text)
+    if found is None:
+        return ""
+    return (
+        f"Ranks are new processes in each cell: what an earlier run has set there is gone, and the notebook has no "
+        f"{found['name']} either. Return it from that run and pass it on, or make it in this cell."
+    )
 
 
 def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:

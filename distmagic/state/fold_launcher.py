@@ -15,6 +15,7 @@ from distmagic.state.events import (
     Mended,
     Planned,
     Sending,
+    StacksWanted,
     Starting,
     StopRequested,
     Swept,
@@ -100,6 +101,10 @@ def _stopping(draft: RunStateBuilder, _: int, what: StopRequested) -> None:
     draft.stopping = draft.stopping or what.reason
 
 
+def _stacks_wanted(draft: RunStateBuilder, _: int, what: StacksWanted) -> None:
+    draft.wanted_stacks = what.request_id
+
+
 HANDLERS: dict[type, Callable[..., None]] = {
     Connected: _connected,
     Unusable: _unusable,
@@ -114,4 +119,5 @@ HANDLERS: dict[type, Callable[..., None]] = {
     Lost: _lost,
     Swept: _swept,
     StopRequested: _stopping,
+    StacksWanted: _stacks_wanted,
 }

@@ -135,7 +135,16 @@ def explain_last(state: RunState) -> Explanation | None:
     """Return where the ranks are, if no rank has advanced since the last request for stacks; else None."""
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
-    dump = state.stack_dumps[-1]
+    return _explained(state, state.stack_dumps[-1])
+
+
+def explain_request(state: RunState, request_id: str) -> Explanation | None:
+    """Return where the ranks were by their answers to one request; None before the first answer."""
+    dump = dump_of(state, request_id)
+    return None if dump is None else _explained(state, dump)
+
+
+def _explained(state: RunState, dump: StackDump) -> Explanation:
     answers = []
     for rank, stacks in dump.stacks.items():
         if rank in state.workers:

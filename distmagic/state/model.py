@@ -167,6 +167,9 @@ class RunState:
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
     stack_dumps         the answers to the last few requests for stacks
+    wanted_stacks       the request for stacks that the user made last, "" before one
+    call                what every rank runs, as the user wrote it: `train(steps=500)`; "" where that is not known
+    began_unix_s        when this notebook began the run, in seconds since 1970; 0 for a run that it only follows
     before_s            how long the job had run when this kernel began to follow it
 
     Times are seconds since the run began, or since this kernel began to follow it, by the notebook's clock.
@@ -201,6 +204,9 @@ class RunState:
     before_s: float = 0.0
     held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)
     planned_world_size: int = 0
+    wanted_stacks: str = ""
+    call: str = ""
+    began_unix_s: float = 0.0
 
     @property
     def lost_nodes(self) -> frozenset[int]:

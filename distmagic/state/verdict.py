@@ -228,10 +228,10 @@ def _connection(state: RunState, worker: WorkerState) -> str:
 
 
 def _device(state: RunState, worker: WorkerState) -> str:
-    """Return what is wrong with the GPU of this rank, if that is what it failed of."""
-    return failure_kind.gpu_in_words(
-        _exception(worker), _stderr(state, worker.rank), worker.host
-    )
+    """Return what is wrong with the GPU or the torch of this rank, if that is what it failed of."""
+    text = _exception(worker)
+    in_words = failure_kind.gpu_in_words(text, _stderr(state, worker.rank), worker.host)
+    return in_words or failure_kind.cure_in_words(text, worker.host)
 
 
 def _exception(worker: WorkerState) -> str:

@@ -16,7 +16,8 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.run_loop import RunLoop, clock_since
-from distmagic.screens.choose import screen_for
+from distmagic.screens.board import Board
+from distmagic.screens.notebook import NotebookScreen
 from distmagic.state.decide import Limits
 from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
@@ -67,15 +68,13 @@ class FewHosts:
 
 def follow(path: Path, nodes: int) -> str:
     """Follow the job at `path` to its end, on this kernel's own screen; return its phase."""
-    from IPython import get_ipython
-
     links = {
         node: Link(Host(name=f"host-{node}"), SocketProcess(_dial(path)))
         for node in range(nodes)
     }
     clock = clock_since(time.monotonic())
     state = begin("crowd", [link.host.name for link in links.values()])
-    screen = screen_for(get_ipython())
+    screen = NotebookScreen(_board_in_a_page)
     queue = EventQueue(clock)
     loop = RunLoop(
         state, queue, screen, lambda _: None, Interrupts(), clock, lambda: "id"
@@ -93,6 +92,13 @@ def follow(path: Path, nodes: int) -> str:
         executor.close(table.links)
     assert len(state.workers) == nodes * crowd_feeder.RANKS_A_NODE
     return state.phase
+
+
+def _board_in_a_page() -> Board:
+    """Return a live view that sends all it would send to a page."""
+    board = Board()
+    board.answer("hello")
+    return board
 
 
 def _dial(path: Path) -> socket.socket:

@@ -91,6 +91,10 @@ class Interrupting:
     def finish(self, state: RunState) -> None:
         """Show nothing."""
 
+    def requests(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
 
 def launch(path: str, hosts: int) -> Took:
     """Begin a job on all hosts of the server at `path`, and stop it."""

@@ -13,3 +13,7 @@ class Silent:
 
     def finish(self, state: RunState) -> None:
         """Show nothing."""
+
+    def requests(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()

@@ -40,6 +40,11 @@ window.notebook = {
 
   interrupt: () => window.jupyterapp.commands.execute('notebook:interrupt-kernel'),
 
+  async restartKernel() {
+    await notebook.panel().sessionContext.session.kernel.restart();
+    await notebook.isReady();
+  },
+
   // A theme is drawn when its style sheet is loaded, a while after the command has ended.
   async useTheme(name) {
     await window.jupyterapp.commands.execute('apputils:change-theme', { theme: name });

@@ -107,11 +107,19 @@ class NotebookPage:
         self._wait("hasNotebook", 90)
         self._ask("isReady")
 
-    def reload(self) -> None:
-        """Load the page anew, as somebody who opens the saved notebook; its kernel is not asked for anything."""
+    def reload(self, *, is_busy: bool = False) -> None:
+        """Load the page anew, as somebody who opens the saved notebook; its kernel is not asked for anything.
+
+        A kernel that `is_busy` with a cell is not waited for.
+        """
         self.page.reload()
         self._wait("hasNotebook", 90)
-        self._ask("isReady")
+        if not is_busy:
+            self._ask("isReady")
+
+    def restart_kernel(self) -> None:
+        """Restart the kernel; return when it is ready again."""
+        self._ask("restartKernel")
 
     def cell(self, index: int) -> Locator:
         """Return a code cell, with its outputs."""

@@ -138,3 +138,6 @@ class LatePressingScreen(FakeScreen):
     def finish(self, state: RunState) -> None:
         super().finish(state)
         press()
+
+    def requests(self) -> tuple[str, ...]:
+        return ()

@@ -27,9 +27,10 @@ START = [
 
 
 class FakeScreen:
-    """Keeps what it was shown, and calls `act` at each state."""
+    """Keeps what it was shown, and calls `act` at each state. `clicks` are what the user is going to ask for."""
 
     def __init__(self, act: Callable[[RunState], object] = lambda _: None) -> None:
+        self.clicks: list[str] = []
         self.shown: list[RunState] = []
         self.finished: list[RunState] = []
         self._act = act
@@ -40,6 +41,10 @@ class FakeScreen:
 
     def finish(self, state: RunState) -> None:
         self.finished.append(state)
+
+    def requests(self) -> tuple[str, ...]:
+        asked, self.clicks = tuple(self.clicks), []
+        return asked
 
 
 class ScriptedRun:

@@ -43,6 +43,9 @@ class Watch:
         """Keep the last state."""
         self.last = state
 
+    def requests(self) -> tuple[str, ...]:
+        return ()
+
 
 def access(lab: Lab, **more: Any) -> Access:
     """Return the way to the hosts of a lab; they keep nothing loaded unless `warm_idle_s` says so."""

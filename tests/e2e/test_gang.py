@@ -218,6 +218,9 @@ class Healing:
     def finish(self, state: Any) -> None:
         self._inner.finish(state)
 
+    def requests(self) -> tuple[str, ...]:
+        return ()
+
 
 def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
     script = (

@@ -89,6 +89,9 @@ class Late(runner.Watch):
         super().finish(state)
         press()
 
+    def requests(self) -> tuple[str, ...]:
+        return ()
+
 
 def test_an_interrupt_of_a_run_that_is_over_keeps_the_run(lab: Lab) -> None:
     error = runner.failure(lab, HOSTS, int, screen=Late())

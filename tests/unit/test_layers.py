@@ -55,21 +55,21 @@ PACKAGES = (
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
     "IPython": "distmagic notebook.magic notebook.local_run notebook.run_names notebook.backend notebook.settings connection.prompts "
-    "runner.outcome screens.notebook",
+    "runner.outcome screens.notebook screens.page_requests",
+    "anywidget": "screens.widget",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",
     "cryptography": "connection.certificate transports.ssh.client playground.server",
-    "ipywidgets": "screens.board",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
     "torch": "exports.sing_entry remote.rank.checkpoint remote.engine.engine remote.values.storages",
-    "traitlets": "request.config",
+    "traitlets": "request.config screens.widget",
 }
 SLOW = {
     "torch",
     "paramiko",
     "asyncssh",
-    "ipywidgets",
+    "anywidget",
     "cloudpickle",
 }  # `%load_ext distmagic` imports none of them
 

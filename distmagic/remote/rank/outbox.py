@@ -75,6 +75,7 @@ class Outbox:
         self._rows: list[str] = []
         self._bars: dict[int, Bar] = {}
         self._shown: set[int] = set()  # open bars that were sent at least once
+        self._counts: dict[int, float] = {}  # how far each open bar is
         self._step: float | None = None
         self._total: float | None = None
         self._has_news = False  # whether step or total, or a call without either, is still to be sent
@@ -156,6 +157,8 @@ class Outbox:
         self._has_news = True
         if not values:
             return
+        if step is None and self._counts:
+            step = self._counts[max(self._counts)]  # of the innermost bar
         self._keep(self._row(at_s, step, values), len(values))
 
     def _keep(self, row: str, count: int) -> None:
@@ -180,6 +183,10 @@ class Outbox:
 
     def _add_bar(self, bar: Bar) -> None:
         self._bars[bar.id] = bar
+        if bar.closed:
+            self._counts.pop(bar.id, None)
+        elif bar.id in self._counts or len(self._counts) < KEPT_BARS:
+            self._counts[bar.id] = bar.n
         if len(self._bars) <= KEPT_BARS:
             return
         # One that began and ended without being sent leaves no trace: it is the one to drop.

@@ -42,6 +42,7 @@ def report(
     Metrics are Python or NumPy numbers, or tensors of no dimension. The value of a tensor on a GPU is known only when all
     work before it is done, so this waits for the GPU as `.item()` does.
 
+    Without a `step` the metrics stand at the count of the innermost open bar of tqdm, rich or `track`, where there is one.
     It does nothing outside a run, and never raises for a bad value: what is not a number is left out, with one line on
     stderr. A call takes some microseconds. Of calls faster than 20 a second, several are sent together.
     """

@@ -58,6 +58,8 @@ class FakeSession:
     given: FakeAllocation | None = None
     states: tuple[JobState, ...] = ()
     allocated: tuple[Host, ...] = ()
+    begun: tuple[str, ...] = ()
+    begun_places: dict = field(default_factory=dict)
     found: tuple[Job, ...] = ()
     dirs: tuple[KeptWorkDir, ...] = ()
     stopped: Stopped | None = None
@@ -68,6 +70,9 @@ class FakeSession:
         self.log.append("reach")
         self.reachings.append(FakeReaching())
         return self.reachings[-1]
+
+    def begun_at(self, job_name):
+        return self.begun_places.get(job_name)
 
     def allocation(self, request, access, asker, spec):
         self.log.append("allocate")

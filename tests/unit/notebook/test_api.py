@@ -11,6 +11,8 @@ import pytest
 import distmagic
 from distmagic import api
 from distmagic.errors import SpecError
+from distmagic.request import notebook_place
+from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 
 OWN = {
@@ -45,6 +47,20 @@ def session(monkeypatch, tmp_path):
     fake = FakeSession()
     monkeypatch.setattr(api, "session", lambda: fake)
     return fake
+
+
+def test_in_a_notebook_it_runs_where_its_cells_do(session, monkeypatch):
+    place = (parse_hosts("gpu-a:1,gpu-b:1"), Access(ssh_config="of the notebook"))
+    monkeypatch.setattr(notebook_place, "_said", [lambda: place])
+    distmagic.run(len, [1])
+    assert [host.name for host in session.hosts] == ["gpu-a", "gpu-b"]
+    assert session.access.ssh_config == "of the notebook"
+    distmagic.run(len, [1], python="/opt/python")
+    assert session.access.ssh_config == "of the notebook"
+    assert session.access.python_of("gpu-a") == "/opt/python"
+    distmagic.run(len, [1], hosts="gpu-c")
+    assert [host.name for host in session.hosts] == ["gpu-c"]
+    assert session.access.ssh_config is None
 
 
 def test_the_signature_names_every_option_of_job_and_access():

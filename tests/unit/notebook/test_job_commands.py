@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from distmagic.errors import Cancelled, SpecError, Unreachable
-from distmagic.notebook.job_commands import table
+from distmagic.notebook.job_tables import table
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir
+from distmagic.request.hosts import parse_hosts
+from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
 from distmagic.session.owner import owner
 from distmagic.session.work_dir import own_origin
@@ -48,6 +50,28 @@ def test_the_table_names_the_owner():
         "laptop:/you.ipynb",
         "",
     ]
+
+
+def test_the_newest_job_is_first_and_seconds_count():
+    old = replace(ENDED, name="old", began_s=10.0)
+    new = replace(ENDED, name="new", began_s=48.0)
+    rows = table([old, new], 60.0).splitlines()
+    assert [row.split()[0] for row in rows] == ["job", "new", "old"]
+    assert "12 s ago" in rows[1]
+    assert "50 s ago" in rows[2]
+
+
+def test_a_job_of_this_kernel_is_reached_where_and_as_it_was_begun(jobs):
+    access = Access(ssh_config="of the cell")
+    begun = parse_hosts("gpu-c:1")
+    jobs.session.begun_places = {"busy": (begun, access)}
+    jobs.session.stopped = Stopped(ended=("gpu-c",), unknown={})
+    jobs.session.found = (
+        replace(RUNNING, hosts=("gpu-c",), host_indices=(0,), running=(0,)),
+    )
+    jobs.value("%distributed stop busy")
+    assert [host.name for host in jobs.session.hosts] == ["gpu-c"]
+    assert jobs.session.access == access
 
 
 def test_clean_all_takes_what_this_notebook_began(jobs, capsys):
@@ -169,6 +193,29 @@ def test_a_stop_names_the_hosts_that_could_not_be_asked(jobs, capsys):
         "busy was stopped on gpu-a\ngpu-b could not be asked\n"
         "What still runs on gpu-b ends by itself as soon as it misses the other hosts.\n"
     )
+
+
+def test_the_newest_running_job_is_viewed_and_detached_ones_come_first(jobs):
+    older = replace(RUNNING, name="older", began_s=1.0)
+    newer = replace(RUNNING, name="newer", began_s=2.0)
+    jobs.session.found = (newer, older, replace(ENDED, began_s=3.0))
+    assert jobs.value("%distributed view") == "the run of newer"
+    assert jobs.value("%distributed view older") == "the run of older"
+    jobs.session.found = (newer, replace(older, is_detached=True))
+    assert jobs.value("%distributed view") == "the run of older"
+
+
+def test_a_job_of_this_kernel_on_other_hosts_is_viewed_too(jobs):
+    jobs.session.found = (ENDED,)
+    assert str(jobs.error("%distributed view")).startswith("No job runs on these hosts")
+    begun = parse_hosts("gpu-c:1")
+    jobs.session.begun = ("busy",)
+    jobs.session.begun_places = {"busy": (begun, Access())}
+    there = replace(RUNNING, hosts=("gpu-c",), host_indices=(0,), running=(0,))
+    jobs.session.jobs = lambda reaching: (
+        (there,) if jobs.session.hosts[0].name == "gpu-c" else (ENDED,)
+    )
+    assert jobs.value("%distributed view") == "the run of busy"
 
 
 def test_an_attached_run_that_gets_a_name_is_no_value(jobs):

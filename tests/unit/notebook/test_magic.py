@@ -36,6 +36,7 @@ from distmagic.errors import (
 from distmagic.notebook import help_pages, local_run, magic
 from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
+from distmagic.request import flags, notebook_place
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session import inside
@@ -531,11 +532,11 @@ FOR_ALL = (
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -673,6 +674,43 @@ def test_tab_completes(lab, line, found, monkeypatch):
         assert found in [each.text for each in completions]
 
 
+def completions(lab, line: str) -> list[str]:
+    with provisionalcompleter():
+        found = lab.shell.Completer.completions(f"{line}\nf()", len(line))
+        return [each.text for each in found]
+
+
+def test_tab_offers_nothing_of_pythons_beside_flags(lab):
+    found = completions(lab, "%%distributed --")
+    assert set(found) <= set(flags.flag_names())
+    assert "--nproc-per-node" in found
+    assert "--__build_class__" not in found
+    lab.shell.user_ns["nprocs"] = 4
+    assert completions(lab, "nproc") == ["nprocs"], "elsewhere it is as it was"
+    assert "flags" not in completions(lab, "x = 3; fl")
+
+
+def test_tab_offers_the_jobs_of_this_kernel(lab):
+    assert completions(lab, "%distributed stop 11") == []
+    lab.value("%%distributed\nlen([])")
+    lab.session.begun = ("1122-1-b", "1122-0-a")
+    for command in ("stop", "attach", "logs", "stacks", "add", "clean"):
+        assert completions(lab, f"%distributed {command} 11") == ["1122-1-b", "1122-0-a"]  # fmt: skip
+
+
+def test_a_function_that_is_run_from_python_gets_the_hosts_of_the_notebook(lab):
+    lab.value("%distributed hosts gpu-a:4")
+    place = notebook_place.current()
+    assert [(host.name, host.slots) for host in place[0]] == [("gpu-a", 4)]
+    magic.unload_ipython_extension(lab.shell)
+    assert notebook_place.current() != place
+
+
+def test_tab_offers_nothing_of_ours_when_it_is_unloaded(lab):
+    magic.unload_ipython_extension(lab.shell)
+    assert "--nproc-per-node" not in completions(lab, "%%distributed --")
+
+
 # ---- loading
 
 
@@ -733,7 +771,7 @@ def test_load_ext_imports_nothing_heavy():
     code = (
         "import sys; from IPython.core.interactiveshell import InteractiveShell as S; s = S.instance()\n"
         "s.run_line_magic('load_ext', 'distmagic'); s.run_line_magic('distributed', 'hosts gpu-a')\n"
-        "print([m for m in ('torch', 'paramiko', 'ipywidgets', 'cloudpickle', 'numpy') if m in sys.modules])\n"
+        "print([m for m in ('torch', 'paramiko', 'ipywidgets', 'anywidget', 'cloudpickle', 'numpy') if m in sys.modules])\n"
     )
     out = subprocess.run(
         [sys.executable, "-c", code],
@@ -903,7 +941,7 @@ def test_a_cell_that_ends_leaves_nobody_waiting(lab):
 def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
     asked, packed = [], []
 
-    def pack(thunk, *, limit_bytes, labels):
+    def pack(thunk, *, limit_bytes, labels, title):
         packed.append(limit_bytes)
         if limit_bytes < sys.maxsize:
             raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
@@ -919,7 +957,7 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
 
 
 def test_above_the_limit_where_nobody_can_answer(lab):
-    def pack(thunk, *, limit_bytes, labels):
+    def pack(thunk, *, limit_bytes, labels, title):
         raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
 
     object.__setattr__(lab.backend, "pack_call", pack)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.notebook.job_commands import table
+from distmagic.notebook.job_tables import table
 from distmagic.planning.jobs import (
     Job,
     check_orphans,
@@ -133,7 +133,7 @@ def test_the_table():
     assert table([], 0.0) == "no jobs on these hosts"
     assert table(list(JOBS), 7300.0).splitlines() == [
         "job   state    hosts    began    on disk  owner",
-        "x1    failed   a, b     2 h ago  1.0 MB",
-        "xyz   running  a, b     2 h ago  1.0 MB",
         "yyyy  died     a, b, c  2 h ago  0.5 MB",
+        "xyz   running  a, b     2 h ago  1.0 MB",
+        "x1    failed   a, b     2 h ago  1.0 MB",
     ]

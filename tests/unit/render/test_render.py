@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -37,7 +38,7 @@ from tests.scenes import (
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "render.txt"
 VOID = {"path", "br"}
-TAGS = {"div", "style", "span", "progress", "details", "summary", "pre", "table", "tbody", "tr", "th", "td", "b", "figure",
+TAGS = {"code", "div", "style", "span", "progress", "details", "summary", "pre", "table", "tbody", "tr", "th", "td", "b", "figure",
         "figcaption", "svg", "path"}  # fmt: skip
 ATTRIBUTES = {
     "class",
@@ -47,6 +48,7 @@ ATTRIBUTES = {
     "viewbox",
     "preserveaspectratio",
     "role",
+    "style",
     "d",
 }
 
@@ -167,6 +169,35 @@ def test_ranks_that_stand_still_have_no_rate_and_no_time_left():
     assert "step/s" not in text
     assert text.count("no step for 44 s") == 4
     assert "dm-still" in render.html(state)
+
+
+def test_the_head_says_what_is_run_and_since_when(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    state = replace(running(), call="train(lr='<0.1>')", began_unix_s=36_000.0)
+    text = Page(render.html(state)).text
+    assert "train(lr='<0.1>') · job 0612-101500-5f3a · since 10:00" in text
+    later = replace(state, at_s=50_000.0)
+    assert "since Jan 1, 10:00" in Page(render.html(later)).text
+    assert "since" not in Page(render.html(running())).text
+
+
+def test_stacks_that_the_user_asked_for_are_shown_while_ranks_move():
+    frame = Frame(
+        file="Cell In[3]", line=14, function="train", text="load()", mine=True
+    )
+    threads = (Thread(frames=(frame,)),)
+    stacks = {
+        rank: Stacks(request_id="7", rank=rank, local_rank=rank % 2, threads=threads)
+        for rank in range(4)
+    }
+    dump = StackDump(request_id="7", at_s=26.0, stacks=stacks, nodes=(0, 1))
+    asking = replace(running(), wanted_stacks="7")
+    assert "asking every rank where it is" in render.html(asking)
+    html = render.html(replace(asking, stack_dumps=(dump,)))
+    assert "at 26 s: all 4 ranks are in train at Cell In[3], line 14." in html
+    assert "load()" in html
+    assert "line 14" not in render.html(replace(over(asking), stack_dumps=(dump,)))
 
 
 def test_one_rank_that_stands_still_is_named():
@@ -357,6 +388,18 @@ def test_a_bar_of_tqdm_is_no_warning():
     assert re.findall(r"dm-line (dm-\w+)", html) == ["dm-stdout", "dm-stderr"]
 
 
+def test_curves_and_colours_stay_where_style_and_drawings_are_taken_away():
+    """As pages do it that don't trust a notebook: no style sheet, no svg."""
+    html = re.sub(r"<(style|svg).*?</\1>", "", render.html(running()), flags=re.DOTALL)
+    text = Page(html).text
+    assert re.search(r"loss.*[▁-█]{20,24} 2\.\d+ to 0\.\d+", text)
+    assert '<span style="color:#2f7fd6">running</span>' in html
+    assert "dm-spark { display: none; }" in render.style()
+    rising = curve([(float(i), i * i) for i in range(9)])
+    html = render.curves(run([worker(0)], series={0: {"x": rising}}))
+    assert '<span class="dm-spark">▁▁▁▂▃▄▅▆█ 0 to 64</span>' in html
+
+
 def test_one_point_is_no_curve():
     assert render.curves(run([worker(0)], series={0: {"x": curve([(0.0, 1.0)])}})) == ""
 
@@ -368,9 +411,39 @@ def test_a_large_run_is_summed_up_and_small():
     html = render.html(ranks_1024())
     assert len(html.encode()) < 200_000
     page = Page(html)
-    assert "failed and slowest ranks" in page.text
-    assert page.tags.count("tr") < 100
+    assert "failed and slowest: 3 of 1024 ranks" in page.text
+    assert "64 of 1,024 ranks, those with trouble first" in page.text
+    assert page.tags.count("tr") < 150
     assert len(render.text(ranks_1024())) < 20_000
+
+
+@pytest.mark.parametrize(("count", "is_grouped"), [(16, False), (17, True), (64, True)])
+def test_from_17_ranks_on_they_are_grouped_by_host(count, is_grouped):
+    workers = [worker(r, per_host=8) for r in range(count)]
+    ended = Ended(rank=count - 1, restart=0, outcome="exited", code=1)
+    workers[-1] = replace(workers[-1], phase="failed", ended=ended)
+    state = run(workers, per_host=8, first_failure=count - 1)
+    groups = overview(state).groups
+    if not is_grouped:
+        assert [len(group.rows) for group in groups] == [count]
+        return
+    picked, hosts, everyone = groups
+    assert picked.title == f"failed and slowest: 3 of {count} ranks"
+    assert (picked.rows[0].rank, picked.rows[0].phase) == (count - 1, "failed")
+    assert len(hosts.rows) == -(-count // 8)
+    assert everyone.title == f"all {count} ranks"
+    assert [row.rank for row in everyone.rows] == list(range(count))
+    html = render.html(state)
+    folded = html.index('<details class="dm-all"><summary>all ')
+    assert html.index("dm-failed", html.index("<table")) < folded, "it is in sight"
+    assert html[folded:].count("<tr") == count + 1
+    assert "all 64 ranks" not in render.text(state), "a text has nothing to unfold"
+
+
+def test_metrics_that_have_no_column_are_told():
+    metrics = {f"m{i}": float(i) for i in range(9)}
+    html = render.html(run([worker(0, metrics=metrics)]))
+    assert "6 of 9 metrics shown; all of them: run.metrics" in html
 
 
 def test_a_thousand_hosts_are_counted():
@@ -518,12 +591,16 @@ def test_a_terminal_gets_colours_and_nothing_else(text):
     ("text", "html"),
     [
         ("plain", "plain"),
-        ("\x1b[31mred\x1b[0m no", '<span class="dm-red">red</span> no'),
-        ("\x1b[1;92mok\x1b[22m on\x1b[39m no", '<span class="dm-bold dm-green">ok</span><span class="dm-green"> on</span> no'),
-        ("\x1b[38;5;31mx\x1b[38;2;1;31;4mx", "xx"),
+        ("\x1b[31mred\x1b[0m no", '<span style="color:#d9453d">red</span> no'),
+        ("\x1b[1;92mok\x1b[22m on\x1b[39m no",
+         '<span style="color:#2f9e57;font-weight:700">ok</span><span style="color:#2f9e57"> on</span> no'),
+        ("\x1b[38;5;208mx\x1b[38;2;1;31;4mx", '<span style="color:#ff8700">x</span><span style="color:#011f04">x</span>'),
+        ("\x1b[41;97mBAD\x1b[49mx", '<span style="background-color:#d9453d;color:#ffffff">BAD</span><span style="color:#8c8c8c">x</span>'),
+        ("\x1b[48;5;255mx", '<span style="background-color:#eeeeee;color:#000000">x</span>'),
+        ("\x1b[38;5;999mx\x1b[38mx", "xx"),
         ("\x1b[2K\x1b[1Gover", "over"),
         ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),
-        ("\x1b[31m<b>", '<span class="dm-red">&lt;b&gt;</span>'),
+        ("\x1b[31m<b>", '<span style="color:#d9453d">&lt;b&gt;</span>'),
     ],
 )  # fmt: skip
 def test_colours_become_spans(text, html):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
 from distmagic.runner import run_loop
+from distmagic.runner.actions import Send
 from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
 from distmagic.state.decide import (
     Limits,
@@ -113,6 +114,43 @@ def test_ranks_of_a_run_that_stands_still_are_asked_once_where_they_are():
     assert counts == [0, 1, 2]
     first_s = min(at_s for at_s, count in asked if count == 1)
     assert 72.0 <= first_s <= 84.0
+    assert run.stops == []
+
+
+def test_a_click_stops_a_run_and_a_second_one_at_once():
+    ends = [*end_of(0, -15, "interrupted"), *end_of(1, -15, "interrupted")]
+    run = ScriptedRun(START, [], [], [], ends)
+    screen = FakeScreen()
+    screen.clicks = ["stop", "stop"]
+    state = run.run(screen=screen)
+    assert [(grace, reason) for _, grace, reason in run.stops] == [
+        (GRACE_S, "interrupted"),
+        (0.0, "interrupted"),
+    ]
+    assert (state.phase, state.stopping) == ("stopped", "interrupted")
+
+
+def test_a_click_asks_all_ranks_where_they_are():
+    ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
+    run = ScriptedRun(START, [], [], ends)
+    screen = FakeScreen()
+    screen.clicks = ["stacks"]
+    state = run.run(screen=screen)
+    assert (run.asks, run.stops) == (1, [])
+    assert state.wanted_stacks == "ask1"
+
+
+def test_a_click_lets_a_job_go_on_alone():
+    joined = at(p.PeerState(node_rank=1, state="joined"), 0)
+    alone = [at(p.Detached(why="asked"), 0)]
+    run = ScriptedRun([*START, joined], [], [], alone)
+    screen = FakeScreen()
+    screen.clicks = ["detach"]
+    state = run.run(screen=screen)
+    assert not state.is_over
+    assert state.detached_by == "asked"
+    sent = [action.message for action in run.actions if isinstance(action, Send)]
+    assert any(isinstance(message, p.DetachJob) for message in sent)
     assert run.stops == []
 
 

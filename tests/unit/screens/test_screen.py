@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import re
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import nbclient
 import nbformat
@@ -16,7 +14,7 @@ import pytest
 from nbconvert import HTMLExporter
 
 from distmagic import render
-from distmagic.screens import board, choose, log, notebook, steady, terminal
+from distmagic.screens import choose, log, notebook, steady, terminal
 from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
 from tests.scenes import done, failed, ranks_1024, running, starting
@@ -248,84 +246,6 @@ def test_an_interrupt_passes_through():
         steady.SteadyScreen(Interrupted()).show(running())
 
 
-# ---- the live view
-
-
-class Widget:
-    """Counts what it is sent; stands for any class of ipywidgets."""
-
-    def __init__(self, *_parts, value: str = "", **looks) -> None:
-        self.sent: list[str] = []
-        self.layout = self.style = looks
-
-    @property
-    def value(self) -> str:
-        return self.sent[-1]
-
-    @value.setter
-    def value(self, text: str) -> None:
-        self.sent.append(text)
-
-
-def test_a_pane_sends_only_what_changed():
-    one, two = Widget(), Widget()
-    pane = board.Pane((one, two), 0.1, 50_000)
-    for tenth in range(10):
-        pane.offer(tenth / 10, lambda tenth=tenth: ("same", f"at {tenth}"))
-    assert len(one.sent) == 1
-    assert len(two.sent) >= 9
-
-
-def test_a_pane_asks_for_nothing_before_it_is_time():
-    asked = []
-    pane = board.Pane((Widget(),), 1.0, 50_000)
-    for tenth in range(100):
-        pane.offer(tenth / 10, lambda: (str(asked.append(1)),))
-    assert 9 <= len(asked) <= 10
-
-
-@pytest.mark.parametrize(("took_s", "asked_in_ten_s"), [(0.0, 10), (0.03, 5), (9.0, 2)])
-def test_a_pane_that_takes_long_to_make_is_made_less_often(
-    took_s, asked_in_ten_s, monkeypatch
-):
-    asked, clock = [], itertools.count(step=took_s)
-    monkeypatch.setattr(board.time, "thread_time", lambda: next(clock))
-    pane = board.Pane((Widget(),), 1.0, 50_000)
-    for second in range(10):
-        pane.offer(float(second), lambda: (str(asked.append(1)),))
-    assert len(asked) == asked_in_ten_s
-
-
-@pytest.mark.parametrize("scene", [running, ranks_1024])
-def test_a_flood_is_sent_in_100_kb_a_second(scene, monkeypatch):
-    widgets: list[Widget] = []
-
-    def make_html(**looks) -> Widget:
-        widgets.append(Widget(**looks))
-        return widgets[-1]
-
-    fakes = SimpleNamespace(HTML=make_html, Layout=Widget, VBox=Widget)
-    monkeypatch.setitem(sys.modules, "ipywidgets", fakes)
-    monkeypatch.setattr(
-        board.time, "thread_time", lambda: 0.0
-    )  # drawing takes no time: bytes alone count
-    shown = board.Board()
-    state = scene()
-    for tenth in range(100):
-        moved = {r: replace(w, step=w.step + tenth) for r, w in state.workers.items()}
-        shown.show(
-            grown(
-                replace(state, workers=moved),
-                tenth * 1000,
-                at_s=tenth / 10,
-                text="x" * 300 + " {}",
-            )
-        )
-    sizes = [sum(len(text.encode()) for text in widget.sent) for widget in widgets]
-    assert sum(sizes) < 10 * 100_000 + 150_000, "and the first of each"
-    assert len(widgets[-1].sent) >= 5
-
-
 # ---- notebooks, executed without a browser
 
 CELL = """
@@ -354,7 +274,7 @@ def executed(
 
 
 @pytest.mark.parametrize(
-    "before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"]
+    "before", ["", "sys.modules['anywidget'] = None"], ids=["widgets", "no-widgets"]
 )
 def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
     book = executed(before)
@@ -369,18 +289,18 @@ def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
 
 
 @pytest.mark.parametrize(
-    "before", ["", "sys.modules['ipywidgets'] = None"], ids=["widgets", "no-widgets"]
+    "before", ["", "sys.modules['anywidget'] = None"], ids=["widgets", "no-widgets"]
 )
 def test_a_notebook_saved_before_the_end_says_so(before):
     book = executed(before, after="")
     (output,) = book.cells[0].outputs
     assert output.data["text/plain"].endswith(notebook.WHILE_RUNNING)
-    assert ("application/vnd.jupyter.widget-view+json" in output.data) is (not before)
+    assert set(output.data) == {"text/plain", "text/html"}, "no widget is named"
     assert "gpu-a" in output.data["text/html"]
 
 
 def test_widgets_that_can_not_be_made_are_done_without():
-    book = executed("import ipywidgets; ipywidgets.VBox = None")
+    book = executed("import anywidget; anywidget.AnyWidget = None")
     (output,) = book.cells[0].outputs
     assert set(output.data) == {"text/plain", "text/html"}
 
@@ -410,3 +330,32 @@ def test_a_pipe_gets_lines_and_a_terminal_the_status(monkeypatch):
     assert isinstance(choose.screen_for(object())._inner, terminal.TerminalScreen)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(choose.screen_for(object())._inner, log.LogScreen)
+
+
+def test_a_run_that_lasts_tells_a_log_how_it_goes_and_how_it_ended(capsys, monkeypatch):
+    """Under nbconvert and papermill: an output that is replaced is in no log."""
+    published = []
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, **_: published.append(data)
+    )
+    shown = notebook.NotebookScreen(make_board=no_board)
+    for tenth in range(1000):
+        shown.show(replace(running(), at_s=tenth / 10))
+    shown.finish(replace(failed(), at_s=101.0))
+    assert published[0]["text/plain"].endswith(notebook.AT_FIRST)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ·")[0] for line in told] == [*["running 62%"] * 2, "failed 62%", "✗ rank 3 (gpu-b, local_rank 1) raised ValueError: Expected input batch_size (64) to match target batch_size (63)."]  # fmt: skip
+    assert "took 1 min 41 s" in told[2]
+
+
+def test_a_short_run_tells_a_log_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: None)
+    shown = notebook.NotebookScreen(make_board=no_board)
+    for tenth in range(599):
+        shown.show(replace(running(), at_s=tenth / 10))
+    shown.finish(done())
+    assert capsys.readouterr().out == ""
+
+
+def no_board():
+    raise ImportError("no anywidget here")

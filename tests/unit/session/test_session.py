@@ -144,6 +144,17 @@ def test_each_run_has_a_job_name_of_its_own(kernel):
     assert kernel.over(c, d).launch().job != first.job
 
 
+def test_it_is_remembered_where_a_job_was_begun(kernel):
+    a, b = two()
+    job = kernel.over(a, b).launch().job
+    hosts, _ = kernel.session.begun_at(job)
+    assert [host.name for host in hosts] == ["gpu-a", "gpu-b"]
+    assert kernel.session.begun_at(job[:-1]) == kernel.session.begun_at(job)
+    assert kernel.session.begun_at("another") is None
+    assert kernel.session.begun_at("") is None
+    assert kernel.session.begun[0] == job
+
+
 def test_a_run_that_fails_raises_an_error_that_carries_it(kernel):
     a, b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", fails)
     with pytest.raises(WorkerFailed) as caught:

@@ -9,7 +9,7 @@ from distmagic.state import failure_kind
 from distmagic.state.events import Gone
 from distmagic.state.fold import fold
 from distmagic.state.verdict import verdict
-from tests.builders.events import at, begun, ended, output
+from tests.builders.events import at, begun, ended, output, raised
 
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 79.15 GiB of which 9.81 GiB is free. "
@@ -101,3 +101,34 @@ def test_the_error_of_the_run_says_it_too(kind, message, words):
     )
     assert error.hint.startswith(words)
     assert "run.logs(0)" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "The torch on gpu-a has no NCCL"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "The torch on gpu-a was built without CUDA"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "The torch on gpu-a was built without CUDA"),
+        (("DistNetworkError: The server socket has failed to listen on any local network address. port: 29872, useIpv6: "
+         "false, code: -98, name: EADDRINUSE, message: address already in use"), "The port is taken on gpu-a"),
+        ("DistBackendError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)", "A rank waited too long"),
+        ("RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+         "A rank waited too long"),
+        ("NameError: name 'model' is not defined", "Ranks are new processes in each cell"),
+        ("ValueError: name 'model' is not defined", ""),
+        ("TimeoutError: my own timed out", ""),
+    ],
+)  # fmt: skip
+def test_errors_that_everybody_meets_say_what_to_do(text, words):
+    said = failure_kind.cure_in_words(text, "gpu-a")
+    assert said.startswith(words)
+    assert bool(said) == bool(words)
+
+
+def test_the_cure_stands_in_the_error_of_the_run():
+    text = "Distributed package doesn't have NCCL built in"
+    state = begun(raised(1, 0, text))
+    error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
+    assert error is not None
+    assert "The torch on gpu-a has no NCCL" in error.hint
+    assert "Its whole output" in error.hint

@@ -344,3 +344,20 @@ def test_the_device_is_told_once(agent, monkeypatch):
     report.report(step=2)
     report.report(step=3)
     assert [message.device for message in agent.messages] == ["cuda:2", ""]
+
+
+def test_a_report_without_a_step_stands_at_the_count_of_the_innermost_bar(agent):
+    report.report(loss=5.0)
+    for epoch in range(2):
+        report.post_bar(protocol.Bar(id=1, desc="epoch", n=epoch, total=2))
+        for batch in (0, 1):
+            report.post_bar(protocol.Bar(id=2 + epoch, desc="batch", n=batch, total=2))
+            report.report(loss=1.0)
+        report.post_bar(protocol.Bar(id=2 + epoch, n=2, total=2, closed=True))
+        report.report(accuracy=0.5)
+    report.report(step=7, loss=0.5)
+    report.flush()
+    assert [(row.step, *row.metrics) for row in agent.rows] == [
+        (None, "loss"), (0, "loss"), (1, "loss"), (0, "accuracy"), (0, "loss"), (1, "loss"), (1, "accuracy"), (7, "loss"),
+    ]  # fmt: skip
+    assert all(message.step in (None, 7) for message in agent.messages)

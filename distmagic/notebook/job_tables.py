@@ -1,0 +1,70 @@
+"""Tables of jobs, and of what hosts keep loaded, as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distmagic import sanitize
+from distmagic.planning.jobs import Job
+from distmagic.request.hosts import Host
+
+if TYPE_CHECKING:
+    from distmagic.remote.wire.protocol import Template
+
+
+def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
+    """Return the table of jobs, the newest first, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
+    if not jobs:
+        return "no jobs on these hosts"
+    rows = [["job", "state", "hosts", "began", "on disk", "owner"]]
+    for job in sorted(jobs, key=lambda job: job.began_s, reverse=True):
+        hosts = ", ".join(dict.fromkeys(job.hosts))
+        size = f"{job.size_bytes / 1e6:,.1f} MB"
+        owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
+        row = [job.name, job.phase, hosts, ago(now_s - job.began_s), size, owner]
+        rows.append([sanitize.lines(text) for text in row])
+    return _aligned(rows)
+
+
+def ago(age_s: float) -> str:
+    """Return `12 s ago`, `5 min ago`, `3 h ago`."""
+    # A host's clock may be ahead, or tell no number at all: min and max bound the age, and turn NaN into 0.
+    age_min = int(min(max(0.0, age_s / 60), 1e9))
+    if not age_min:
+        return f"{int(max(0.0, age_s))} s ago"
+    return f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
+
+
+def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None]) -> str:
+    """Return the table of what hosts keep loaded; a host that keeps nothing, or is down (None), has a line as well."""
+    rows = [["host", "torch loaded", "memory", "last used"]]
+    for host, templates in zip(hosts, kept, strict=True):
+        if not templates:
+            rows.append([host.name, "no answer" if templates is None else "no", "", ""])
+            continue
+        for one in templates:
+            size = f"{one.size_bytes / 1e6:,.0f} MB"
+            rows.append(
+                [
+                    host.name,
+                    f"{_duration(one.age_s)} ago",
+                    size,
+                    f"{_duration(one.idle_s)} ago",
+                ]
+            )
+    return _aligned(rows)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    columns = zip(*rows, strict=True)
+    widths = [max(len(text) for text in column) for column in columns]
+    lines = []
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""The numbers of the curves for a page that draws them itself: bounded, rounded, ready for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distmagic.render.curves import MAX_LINES, curve_of, joined, names_of_curves
+from distmagic.render.text_width import cut_middle, plain
+from distmagic.state.model import RunState
+from distmagic.state.series import Bin
+
+_MAX_CHARTS = 30
+# Bins of all curves together; a line has at least and at most so many.
+_POINTS_OF_ALL = 4000
+_FEWEST_POINTS, _MOST_POINTS = 16, 100
+_MAX_HOLES = 20
+
+
+def chart_data(state: RunState) -> list[dict[str, object]]:
+    """Return name, lines and holes of each metric that was reported more than once.
+
+    A line is the rank (-1: all ranks together, where they are many), and the x, the least, the mean and the greatest
+    value of each bin. Where a metric `counts_steps`, x is in steps, else in seconds.
+    """
+    names = names_of_curves(state)[:_MAX_CHARTS]
+    lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))
+    points = _POINTS_OF_ALL // max(1, lines_in_all)
+    points = max(_FEWEST_POINTS, min(_MOST_POINTS, points))
+    return [_chart(state, name, points) for name in names]
+
+
+def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
+    curve = curve_of(state, name, points)
+    if len(curve.lines) > MAX_LINES:
+        lines = [_line(-1, joined(curve))]
+    else:
+        lines = [_line(rank, line) for rank, line in curve.lines.items()]
+    return {
+        "name": cut_middle(plain(name), 60),
+        "counts_steps": curve.by_step,
+        "ranks": len(curve.lines),
+        "lines": lines,
+        "holes": [_rounded(x) for x in curve.holes[:_MAX_HOLES]],
+    }
+
+
+def _line(rank: int, bins: Sequence[Bin]) -> dict[str, object]:
+    line: dict[str, object] = {
+        "rank": rank,
+        "x": [_rounded(one.x) for one in bins],
+        "mean": [_rounded(one.mean) for one in bins],
+    }
+    if any(one.low != one.high for one in bins):
+        line["low"] = [_rounded(one.low) for one in bins]
+        line["high"] = [_rounded(one.high) for one in bins]
+    return line
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

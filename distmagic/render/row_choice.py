@@ -1,0 +1,83 @@
+"""Which ranks of a run want to be seen: the failed, the slow, those that stand still."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from distmagic.state.model import WorkerState
+from distmagic.state.phases import NodePhase, RankPhase
+
+UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be seen most
+# What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
+# "": of a row that only counts others.
+ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", ""]
+PHASES: tuple[
+    RankPhase | Literal["reconnecting"], ...
+] = (  # of ranks; first what a user must see first
+    "failed",
+    "lost",
+    "reconnecting",
+    "stopped",
+    "starting",
+    "running",
+    "done",
+)
+_PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
+_SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
+_LATE_S = (
+    3.0  # if it needs more than this to get there; ranks don't begin at the same moment
+)
+
+
+def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
+    """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
+    done = {}
+    for w in workers:
+        if w.phase in ("running", "done"):
+            done[w.rank] = w.progress[0] or 0.0
+    if len(done) < 2:  # no rank to compare with
+        return set()
+    median_steps = statistics.median_high(done.values())
+    median_rate = statistics.median([w.rate for w in workers if w.rate] or [0.0])
+    slow = set()
+    for w in workers:
+        if w.phase == "running" and done[w.rank] < _SLOW * median_steps:
+            steps_behind = median_steps - done[w.rank]
+            if steps_behind > max(1.0, _LATE_S * (w.rate or median_rate)):
+                slow.add(w.rank)
+    return slow
+
+
+def picked_ranks(
+    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
+) -> list[WorkerState]:
+    """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
+
+    Two of the latter are shown in any case, more where more ranks are slow or stand still.
+    """
+    failed = [w for w in workers if w.phase in ("failed", "lost")]
+    running = [w for w in workers if w.phase == "running" and w.progress[0] is not None]
+    running.sort(key=lambda w: w.progress[0] or 0.0)
+    count = max(_PICKED // 4, min(_PICKED, len(slow | still.keys())))
+    return failed[:_PICKED] + running[:count]
+
+
+def most_urgent(
+    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
+) -> list[WorkerState]:
+    """Return at most `UNFOLDED` ranks: all of them in their order; of more, those that want to be seen come first."""
+    if len(workers) <= UNFOLDED:
+        return list(workers)
+
+    def order(worker: WorkerState) -> tuple[int, bool, int]:
+        is_behind = worker.rank in slow or worker.rank in still
+        return urgency(worker.phase), not is_behind, worker.rank
+
+    return sorted(workers, key=order)[:UNFOLDED]
+
+
+def urgency(phase: ShownPhase) -> int:
+    """Return how soon a phase wants to be seen; 0 is first."""
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)

@@ -1,0 +1,60 @@
+// Puts the live view into the output of its cell, and back into it whenever the front end has drawn the output anew.
+// What is saved there is HTML that needs neither a kernel nor a widget; the live view takes its place while it is seen.
+
+export class Place {
+  constructor(viewId, root) {
+    this.className = `dm-view-${viewId}`;
+    this.root = root;
+    this.tops = new Map(); // how far each pane is scrolled: a pane that is moved begins at its top
+    root.addEventListener('scroll', ({ target }) => this.tops.set(target, target.scrollTop), true);
+    this.observer = new MutationObserver(() => this.put());
+    this.observer.observe(document.body, { childList: true, subtree: true });
+    this.put();
+  }
+
+  put() {
+    if (this.root.isConnected) return;
+    const spot = document.getElementsByClassName(this.className)[0];
+    if (!spot) return;
+    spot.replaceChildren(this.root);
+    for (const [pane, top] of this.tops) pane.scrollTop = top;
+  }
+
+  leave() {
+    this.observer.disconnect();
+  }
+}
+
+// Return the view as HTML that needs no script, as it is just now.
+export function asSaved(model, root, words) {
+  const copy = root.cloneNode(true);
+  copy.className = 'distmagic';
+  for (const rank of copy.querySelectorAll('.dm-rank')) {
+    const label = document.createElement('b');
+    label.className = rank.className.replace('dm-rank', '');
+    label.textContent = rank.textContent;
+    rank.replaceWith(label);
+  }
+  for (const node of copy.querySelectorAll('button, input, select, label, .dm-actions, .dm-chooser, .dm-tip')) node.remove();
+  const note = document.createElement('p');
+  note.textContent = words;
+  const around = document.createElement('div');
+  around.className = `dm-view-${model.get('view_id')}`;
+  around.append(copy, note);
+  return around.outerHTML;
+}
+
+// Write into the notebook's document what is to be saved of the view. A page that was loaded while the run went on does
+// not know the output any more, so the kernel's own update of it does not arrive.
+export function writeIntoDocument(model, { html, text }) {
+  const className = `dm-view-${model.get('view_id')}`;
+  for (const cell of model.widget_manager?.context?.model?.cells ?? []) {
+    if (cell.type !== 'code') continue;
+    for (let index = 0; index < cell.outputs.length; index += 1) {
+      const output = cell.outputs.get(index).toJSON();
+      const saved = [output.data?.['text/html'] ?? ''].flat().join('');
+      if (!saved.includes(className) || saved === html) continue;
+      cell.outputs.set(index, { ...output, data: { ...output.data, 'text/html': html, ...(text && { 'text/plain': text }) } });
+    }
+  }
+}

@@ -1,0 +1,97 @@
+"""The widget that carries the live view into a page. The only module that knows anywidget.
+
+Its script is the modules in `page/`, plain ES modules that a browser takes as they are. A widget has one script, so they
+are put one after the other here; what they import from each other then stands above them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from distmagic import render
+
+_PAGE = Path(__file__).with_name("page")
+_MODULES = (
+    "channel.js",
+    "patch.js",
+    "place.js",
+    "scales.js",
+    "chart.js",
+    "charts.js",
+    "controls.js",
+    "log.js",
+    "view.js",
+)
+
+
+@cache
+def script() -> str:
+    """Return the modules of the page as one."""
+    return "\n".join(_without_imports(name) for name in _MODULES)
+
+
+def _without_imports(name: str) -> str:
+    lines = []
+    for line in (_PAGE / name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("import "):
+            continue
+        is_last = line.startswith("export default")
+        lines.append(line if is_last else line.removeprefix("export "))
+    return "\n".join(lines)
+
+
+def looks() -> str:
+    """Return the style sheet of the live view: that of all pages, and that of what can be clicked."""
+    sheet = render.style().removeprefix("<style>").removesuffix("</style>")
+    return sheet + (_PAGE / "controls.css").read_text(encoding="utf-8")
+
+
+def shows_itself() -> bool:
+    """Whether this notebook's front end knows a widget only by its own view: VS Code and Colab."""
+    return "VSCODE_PID" in os.environ or "google.colab" in sys.modules
+
+
+@cache
+def _kind() -> Any:
+    from traitlets import Bool, Dict, List, Unicode
+
+    import anywidget
+
+    class View(anywidget.AnyWidget):  # type: ignore[misc]  # its types are not known here
+        """What a page is told of one run. `head`, `table` and `ranks` are HTML, `log` are lines that are new."""
+
+        _esm = Unicode().tag(sync=True)
+        looks = Unicode().tag(sync=True)
+        view_id = Unicode().tag(sync=True)
+        shows_itself = Bool().tag(sync=True)
+        run = Dict().tag(sync=True)
+        head = Unicode().tag(sync=True)
+        table = Unicode().tag(sync=True)
+        ranks = Unicode().tag(sync=True)
+        charts: Any = List().tag(sync=True)
+        log = Dict().tag(sync=True)
+        final = Dict().tag(sync=True)
+
+    return View
+
+
+def make_view(view_id: str) -> Any:
+    """Return a widget whose script runs in every page of this notebook. Raises `ImportError` without anywidget."""
+    return _kind()(
+        _esm=script(), looks=looks(), view_id=view_id, shows_itself=shows_itself()
+    )
+
+
+def close(view: Any) -> None:
+    """Leave no widget behind, and nothing in what a notebook might keep of one."""
+    with view.hold_sync():
+        for name in ("_esm", "looks", "head", "table", "ranks"):
+            setattr(view, name, "")
+        view.log = view.final = {}
+        view.charts = []
+    for widget in (view, view.layout):
+        widget.close()

@@ -1,0 +1,234 @@
+"""The live view as an instrument: what is pressed, searched and selected in it while the cell runs, and what outlives a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.sync_api import Locator
+
+from tests.browser import NotebookPage, notebook_in_browser
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(400)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOAD, RUN, NEXT = range(3)
+# Each rank writes a line ten times a second, one of them to stderr, until a file appears.
+WORK = """\
+%%distributed --hosts localhost:2 -o run
+import os
+import sys
+import time
+
+import distmagic
+
+def work(end, lr):
+    rank = int(os.environ["RANK"])
+    step = 0
+    while not os.path.exists(end):
+        step += 1
+        distmagic.report(step=step, total=100_000, loss=1 / step)
+        print(f"step {step} of rank {rank}")
+        if step == 5 and rank == 1:
+            print("ValueError: only a line", file=sys.stderr)
+        if step % 10 == 0:
+            print(f"all are at {step}")
+        time.sleep(0.1)
+
+work(END, lr=0.1)
+"""
+
+
+@contextmanager
+def opened(
+    tmp_path: Path, program: str = "jupyterlab", source: str = WORK
+) -> Iterator[NotebookPage]:
+    """Yield a notebook whose run goes on, and is seen live."""
+    sources = [
+        f"%load_ext distmagic\nEND = {str(tmp_path / 'end')!r}",
+        source,
+        "run.state.phase",
+    ]
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
+    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
+    with notebook_in_browser(notebook, env, shots=tmp_path, program=program) as page:
+        page.run_cell(LOAD)
+        page.wait_done(LOAD)
+        page.run_cell(RUN)
+        wait_until(lambda: live(page).count() == 1, "the live view", 60)
+        page.wait_text(RUN, r"^running", 60)
+        yield page
+        (tmp_path / "end").touch()
+
+
+def live(page: NotebookPage) -> Locator:
+    return page.cell(RUN).locator(".dm-live")
+
+
+def button(page: NotebookPage, name: str) -> Locator:
+    return live(page).get_by_role("button", name=name, exact=True)
+
+
+def lines(page: NotebookPage) -> list[str]:
+    """Return the lines of output that are to be seen."""
+    shown = live(page).locator(".dm-log-lines .dm-line:visible")
+    return [text.strip() for text in shown.all_inner_texts()]
+
+
+@pytest.mark.parametrize("program", ["jupyterlab", "notebook"])
+def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, program):
+    with opened(tmp_path, program) as page:
+        assert re.search(
+            r"work\(END, lr=0\.1\) · job [\w-]+ · since \d\d:\d\d",
+            live(page).locator(".dm-what").inner_text(),
+        )
+        button(page, "Stacks").click()
+        page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank", 30)
+        button(page, "Stop").click()
+        button(page, "Let it run").click()
+        assert button(page, "Stop").is_visible()
+        assert not page._ask("isDone", RUN), "it was only asked"
+        button(page, "Stop").click()
+        assert "Stop 2 ranks on localhost?" in live(page).inner_text()
+        button(page, "Stop it").click()
+        page.wait_done(RUN, 20)
+        text = page.wait_text(RUN, r"^stopped")
+        assert "Cancelled: The run was interrupted" in text
+        assert not button(page, "Stop").is_visible()
+        assert not button(page, "Stacks").is_visible()
+        page.run_cell(NEXT)
+        page.wait_text(NEXT, "'stopped'")
+        page.screenshot(tmp_path / "stopped.png")
+        assert page.console_errors == []
+
+
+def test_a_page_that_is_loaded_anew_shows_the_run_and_how_it_ended(tmp_path):
+    """Saved in the middle, loaded while it runs, and once more when it is over."""
+    with opened(tmp_path) as page:
+        page.save()
+        page.reload(is_busy=True)
+        text = page.wait_text(RUN, r"^running")
+        assert "2 ranks on localhost" in text
+        assert page.page.get_by_text("Loading widget").count() == 0
+        (tmp_path / "end").touch()
+        text = page.wait_text(RUN, r"^done", 60)
+        assert "saved while the run was going on" not in text
+        page.save()
+        page.reload()
+        assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")
+        assert page.page.get_by_text("model not found").count() == 0
+        assert page.page.locator(".jupyter-widgets").count() == 0
+
+
+def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(tmp_path):
+    with opened(tmp_path) as page:
+        live(page).locator("figure.dm-curve").wait_for()
+        page.save()
+        page.restart_kernel()
+        text = page.wait_text(RUN, r"The kernel has ended: this is the last")
+        assert "2 ranks on localhost" in text
+        assert not button(page, "Stop").is_visible()
+        page.reload()
+        text = page.wait_text(RUN, r"^running")
+        assert "what came of it is not known here" in text
+        assert "loss" in text, "with its curves"
+        assert page.page.get_by_text("model not found").count() == 0
+
+
+def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(tmp_path):
+    with opened(tmp_path) as page:
+        wait_until(lambda: "[2 ranks] all are at 10" in lines(page), "one line of two")
+        live(page).get_by_label("show only one rank").select_option("1")
+        live(page).get_by_label("show only lines with this text").fill("STEP")
+        seen = lines(page)
+        assert seen
+        assert all(re.search(r"step \d+ of rank 1$", line) for line in seen)
+        live(page).get_by_label("show only lines with this text").fill("")
+        live(page).get_by_label("show only one rank").select_option("")
+        live(page).get_by_label("show only one stream").select_option("stderr")
+        wait_until(lambda: lines(page) == ["[rank 1 localhost] ValueError: only a line"], "the error alone")  # fmt: skip
+        live(page).get_by_label("show only one stream").select_option("")
+        button(page, "First error").click()
+        found = live(page).locator(".dm-log-lines .dm-found")
+        assert "ValueError: only a line" in found.inner_text()
+        found.select_text()
+        before = page.page.evaluate("document.getSelection().toString()")
+        top = live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop")
+        count = len(lines(page))
+        wait_until(lambda: len(lines(page)) > count + 10, "more lines", 30)
+        assert page.page.evaluate("document.getSelection().toString()") == before
+        assert live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop") == top  # fmt: skip
+        assert before.strip().endswith("ValueError: only a line")
+
+
+CHARTS = """\
+%%distributed --hosts localhost:2
+import os
+import time
+
+import distmagic
+
+def work(end):
+    rank = int(os.environ["RANK"])
+    for step in range(400):
+        value = 100.0 if step == 133 and rank == 0 else 1.0 + rank
+        many = {f"eval/m{i}": step + i for i in range(6)}
+        distmagic.report(step=step, total=400, loss=value, decay=10.0 ** (-step / 50), **many)
+        time.sleep(0.01)
+    while not os.path.exists(end):
+        distmagic.report(step=399)
+        time.sleep(0.1)
+
+work(END)
+"""
+
+
+def test_curves_are_read_off_chosen_and_smoothed(tmp_path):
+    with opened(tmp_path, source=CHARTS) as page:
+        loss = live(page).locator("figure.dm-curve", has_text="loss")
+        wait_until(lambda: "step 399" in loss.inner_text(), "the last step", 60)
+        labels = loss.locator(".dm-y span").all_inner_texts()
+        assert (labels[0], labels[-1]) == ("100", "1"), "the spike is drawn"
+        tops = loss.locator("path.dm-band").first.get_attribute("d")
+        assert re.search(r"[ML]\d+,0[LZ]", tops), "up to the top"
+        loss.locator(".dm-plot").hover(position={"x": 3, "y": 40})
+        tip = loss.locator(".dm-tip").inner_text()
+        assert re.search(r"^step \d+\nrank 0: 1\nrank 1: 2$", tip)
+        decay = live(page).locator("figure.dm-curve", has_text="decay")
+        assert decay.get_by_role("button").get_attribute("aria-pressed") == "true"
+        middle = decay.locator(".dm-y span").nth(1).inner_text()
+        assert float(middle) < 0.01, "its axis is logarithmic by itself"
+        decay.get_by_role("button").click()
+        assert float(decay.locator(".dm-y span").nth(1).inner_text()) > 0.4
+        assert live(page).locator("figure.dm-curve").count() == 6
+        chooser = live(page).locator(".dm-chooser summary")
+        assert chooser.inner_text() == "6 of 8 metrics shown"
+        chooser.click()
+        live(page).get_by_label("eval/m5").check()
+        assert live(page).locator("figure.dm-curve").count() == 7
+        assert live(page).locator(".dm-group").all_inner_texts() == ["eval"]
+        live(page).locator(".dm-part-table tr", has_text="localhost").nth(1).click()
+        assert loss.locator(".dm-y span").all_inner_texts() == ["2"], "rank 1 alone"
+        button(page, "rank 1").click()
+        assert loss.locator(".dm-y span").first.inner_text() == "100"
+        paths = loss.locator("path").count()
+        live(page).get_by_label("smoothing").evaluate(
+            "one => { one.value = 0.9; one.dispatchEvent(new Event('input')); }"
+        )
+        assert loss.locator("path").count() == paths + 2
+        widths = (
+            live(page)
+            .locator("figure.dm-curve svg")
+            .evaluate_all(
+                "all => all.map(one => Math.round(one.getBoundingClientRect().width))"
+            )
+        )
+        assert len(set(widths)) == 1, "they are aligned"
+        assert page.console_errors == []

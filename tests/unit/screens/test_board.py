@@ -1,0 +1,220 @@
+"""The live view: what a page is sent and how often, what it asks for, and what is left when a run is over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from distmagic.screens import board, notebook, page_requests, widget
+from distmagic.state.model import OutputLine
+from tests.scenes import done, ranks_1024, running
+
+
+class FakeView:
+    """Stands for the widget: counts what it is sent. A page is there when it says hello."""
+
+    shows_itself = False
+    model_id = "m1"
+
+    def __init__(self, view_id: str = "v1") -> None:
+        vars(self).update(view_id=view_id, sent=[], handlers=[], is_closed=False)
+        vars(self)["layout"] = SimpleNamespace(close=lambda: None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.sent.append((name, value))
+        vars(self)[name] = value
+
+    def hold_sync(self):
+        return nullcontext()
+
+    def on_msg(self, handler) -> None:
+        self.handlers.append(handler)
+
+    def close(self) -> None:
+        vars(self)["is_closed"] = True
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.sent]
+
+
+def said(total: int, kept: int = 400, text: str = "line {}", at_s: float = 30.0):
+    lines = tuple(
+        OutputLine(rank=i % 4, label=f"rank {i % 4} a", stream="stdout", text=text.format(i))
+        for i in range(max(0, total - kept), total)
+    )  # fmt: skip
+    return replace(running(), lines=lines, lines_seen=total, at_s=at_s)
+
+
+def shown_board() -> tuple[board.Board, FakeView]:
+    views: list[FakeView] = []
+    made = board.Board(lambda view_id: views.append(FakeView(view_id)) or views[0])
+    return made, views[0]
+
+
+# ---- how often
+
+
+def test_a_pane_gives_only_what_changed():
+    pane = board.Pane(1.0, 50_000)
+    given = []
+    for second in range(5):
+        made = {"one": "same", "two": f"at {second}"}
+        given.append(pane.offer(float(second), lambda made=made: made))
+    assert given[0] == {"one": "same", "two": "at 0"}
+    assert given[1:] == [{"two": f"at {second}"} for second in range(1, 5)]
+
+
+def test_a_pane_asks_for_nothing_before_it_is_time():
+    asked = []
+    pane = board.Pane(1.0, 50_000)
+    for tenth in range(100):
+        pane.offer(tenth / 10, lambda: {"one": str(asked.append(1))})
+    assert 9 <= len(asked) <= 10
+
+
+@pytest.mark.parametrize(("took_s", "asked_in_ten_s"), [(0.0, 10), (0.03, 5), (9.0, 2)])
+def test_a_pane_that_takes_long_to_make_is_made_less_often(
+    took_s, asked_in_ten_s, monkeypatch
+):
+    asked, clock = [], itertools.count(step=took_s)
+    monkeypatch.setattr(board.time, "thread_time", lambda: next(clock))
+    pane = board.Pane(1.0, 50_000)
+    for second in range(10):
+        pane.offer(float(second), lambda: {"one": str(asked.append(1))})
+    assert len(asked) == asked_in_ten_s
+
+
+@pytest.mark.parametrize("scene", [running, ranks_1024])
+def test_a_flood_is_sent_in_ten_messages_and_100_kb_a_second(scene, monkeypatch):
+    monkeypatch.setattr(board.time, "thread_time", lambda: 0.0)  # bytes alone count
+    shown, view = shown_board()
+    shown.answer("hello")
+    state = scene()
+    messages = 0
+    for tenth in range(100):
+        before = len(view.sent)
+        moved = {r: replace(w, step=w.step + tenth) for r, w in state.workers.items()}
+        lines = said(tenth * 1000, text="x" * 300 + " {}").lines
+        shown.show(
+            replace(state, workers=moved, lines=lines, lines_seen=tenth * 1000, at_s=tenth / 10)
+        )  # fmt: skip
+        messages += len(view.sent) > before
+    assert messages <= 100
+    size = sum(len(json.dumps(value)) for _, value in view.sent)
+    assert size < 10 * 100_000 + 200_000, "and the first of each"
+    assert view.names.count("log") >= 5
+    assert view.names.count("head") >= 10
+
+
+# ---- pages
+
+
+def test_nothing_is_sent_before_a_page_says_hello():
+    shown, view = shown_board()
+    shown.show(said(3))
+    assert view.sent == []
+    answer = page_requests.answered({"view": shown.view_id, "op": "hello"})
+    assert [rank for _, rank, _ in answer["log"]["lines"]] == [0, 1, 2]
+    shown.show(said(4))
+    assert {"run", "head", "table", "charts", "log"} <= set(view.names)
+    assert view.run["job"] == running().job
+    assert view.run["what"] == "4 ranks on gpu-a, gpu-b"
+
+
+def test_lines_are_numbered_and_those_that_are_left_out_are_counted():
+    shown, view = shown_board()
+    shown.answer("hello")
+    shown.show(said(10, at_s=1.0))
+    shown.show(said(1010, at_s=40.0))
+    first, last = (value for name, value in view.sent if name == "log")
+    assert (first["first"], len(first["lines"]), first["total"]) == (0, 10, 10)
+    assert (last["first"], len(last["lines"]), last["total"]) == (910, 100, 1010)
+    assert last["lines"][0][0] == 910
+    assert "line 910" in last["lines"][0][2]
+
+
+def test_what_is_asked_for_is_returned_once_and_in_order():
+    shown, view = shown_board()
+    for op in ("stacks", "stop"):
+        assert page_requests.answered({"view": shown.view_id, "op": op}) == {}
+    view.handlers[0](view, {"op": "detach"}, [])  # without a control channel
+    assert shown.requests() == ("stacks", "stop", "detach")
+    assert shown.requests() == ()
+
+
+@pytest.mark.parametrize("content", [{}, {"view": "gone", "op": "stop"}])
+def test_a_request_for_no_view_is_an_error(content):
+    with pytest.raises(ValueError, match="this view is gone"):
+        page_requests.answered(content)
+
+
+def test_a_request_always_gets_a_reply():
+    sent = []
+    session = SimpleNamespace(send=lambda *message: sent.append(message))
+    shown, _ = shown_board()
+    for op in ("hello", "dance"):
+        parent = {"content": {"view": shown.view_id, "op": op}}
+        page_requests._reply(SimpleNamespace(session=session), "stream", "id", parent)
+    assert [content["status"] for _, _, content, _, _ in sent] == ["ok", "error"]
+    assert sent[1][2]["evalue"] == "a live view can't 'dance'"
+
+
+def test_a_view_that_no_page_shows_is_gone_with_its_run(monkeypatch):
+    published = publishing(monkeypatch)
+    shown, view = shown_board()
+    screen = notebook.NotebookScreen(lambda: shown)
+    screen.show(running())
+    screen.finish(done())
+    assert view.is_closed
+    assert view._esm == "", "a notebook that keeps widgets keeps no script of ours"
+    assert "dm-view-" in published[0]["text/html"]
+    assert "dm-view-" not in published[-1]["text/html"]
+
+
+def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypatch):
+    published = publishing(monkeypatch)
+    monkeypatch.setattr(notebook, "_ended", type(notebook._ended)())
+    views = []
+    for _ in range(6):
+        shown, view = shown_board()
+        views.append(view)
+        shown.answer("hello")
+        screen = notebook.NotebookScreen(lambda shown=shown: shown)
+        screen.show(running())
+        screen.finish(done())
+    assert [view.is_closed for view in views] == [True, True, *[False] * 4]
+    assert views[-1].final["html"] == published[-1]["text/html"]
+    assert f"dm-view-{views[-1].view_id}" in published[-1]["text/html"]
+    assert views[-1].run["is_over"] is True
+    assert len(views[-1].log["lines"]) == len(done().lines)
+    assert "done</span>" in views[-1].head
+
+
+def publishing(monkeypatch) -> list[dict[str, str]]:
+    """Have what is displayed kept in a list."""
+    published: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, **_: published.append(data)
+    )
+    return published
+
+
+# ---- the script
+
+
+def test_the_page_gets_one_script_of_all_modules():
+    script = widget.script()
+    assert "import " not in [line[:7] for line in script.splitlines()]
+    assert script.count("export ") == 1
+    assert script.count("export default {") == 1
+    names = [line.split("(")[0] for line in script.splitlines()
+             if line.startswith(("function ", "async function ", "class ", "const "))]  # fmt: skip
+    assert len(names) == len(set(names)), "no two modules use one name"
+    modules = {path.name for path in widget._PAGE.glob("*.js")}
+    assert modules == set(widget._MODULES)

@@ -57,9 +57,8 @@ def shows_itself() -> bool:
 
 @cache
 def _kind() -> Any:
-    from traitlets import Bool, Dict, List, Unicode
-
     import anywidget
+    from traitlets import Bool, Dict, List, Unicode
 
     class View(anywidget.AnyWidget):  # type: ignore[misc]  # its types are not known here
         """What a page is told of one run. `head`, `table` and `ranks` are HTML, `log` are lines that are new."""

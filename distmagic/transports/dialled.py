@@ -39,7 +39,7 @@ class DialledProcess:
 
     def _receive(self) -> None:
         """Take in what the node says until it has said all."""
-        with contextlib.suppress(OSError):
+        try:
             while True:
                 kind, data = self._stdout.receive()
                 if kind == OUTPUT:
@@ -53,8 +53,12 @@ class DialledProcess:
                     self._ended.set()
                 else:
                     break
-        self._end()
-        self._stdout.close()
+        except (OSError, ValueError):  # ValueError: an exit code that is no number
+            pass  # `wait` tells: there is no exit code
+        finally:
+            self._end()
+            self._ended.set()
+            self._stdout.close()
 
     def _keep(self, data: bytes) -> None:
         with self._changed:

@@ -14,7 +14,7 @@ import struct
 import threading
 from typing import Any
 
-_LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 20  # bytes of a message, with its end
 _HEAD = struct.Struct(">cI")  # a letter for what it is, and how many bytes follow
 _LARGEST = 1 << 16
 # A cut cable is noticed by who sends, whom nobody acknowledges, and by who only reads: a question after 2 s of silence,
@@ -44,9 +44,12 @@ class Channel:
             self._raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def tell(self, **words: Any) -> None:
-        """Send a message. Raises OSError when the other end is gone."""
+        """Send a message. Raises OSError when the other end is gone, ValueError for one that it would not take."""
+        line = json.dumps(words).encode() + b"\n"
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"a message of {len(line)} bytes is too long")
         with self._using:
-            self._tls.sendall(json.dumps(words).encode() + b"\n")
+            self._tls.sendall(line)
 
     def hear(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message; None at the end of the connection. Raises OSError, and ValueError for what is none."""
@@ -58,7 +61,7 @@ class Channel:
             try:
                 while not line.endswith(b"\n"):
                     data = self._tls.recv(1)  # TLS has read ahead: what follows is its
-                    if not data or len(line) > _LONGEST_LINE:
+                    if not data or len(line) >= LONGEST_LINE:
                         return None
                     line += data
                 self._tls.settimeout(None)

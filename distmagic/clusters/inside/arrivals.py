@@ -23,11 +23,15 @@ from typing import Any
 from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import Proof
 from distmagic.errors import SpecError
+from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.transports.channel import Channel
 
 TICK_S = 0.1
 _HELLO_S = 10.0
 _BACKLOG = 128
+_TEXT_BYTES = (
+    1 << 17
+)  # of one text of an error, in JSON: five of them fit into a message
 
 
 class Member:
@@ -226,11 +230,15 @@ def _listen(place: Place) -> socket.socket:
 
 
 def as_words(error: BaseException) -> dict[str, Any]:
-    """Return an error as it is told to other nodes."""
-    return {
+    """Return an error as it is told to other nodes: five texts that fit into one message.
+
+    It may be of any library, where `message` or `hint` need not be a text.
+    """
+    words = {
         "kind": type(error).__name__,
-        "message": getattr(error, "message", str(error)),
+        "message": getattr(error, "message", error),
         "hint": getattr(error, "hint", ""),
         "stacks": getattr(error, "stacks", ""),
         "remote_traceback": getattr(error, "remote_traceback", ""),
     }
+    return {name: clipped(text_of(value), _TEXT_BYTES) for name, value in words.items()}

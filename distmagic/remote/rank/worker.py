@@ -36,6 +36,7 @@ from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.vocabulary import RankOutcome
 
 _F_SETPIPE_SZ = 1031  # fcntl(2)
@@ -255,7 +256,7 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
     if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         return _ended(rank, "returned", result_bytes=0)
     if not isinstance(stop.code, int):
-        text = _text_of(stop.code)
+        text = text_of(stop.code)
         _write_error(text)
         return _ended(rank, "exited", 1, meaning=clipped(text, _MAX_MESSAGE_BYTES))
     return _ended(
@@ -270,29 +271,10 @@ def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protoco
     text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
     failure = protocol.Failure(
-        type=type(error).__name__, message=clipped(_text_of(error), _MAX_MESSAGE_BYTES),
+        type=type(error).__name__, message=clipped(text_of(error), _MAX_MESSAGE_BYTES),
         traceback=clipped(text, _MAX_TRACEBACK_BYTES),
     )  # fmt: skip
     return _ended(rank, "raised", 1, failure=failure)
-
-
-def _text_of(value: object) -> str:
-    try:
-        return str(value)
-    except Exception as error:  # noqa: BLE001 - the user's own __str__
-        return f"<its str() raised {type(error).__name__}>"
-
-
-def clipped(text: str, max_bytes: int) -> str:
-    """Return a text that is at most `max_bytes` long as JSON; its middle is left out, as a traceback's ends say most."""
-    if len(json.dumps(text)) <= max_bytes:
-        return text
-    kept = max_bytes
-    while True:
-        kept //= 2
-        short = f"{text[:kept]}\n... {len(text) - 2 * kept:,} characters left out ...\n{text[-kept:]}"
-        if len(json.dumps(short)) <= max_bytes:
-            return short
 
 
 def _write_error(text: str) -> None:

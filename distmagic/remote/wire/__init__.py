@@ -10,6 +10,7 @@ Read in this order:
     answers    what a host replies
     events     what happens in a job, numbered
     file_names names of files, whose bytes need be no text
+    clipping   texts of any length, made to fit into a line
     codec      how a message becomes a line, and a line a message or a `BadLine`
     lines      lines and blocks of bytes out of a stream
 """

@@ -15,13 +15,12 @@ import pytest
 
 from distmagic.clusters.inside import following as following_module
 from distmagic.clusters.inside import meeting as meeting_module
-from distmagic.clusters.inside.arrivals import as_words
 from distmagic.clusters.inside.following import Following, for_ranks
 from distmagic.clusters.inside.meeting import Meeting
 from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
-from distmagic.errors import SpecError, Unreachable, WorkerFailed
+from distmagic.errors import SpecError, Unreachable
 from tests.builders.dialling import HERE, dialled, places
 from tests.lab.waiting import wait_until
 
@@ -304,23 +303,3 @@ def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):
         "env", "-u", "SSH_CONNECTION", "-u", "SSH_CLIENT", "-u", "SSH_TTY", "-u", "DISTMAGIC_SECRET",
         "DISTMAGIC_CLIENT=10.0.0.1", os.path.expanduser("~/python"), "-u",
     )  # fmt: skip
-
-
-def test_errors_in_words():
-    error = WorkerFailed(
-        "rank 1 (n1, local_rank 0) raised", "See run.logs(1).", "ValueError: x"
-    )
-    assert as_words(error) == {
-        "kind": "WorkerFailed",
-        "message": "rank 1 (n1, local_rank 0) raised",
-        "hint": "See run.logs(1).",
-        "stacks": "",
-        "remote_traceback": "ValueError: x",
-    }
-    assert as_words(KeyError("x")) == {
-        "kind": "KeyError",
-        "message": "'x'",
-        "hint": "",
-        "stacks": "",
-        "remote_traceback": "",
-    }

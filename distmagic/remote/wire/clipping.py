@@ -1,0 +1,25 @@
+"""Texts of any object and of any length, made to fit into a line."""
+
+from __future__ import annotations
+
+import json
+
+
+def text_of(value: object) -> str:
+    """Return `str(value)`, or what it raised."""
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - the user's own __str__
+        return f"<its str() raised {type(error).__name__}>"
+
+
+def clipped(text: str, max_bytes: int) -> str:
+    """Return a text that is at most `max_bytes` long as JSON; its middle is left out, as a traceback's ends say most."""
+    if len(json.dumps(text)) <= max_bytes:
+        return text
+    kept = max_bytes
+    while True:
+        kept //= 2
+        short = f"{text[:kept]}\n... {len(text) - 2 * kept:,} characters left out ...\n{text[-kept:]}"
+        if len(json.dumps(short)) <= max_bytes:
+            return short

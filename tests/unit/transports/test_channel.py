@@ -1,0 +1,30 @@
+"""Messages over a connection: how long one may be."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from distmagic.transports.channel import LONGEST_LINE
+from tests.builders.dialling import channels
+
+SOON_S = 20.0
+AROUND_BYTES = len('{"text": ""}\n')
+
+
+def test_a_message_that_is_too_long_is_not_sent_and_the_next_one_is():
+    with channels() as (one, other):
+        with pytest.raises(ValueError, match="a message of 1048577 bytes is too long"):
+            one.tell(text="x" * (LONGEST_LINE - AROUND_BYTES + 1))
+        one.tell(text="short")
+        assert other.hear(SOON_S) == {"text": "short"}
+
+
+def test_the_longest_message_arrives():
+    longest = "x" * (LONGEST_LINE - AROUND_BYTES)
+    with channels() as (one, other):
+        with ThreadPoolExecutor(1) as thread:
+            heard = thread.submit(other.hear, SOON_S)
+            one.tell(text=longest)
+        assert heard.result() == {"text": longest}

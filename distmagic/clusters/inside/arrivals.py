@@ -77,7 +77,7 @@ class Arrivals:
 
     @property
     def refused(self) -> int:
-        """How many could not prove to be of this job."""
+        """How many nodes have dialled so far that are of another secret, user or job."""
         return self._door.refused
 
     def _run(self) -> None:

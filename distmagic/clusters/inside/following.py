@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import ssl
@@ -12,7 +13,7 @@ import time
 from typing import Any
 
 from distmagic.clusters.inside.place import Place
-from distmagic.clusters.inside.proof import SECRET, Proof
+from distmagic.clusters.inside.proof import SECRET, Proof, WrongSecret
 from distmagic.errors import Unreachable
 from distmagic.transports import dialled, local
 from distmagic.transports.channel import Channel
@@ -87,7 +88,7 @@ class Following:
     def _dial(self, end_s: float, wrong_s: float) -> None:
         """Open both lasting connections, as soon as node 0 is there. Raises `Unreachable`."""
         began_s = time.monotonic()
-        why, is_wrong = "", False
+        why, wrong_since_s = "", math.inf
         while time.monotonic() < end_s:
             self._dials += 1
             up = None
@@ -97,15 +98,17 @@ class Following:
                 with self._changed:
                     up.tell(**self._said)
                     self._up = up
-            except ssl.SSLCertVerificationError:
-                is_wrong = True
+            except WrongSecret as error:
+                why = str(error)
+                wrong_since_s = min(wrong_since_s, time.monotonic())
             except OSError as error:
                 why = error.strerror or str(error)
+                wrong_since_s = math.inf
             else:
                 return
             if up is not None:
                 up.close()
-            if is_wrong and time.monotonic() > began_s + wrong_s:
+            if time.monotonic() > wrong_since_s + wrong_s:
                 raise Unreachable(
                     self._place.lead,
                     f"node 0 of {self._place.system} has another DISTMAGIC_SECRET than this node, {self._place.node_rank}.",
@@ -127,7 +130,7 @@ class Following:
             try:
                 channel = Channel(self._connect(port))
             except OSError as error:
-                if not isinstance(problem, ssl.SSLError):
+                if not isinstance(problem, WrongSecret):
                     problem = error
                 continue
             try:

@@ -53,6 +53,7 @@ class Meeting:
         """
         began_s = time.monotonic()
         end_s = began_s + patience_s
+        refused_before = self._arrivals.refused  # while other cells were waited for
         for member in self._arrivals.members:
             tell_s = time.monotonic() + _TELL_S
             while not self._has_come(member, cell):
@@ -69,9 +70,10 @@ class Meeting:
                 is_lost = (
                     member.lost_at_s is not None and now > member.lost_at_s + _AGAIN_S
                 )
-                is_refused = self._arrivals.refused > 0 and now > began_s + _REFUSED_S
-                if now > end_s or is_lost or is_refused:
-                    raise self._absent(member, now - began_s)
+                is_refused = self._arrivals.refused > refused_before
+                is_over = now > end_s or (is_refused and now > began_s + _REFUSED_S)
+                if is_over or is_lost:
+                    raise self._absent(member, now - began_s, is_refused=is_refused)
         for member in self._arrivals.members:
             if member.digest != digest:
                 raise SpecError(
@@ -85,13 +87,15 @@ class Meeting:
                 self._arrivals.changed.wait(TICK_S)
             return member.is_there and member.cell >= cell
 
-    def _absent(self, member: Member, waited_s: float) -> Unreachable:
+    def _absent(
+        self, member: Member, waited_s: float, *, is_refused: bool
+    ) -> Unreachable:
         what = f"node {member.node_rank} of {self._place.system} has not come within {waited_s:.0f} s."
         hint = (
             "Look at what it printed; it must run the same command, and reach "
             f"{self._place.lead} at port {self._arrivals.port}."
         )
-        if self._arrivals.refused:
+        if is_refused:
             hint = "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
         return Unreachable(member.name, what, hint)
 

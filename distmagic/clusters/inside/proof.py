@@ -38,8 +38,12 @@ _MOST_AT_ONCE = 16
 _TICK_S = 0.1
 
 
+class WrongSecret(OSError):
+    """The other end is a node as this one, of another secret, user or job."""
+
+
 class Door(Protocol):
-    """What lets in who proves himself, at node 0. `refused` counts those who did not."""
+    """What lets in who proves himself, at node 0. `refused` counts the nodes of another secret, user or job."""
 
     refused: int
 
@@ -57,7 +61,7 @@ class Proof(Protocol):
         """Return what lets in who connects to `listener`."""
 
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
-        """Prove this node to node 0, and have it prove itself. Raises OSError."""
+        """Prove this node to node 0, and have it prove itself. Raises OSError: `WrongSecret` where it is another node 0."""
 
 
 def proof_of(environ: Mapping[str, str], place: Place) -> Proof | None:
@@ -158,8 +162,9 @@ class _MungeDoor:
         try:
             plain.settimeout(mutual_tls.HANDSHAKE_S)
             tls = self._let_in(plain)
-        except (OSError, ValueError, KeyError, TypeError):
-            self.refused += 1
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, WrongSecret):
+                self.refused += 1
             plain.close()
         else:
             self._in.put(tls)
@@ -174,10 +179,10 @@ class _MungeDoor:
         said = _output(("unmunge", "--keys=UID"), credential)
         uid, payload = parsed(said.decode())
         if uid != os.getuid():
-            raise ValueError("of another user")
+            raise WrongSecret("of another user")
         words = json.loads(payload)
         if words["key"] != self._key:
-            raise ValueError("of another job")
+            raise WrongSecret("of another job")
         secret = Secret(certificate=words["certificate"], key=words["private"])
         tls = mutual_tls.context(secret, is_server=True).wrap_socket(
             plain, server_side=True
@@ -238,10 +243,15 @@ def _output(argv: tuple[str, ...], data: bytes) -> bytes:
 
 
 def _as_client(plain: socket.socket, secret: Secret) -> ssl.SSLSocket:
-    tls = mutual_tls.context(secret, is_server=False).wrap_socket(plain)
+    context = mutual_tls.context(secret, is_server=False)
+    tls = context.wrap_socket(plain, do_handshake_on_connect=False)
     try:
+        tls.do_handshake()
         mutual_tls.check_peer(tls, secret)
-    except BaseException:
+    except BaseException as error:
+        is_wrong = isinstance(error, OSError) and mutual_tls.is_other_secret(tls, error)
         tls.close()
+        if is_wrong:
+            raise WrongSecret("another secret") from None
         raise
     return tls

@@ -11,6 +11,8 @@ import time
 from distmagic.remote.wire.protocol import Secret
 
 HANDSHAKE_S = 5.0
+# Named by both ends in the handshake (ALPN). It proves nothing: it tells an end that has another secret from a stranger.
+_PROTOCOL = "distmagic"
 # Connections without a certificate so far; one more, and the oldest is closed.
 _MOST_HANDSHAKES = 32
 
@@ -21,6 +23,7 @@ def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
         ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     )
     made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.set_alpn_protocols([_PROTOCOL])
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=secret.certificate)
@@ -42,10 +45,23 @@ def check_peer(tls: ssl.SSLSocket, secret: Secret) -> None:
         raise ssl.SSLError("another certificate")
 
 
+def is_other_secret(tls: ssl.SSLSocket, error: OSError) -> bool:
+    """Whether a handshake failed because the other end, which is one of ours too, holds another certificate.
+
+    The client looks first: it sees the certificate of the server, which sees the alert that follows from it. A scan of
+    ports, a browser, and a server of anything else never count.
+    """
+    is_about_certificates = (
+        isinstance(error, ssl.SSLCertVerificationError)
+        or getattr(error, "reason", "") == "TLSV1_ALERT_UNKNOWN_CA"
+    )
+    return is_about_certificates and tls.selected_alpn_protocol() == _PROTOCOL
+
+
 class Handshakes:
     """TLS handshakes that are under way: few, each for a short time, and none holds up another.
 
-    `refused` counts ends that had no certificate, or another one.
+    `refused` counts ends of ours that had another certificate.
     """
 
     def __init__(
@@ -98,7 +114,7 @@ class Handshakes:
         except ssl.SSLWantWriteError:
             self._selector.modify(tls, selectors.EVENT_WRITE)
         except (OSError, ValueError) as error:
-            if isinstance(error, ssl.SSLError):
+            if isinstance(error, OSError) and is_other_secret(tls, error):
                 self.refused += 1
             self._refuse(tls)
         else:

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -159,16 +160,18 @@ def test_a_wrong_secret_is_told_on_both_sides(monkeypatch):
     monkeypatch.setattr(following_module, "_WRONG_S", 0.3)
     monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.3)
     first, second = places()
-    with contextlib.closing(Meeting(first, SECRET)) as meeting:
-        wrong = Following(second, SharedSecret(one_time_secret()), HERE)
+    wrong = Following(second, SharedSecret(one_time_secret()), HERE)
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        coming = thread.submit(wrong.come, 1, "same", SOON_S)
         with pytest.raises(Unreachable) as caught:
-            wrong.come(1, "same", SOON_S)
-        assert str(caught.value) == (
+            meeting.gather(1, "same", SOON_S)
+        assert str(coming.exception()) == (
             "n0: node 0 of Slurm job 7 has another DISTMAGIC_SECRET than this node, 1.\n"
             "Set it to one value on all nodes."
         )
-        with pytest.raises(Unreachable) as caught:
-            meeting.gather(1, "same", SOON_S)
         assert caught.value.hint == (
             "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
         )

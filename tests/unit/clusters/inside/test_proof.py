@@ -116,6 +116,8 @@ def test_who_is_not_of_this_job_is_not_let_in(munge, nodes, monkeypatch, what):
         with pytest.raises(Unreachable):
             Following(second, proof, HERE).come(1, "same", 1.0)
         assert not meeting.members[0].is_there
+        is_counted = meeting._arrivals.refused > 0
+        assert is_counted == (what != "a stolen credential")
 
 
 def test_what_is_no_credential_is_turned_away(munge, nodes):
@@ -126,6 +128,7 @@ def test_what_is_no_credential_is_turned_away(munge, nodes):
         plain.sendall(b"GET / HTTP/1.0\n")
         with contextlib.suppress(ConnectionResetError):
             assert plain.recv(100) == b""
+        assert meeting._arrivals.refused == 0
 
 
 def test_what_unmunge_says():

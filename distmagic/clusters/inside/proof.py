@@ -10,6 +10,7 @@ Then both are the same: TLS 1.3, and each end goes on only if the other shows th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -124,12 +125,17 @@ class Munge:
 
 
 class _MungeDoor:
-    """Connections that begin with a credential, each on a thread of its own: few at once, each for a short time."""
+    """Connections that begin with a credential, each on a thread of its own: few at once, each for a short time.
+
+    Where all rooms are taken, the oldest connection that has shown no credential yet is closed.
+    """
 
     def __init__(self, listener: socket.socket, key: str) -> None:
         self.refused = 0
         self._listener, self._key = listener, key
         self._rooms = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._waiting: dict[socket.socket, None] = {}  # for credentials, oldest first
+        self._changing = threading.Lock()
         self._in: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
         self._is_over = threading.Event()
         self._acceptor = threading.Thread(
@@ -141,15 +147,28 @@ class _MungeDoor:
         while not self._is_over.is_set():
             if not select.select([self._listener], [], [], _TICK_S)[0]:
                 continue
-            self._rooms.acquire()
+            if not self._rooms.acquire(timeout=_TICK_S):
+                self._drop_oldest()
+                continue
             try:
                 plain, _ = self._listener.accept()
             except OSError:  # gone again
                 self._rooms.release()
                 continue
+            with self._changing:
+                self._waiting[plain] = None
             threading.Thread(
                 target=self._prove, args=(plain,), name="distmagic-munge", daemon=True
             ).start()
+
+    def _drop_oldest(self) -> None:
+        """Hang up on the connection that has kept its credential for longest; its thread closes it."""
+        with self._changing:
+            oldest = next(iter(self._waiting), None)
+            if oldest is not None:
+                del self._waiting[oldest]
+                with contextlib.suppress(OSError):  # it has hung up
+                    oldest.shutdown(socket.SHUT_RDWR)
 
     def look(self, timeout_s: float) -> ssl.SSLSocket | None:
         """Return a connection that has proved itself."""
@@ -175,7 +194,11 @@ class _MungeDoor:
 
     def _let_in(self, plain: socket.socket) -> ssl.SSLSocket:
         """Return the connection under TLS. Raises OSError or ValueError for what is no credential of this user for this job."""
-        credential = _line(plain)
+        try:
+            credential = _line(plain)
+        finally:
+            with self._changing:
+                self._waiting.pop(plain, None)
         said = _output(("unmunge", "--keys=UID"), credential)
         uid, payload = parsed(said.decode())
         if uid != os.getuid():

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import Munge, SharedSecret, parsed, proof_of
 from distmagic.connection.certificate import one_time_secret, shared_secret
 from distmagic.errors import SpecError, Unreachable
+from distmagic.remote.contact import mutual_tls
 from tests.builders.dialling import HERE, places
+from tests.lab.waiting import wait_until
 
 SOON_S = 20.0
 FAKE = """#!{python}
@@ -129,6 +132,33 @@ def test_what_is_no_credential_is_turned_away(munge, nodes):
         with contextlib.suppress(ConnectionResetError):
             assert plain.recv(100) == b""
         assert meeting._arrivals.refused == 0
+
+
+@pytest.fixture
+def crowded(munge, nodes, monkeypatch) -> Iterator[Meeting]:
+    """Node 0, at whose door more wait than it has room for, none of whom says anything."""
+    monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 4 * SOON_S)
+    with contextlib.ExitStack() as stack:
+        meeting = stack.enter_context(meeting_of(nodes[0]))
+        for _ in range(proofs._MOST_AT_ONCE + 1):
+            where = (HERE, meeting.port)
+            stack.enter_context(socket.create_connection(where, SOON_S))
+        yield meeting
+
+
+def test_a_crowd_without_credentials_does_not_keep_a_node_out(crowded, nodes):
+    with contextlib.closing(Following(nodes[1], Munge(nodes[1]), HERE)) as following:
+        following.come(1, "same", SOON_S)
+        crowded.gather(1, "same", SOON_S)
+
+
+def test_a_crowd_at_the_door_does_not_hold_up_the_end(crowded, monkeypatch):
+    door = crowded._arrivals._door
+    monkeypatch.setattr(door, "_drop_oldest", lambda: None)  # none of them goes
+    wait_until(lambda: len(door._waiting) == proofs._MOST_AT_ONCE, "the crowd")
+    began_s = time.monotonic()
+    crowded.close()
+    assert time.monotonic() - began_s < SOON_S
 
 
 def test_what_unmunge_says():

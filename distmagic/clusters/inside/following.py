@@ -73,9 +73,10 @@ class Following:
             return self._outcome
 
     def close(self) -> None:
-        """Tell node 0 that this node leaves."""
-        self._is_closed = True
-        up, down = self._up, self._down
+        """Tell node 0 that this node leaves, and dial it no more."""
+        with self._changed:  # what is opened from now on is closed where it is opened
+            self._is_closed = True
+            up, down = self._up, self._down
         if up is not None:
             with contextlib.suppress(OSError, ValueError):
                 up.tell(bye=True)
@@ -86,18 +87,13 @@ class Following:
     # ---- dialling
 
     def _dial(self, end_s: float, wrong_s: float) -> None:
-        """Open both lasting connections, as soon as node 0 is there. Raises `Unreachable`."""
+        """Open both lasting connections, as soon as node 0 is there; none after `close`. Raises `Unreachable`."""
         began_s = time.monotonic()
         why, wrong_since_s = "", math.inf
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s and not self._is_closed:
             self._dials += 1
-            up = None
             try:
-                up = self._open("up", dial=self._dials, python=sys.executable)
-                self._down = self._open("down", dial=self._dials)
-                with self._changed:
-                    up.tell(**self._said)
-                    self._up = up
+                self._open_both()
             except WrongSecret as error:
                 why = str(error)
                 wrong_since_s = min(wrong_since_s, time.monotonic())
@@ -106,8 +102,6 @@ class Following:
                 wrong_since_s = math.inf
             else:
                 return
-            if up is not None:
-                up.close()
             if time.monotonic() > wrong_since_s + wrong_s:
                 raise Unreachable(
                     self._place.lead,
@@ -122,6 +116,20 @@ class Following:
             f"within {time.monotonic() - began_s:.0f} s: {why}.",
             f"It must run the same command, and let the other nodes dial its ports {ports}.",
         )
+
+    def _open_both(self) -> None:
+        """Open both lasting connections, and say the cell. Raises OSError, and leaves none of them open then."""
+        with contextlib.ExitStack() as opened:
+            up = self._open("up", dial=self._dials, python=sys.executable)
+            opened.callback(up.close)
+            down = self._open("down", dial=self._dials)
+            opened.callback(down.close)
+            with self._changed:
+                if self._is_closed:
+                    raise OSError("this node has left")
+                up.tell(**self._said)
+                self._up, self._down = up, down
+                opened.pop_all()
 
     def _open(self, what: str, **more: Any) -> Channel:
         """Dial the ports of node 0 until one answers with the secret. Raises OSError: the last, or that of another secret."""
@@ -154,13 +162,13 @@ class Following:
 
     def _serve(self) -> None:
         """Do what node 0 asks for; dial it again where the connection breaks without a word."""
-        while not self._is_closed:
+        while True:
             self._obey()
-            if self._is_closed or self._why_over:
-                break
             for channel in (self._up, self._down):
                 if channel is not None:
                     channel.close()
+            if self._is_closed or self._why_over:
+                return
             try:
                 self._dial(time.monotonic() + _AGAIN_S, _AGAIN_S)
             except Unreachable:

@@ -299,6 +299,46 @@ def test_nothing_is_left_open():
     )
 
 
+class SlowProof:
+    """A proof that, once `is_slow` is set, waits for `go_on` before it begins."""
+
+    def __init__(self) -> None:
+        self.is_slow, self.is_waiting = threading.Event(), threading.Event()
+        self.go_on = threading.Event()
+        self.door = SECRET.door
+
+    def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
+        if self.is_slow.is_set():
+            self.is_waiting.set()
+            assert self.go_on.wait(SOON_S)
+        return SECRET.wrap(plain)
+
+
+def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
+    before = set(os.listdir("/proc/self/fd"))
+    first, second = places()
+    proof = SlowProof()
+    following = Following(second, proof, HERE)
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        following.come(1, "same", SOON_S)
+        meeting.gather(1, "same", SOON_S)
+        (serving,) = (
+            one for one in threading.enumerate() if one.name == "distmagic-following"
+        )
+        proof.is_slow.set()
+        (member,) = meeting.members
+        for channel in (member.up, member.down):
+            channel.close()
+        assert proof.is_waiting.wait(SOON_S)
+        following.close()
+        proof.go_on.set()
+        serving.join(SOON_S)
+        assert not serving.is_alive()
+    wait_until(
+        lambda: set(os.listdir("/proc/self/fd")) <= before, "the descriptors to close"
+    )
+
+
 def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):
     monkeypatch.setenv("DISTMAGIC_SECRET", "0123456789abcdef")
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 1 10.0.0.1 22")

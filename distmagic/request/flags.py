@@ -309,7 +309,8 @@ def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
 # What only a run has that a notebook follows, or that reaches hosts.
 _OF_RUNS = (
     "on", "dry_run", "detach", "timeout", "hang_timeout", "lease", "on_disconnect", "node_lost_after", "warm_idle", "cold",
-    "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout",
+    "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout", "fetch", "devices",
+    "exec_prefix",
 )  # fmt: skip
 
 
@@ -324,7 +325,7 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
                 )
         return None
     for name in _OF_RUNS:
-        if getattr(args, name) not in (None, False):
+        if getattr(args, name):
             raise SpecError(
                 f"--{name.replace('_', '-')} is for a run, and --export only writes files.",
                 "Leave one of them out.",
@@ -570,7 +571,7 @@ _FLAGS = (
     ),
     _Flag(
         "export",
-        "run nothing, write files that start the same job on: " + ", ".join(SYSTEMS),
+        "reach no host, write files that start the same job on: " + ", ".join(SYSTEMS),
         "SYSTEM DIR",
     ),
     _Flag("image", "container image of --export osmo and sing", "NAME"),

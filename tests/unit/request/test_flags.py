@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.errors import SpecError
-from distmagic.notebook.commands import NAMES
+from distmagic.notebook.commands import NAMES, Names
 from distmagic.notebook.completion import Completer
 from distmagic.request import flags
 from distmagic.request.allocation import AllocationRequest
@@ -340,11 +339,9 @@ def test_a_wrong_setting_is_named(setting, message):
 
 # ---- completion
 
-COMPLETER = Completer(host_names=lambda: ["gpu-a", "gpu-b"])
-
-
-def event(text: str) -> SimpleNamespace:
-    return SimpleNamespace(text_until_cursor=text, symbol=text.rpartition(" ")[2])
+COMPLETER = Completer(
+    names=Names(hosts=lambda: ["gpu-a", "gpu-b"], jobs=lambda: ["0102-030405-ab"])
+)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +355,7 @@ def event(text: str) -> SimpleNamespace:
     ],
 )
 def test_values_of_flags_are_completed(text, candidates):
-    assert COMPLETER.cell(event(text)) == candidates
+    assert COMPLETER.candidates(text) == candidates
 
 
 @pytest.mark.parametrize(
@@ -367,11 +364,10 @@ def test_values_of_flags_are_completed(text, candidates):
         "%%distributed ",
         "%%distributed --ho",
         "%%distributed --hosts a ",
-        "%%distributed",
     ],
 )
 def test_flags_are_completed(text):
-    assert set(flags.flag_names()) < set(COMPLETER.cell(event(text)))
+    assert set(flags.flag_names()) < set(COMPLETER.candidates(text))
 
 
 @pytest.mark.parametrize(
@@ -383,15 +379,20 @@ def test_flags_are_completed(text):
         ("%distributed hosts --h", ["--hostfile"]),
         ("%distributed playground ", ["stop"]),
         ("%distributed down ", []),
-        ("%distributed add ", []),
+        ("%distributed add ", ["0102-030405-ab"]),
         ("%distributed add ID g", ["gpu-a", "gpu-b"]),
-        ("%distributed clean ", ["all"]),
+        ("%distributed clean ", ["all", "0102-030405-ab"]),
         ("%distributed clean all ", ["--everybody"]),
         ("%distributed nothing x", []),
     ],
 )
 def test_subcommands_are_completed(text, candidates):
-    assert COMPLETER.line(event(text)) == candidates
+    assert COMPLETER.candidates(text) == candidates
+
+
+@pytest.mark.parametrize("text", ["%%distributed", "%time ", "distributed x", ""])
+def test_a_line_that_is_not_ours_is_left_alone(text):
+    assert COMPLETER.candidates(text) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES, Names
 from distmagic.notebook.completion import Completer
-from distmagic.request import flags
+from distmagic.request import flag_values, flags
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
@@ -171,7 +171,7 @@ def test_a_wrong_line_says_what_is_wrong(line, message):
     [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("0.5", 0.5)],
 )
 def test_durations(text, seconds):
-    assert flags.parse_duration(text, "x") == seconds
+    assert flag_values.parse_duration(text, "x") == seconds
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_durations(text, seconds):
 )
 def test_sizes(text, size):
     if size:
-        assert flags.parse_size(text, "x") == size
+        assert flag_values.parse_size(text, "x") == size
     else:
         with pytest.raises(SpecError):
-            flags.parse_size(text, "x")
+            flag_values.parse_size(text, "x")
 
 
 def test_help_names_every_flag():

@@ -28,9 +28,9 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     playground/    throw-away SSH hosts on this machine
     session/       one kernel's hosts and jobs
     screens/       puts a run where a user looks: notebook, terminal, log
+    runner/        one run from its start to its end; all threads of a run
     clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
     clusters/inside/   the nodes of a job that all run the same notebook or script find each other
-    runner/        one run from its start to its end; all threads of a run
     connection/    links to hosts: opened, kept idle, used again
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
     render/        a RunState as text and HTML, pure
@@ -38,7 +38,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     exports/       a job as a folder that a cluster starts by itself; pure, but for the one module that writes it
     planning/      from facts to the plan of what each host starts, pure
     payload/       a call becomes files
-    request/       what is asked for: hosts, options, the cell; pure
+    request/       what is asked for: hosts, options, the cell; pure, but for config.py
     errors.py, sanitize.py    what all of these use
     help/          the manual, for people; `%distributed help TOPIC` shows it
 
@@ -51,8 +51,8 @@ On the hosts, with Python's standard library alone, `remote/`, which travels the
     remote/rank/      one rank: calls the user's function, reports its progress
     remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
     remote/system/    what Linux shows: processes, memory, sockets, log-out
-    remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
     remote/values/    values in files: pickles, tensors, large side files
+    remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
     remote/wire/      the messages between both halves: one frozen dataclass a message, one JSON line each
 
 This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only

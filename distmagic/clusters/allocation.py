@@ -42,7 +42,7 @@ _LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
 _SOON_S = 5.0  # for a command while the kernel ends
 _AGAIN_S = 2.0  # between attempts to hold it again
 _COMPLETING_S = 35.0  # for a job that ends to say how: Slurm's KillWait, and some more
-ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --slurm cpus-per-task=8, or --exclusive."
+ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --cpus-per-task 8, or --exclusive."
 
 Tell = Callable[[str], object]
 

@@ -11,6 +11,7 @@ from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.errors import ConnectionLost, ProtocolError
 from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.records.found_files import is_wanted
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Folder, FoundFile
@@ -21,7 +22,8 @@ T = TypeVar("T")
 def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...]:
     """Return the files below a folder that fit a pattern, in the order of their paths.
 
-    Raises `PreflightError` for too many, and `ProtocolError` for a path that leads out of the folder.
+    Raises `PreflightError` for too many, and `ProtocolError` for a path that leads out of the folder, that does not fit,
+    or that comes twice: the host must not choose what is written on this machine.
     """
     found: list[FoundFile] = []
     with link.bounded(BOOT_TIMEOUT_S):
@@ -29,11 +31,17 @@ def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...
         while some := link.answer(protocol.FoundFiles).files:
             for file in some[: limits.MOST_FILES - len(found)]:
                 found.append(replace(file, path=file_names.unquoted(file.path)))
+    paths: set[str] = set()
     for file in found:
         if not is_inside(file.path):
             raise ProtocolError(
                 f"{link.host.name} named a file that is not in its folder: {file.path!r}."
             )
+        if file.path in paths or not is_wanted(file.path, pattern):
+            raise ProtocolError(
+                f"{link.host.name} named a file that was not asked for: {file.path!r}."
+            )
+        paths.add(file.path)
     return tuple(found)
 
 
@@ -119,16 +127,16 @@ class Reopening:
 
         Raises `ConnectionLost` when one breaks before any byte of a file has come or gone over it.
         """
-        before = -1
+        most = -1
         while True:
             link = self.link()
             try:
                 return transfer(link)
             except ConnectionLost:
                 self.close()
-                if done_bytes() == before:
+                if done_bytes() <= most:
                     raise
-                before = done_bytes()
+                most = done_bytes()
 
 
 @contextmanager

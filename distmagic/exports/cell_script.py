@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 
+from distmagic.errors import SpecError
+from distmagic.exports.job import is_secret
 from distmagic.request.cell import CellPlan, names_wanted
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -40,7 +42,7 @@ class NoProgram:
 def of_cell(
     plan: CellPlan, namespace: Mapping[str, object], texts: Mapping[str, str]
 ) -> str | NoProgram:
-    """Return the text of a program that does what the cell does on every rank.
+    """Return the text of a program that does what the cell does on every rank. Raises `SpecError` for a secret in it.
 
     `namespace` is the notebook's, `texts` are those of its cells by their file names, in the order of their execution.
     """
@@ -138,6 +140,11 @@ class _Head:
         if statement:
             self.imports[name] = statement
             return None
+        if isinstance(value, str | bytes) and is_secret(name):
+            raise SpecError(
+                f"{name} looks like a secret, and would stand in the exported program.",
+                f"Give it with --env {name}=..., and read os.environ[{name!r}] in the function.",
+            )
         if _is_plain(value) and len(repr(value)) <= _LONGEST_VALUE:
             self.values[name] = f"{name} = {value!r}"
             return None

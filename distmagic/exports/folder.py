@@ -38,11 +38,6 @@ def write(folder: Path, files: Sequence[File]) -> None:
         ) from None
 
 
-def is_export(folder: Path) -> bool:
-    """Whether a folder is one that an export wrote."""
-    return (folder / RECORD).is_file()
-
-
 def _record(folder: Path) -> dict[str, str]:
     try:
         found = json.loads((folder / RECORD).read_bytes())

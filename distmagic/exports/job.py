@@ -12,7 +12,9 @@ from distmagic.request.spec import JobSpec
 
 PROGRAM = "program"  # the folder with what the ranks run
 _SECRET = re.compile(
-    r"(^|_)(SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?|KEY)S?($|_)", re.IGNORECASE
+    r"(^|_)(SECRET|TOKEN|CREDENTIAL|KEY|PAT|AUTH)S?($|_)"
+    r"|(SECRET|TOKEN|PASSWORD|PASSWD|PASS|PWD|APIKEY)S?($|_)",  # PGPASSWORD, SSHPASS
+    re.IGNORECASE,
 )
 
 

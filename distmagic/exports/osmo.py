@@ -8,6 +8,7 @@ YAML: so all that is the user's travels as base64, and the only braces in the wo
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 
 _AT = "/tmp/distmagic"  # noqa: S108 - where the files of a task lie, in a container of its own
+_TEMPLATE = re.compile(r"\{[{%#]")  # the workflow goes through Jinja
 _NODE, _RANKS, _START = "node.sh", "ranks.sh", "start_ranks.py"
 _PORT = 29500
 _LARGEST = 1 << 20  # a file of a task is a secret of Kubernetes, which holds so much
@@ -151,6 +153,11 @@ def _inline(job: Job, scripts: Sequence[File]) -> str:
     own = [(file.path, file.data) for file in scripts]
     text = ""
     for path, data in [*own, *program]:
+        if _TEMPLATE.search(path):
+            raise SpecError(
+                f"{path}: OSMO would read its name as a template.",
+                "Rename the file, or leave it out by .distmagicignore.",
+            )
         text += (
             f"      - path: {quoting.yaml(f'{_AT}/{path}')}\n"
             "        base64: true\n"

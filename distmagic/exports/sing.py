@@ -47,6 +47,11 @@ def readme(job: Job) -> tuple[str, ...]:
 
 
 def _dockerfile(job: Job) -> str:
+    if job.python.startswith("~"):
+        raise SpecError(
+            f"--python {job.python}: an image has no home, and no shell that knows ~.",
+            "Give the path that the interpreter has in the image, or leave it out.",
+        )
     lines = [
         "# One image for all nodes. No secret is in it.",
         f"FROM {job.request.image}",

@@ -177,7 +177,7 @@ SUBCOMMANDS = (
         usages=(
             Usage(
                 arguments="[ID]",
-                text="show a running job here: the one that is named, else the newest detached one",
+                text="show a running job here: the one that is named, else the newest, detached ones first",
             ),
         ),
         handler=job_commands.view,

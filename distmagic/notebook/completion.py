@@ -27,6 +27,8 @@ class Completer:
 
     def candidates(self, text: str) -> list[str] | None:
         """Return what may stand in place of the last word of `text`, the line up to the cursor; None: it is no line of ours."""
+        if not text.strip():
+            return None
         magic, *words = text.split()
         if text[-1:].isspace():
             words.append("")

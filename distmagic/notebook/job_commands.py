@@ -20,6 +20,7 @@ from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_tables import ago, kept_table, table
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.request import flags
+from distmagic.request.flag_values import variable_name
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def attach(line: CommandLine) -> object:
     _expect(line, 1, 2, "%distributed attach needs the name of a job.")
     job_name, *variables = line.words
     for name in variables:
-        flags.variable_name(name, f"%distributed attach {job_name}")
+        variable_name(name, f"%distributed attach {job_name}")
     job, hosts = _find(line, job_name)
     known = known_hosts(line, job.name)
     spare = tuple(host for host in known if host not in hosts)

@@ -8,6 +8,8 @@ reaches a host or runs the cell; config.py alone reads a file, the hostfile. Rea
     command_prefix.py  what stands before a host's Python on its command line
     allocation.py    what is asked of a scheduler, and where it is
     export.py        for which system a folder is to be written, and where
+    flag_values.py   the text after a flag becomes its value
+    flag_table.py    all flags
     flags.py         the line of `%%distributed` becomes a `Request`
     program.py       a script and its arguments, behind such flags
     config.py        the notebook's settings, and which hosts count

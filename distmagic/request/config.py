@@ -11,7 +11,8 @@ from traitlets import Dict, Float, List, TraitError, Unicode, Union
 from traitlets.config import Configurable
 
 from distmagic.errors import SpecError
-from distmagic.request.flags import Defaults, Request, parse_size
+from distmagic.request.flag_values import parse_size
+from distmagic.request.flags import Defaults, Request
 from distmagic.request.hosts import (
     LOCALHOST,
     Host,

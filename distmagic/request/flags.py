@@ -1,49 +1,30 @@
 """The magic's line, read: `%%distributed --hosts gpu-a:4 --nproc-per-node 4 -o run` becomes a `Request`. Pure.
 
-torchrun's flags keep torchrun's names, with hyphens or underscores. One table at the end of the file holds them all;
-the help text and the tab completion come from it too.
+torchrun's flags keep torchrun's names, with hyphens or underscores. The table in flag_table.py holds them all; the
+help text and the tab completion come from it too.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import keyword
-import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from distmagic.errors import SpecError
-from distmagic.request.allocation import IDLE_S, AllocationRequest, parse_place
-from distmagic.request.command_prefix import ENVIRONMENT
-from distmagic.request.export import SYSTEMS, ExportRequest
-from distmagic.request.hosts import Host, Slots, parse_hosts, parse_slots
+from distmagic.request.allocation import AllocationRequest, parse_place
+from distmagic.request.export import ExportRequest
+from distmagic.request.flag_table import FLAGS, NO_SYSTEM, SBATCH_FLAGS
+from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import (
-    CONNECT_TIMEOUT_S,
-    LEASE_S,
     PAYLOAD_LIMIT_BYTES,
     Access,
     JobSpec,
 )
 
 _USUAL = JobSpec()
-NO_SYSTEM = "none"  # after --on
-SBATCH_FLAGS = (
-    "gpus-per-node",
-    "partition",
-    "time",
-    "account",
-    "qos",
-    "constraint",
-    "cpus-per-task",
-    "mem",
-    "exclusive",
-    "reservation",
-)
-_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
-_UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +144,7 @@ def help_text() -> str:
 
 def flag_names() -> tuple[str, ...]:
     """Return every long flag, for tab completion."""
-    return ("--help", *(f"--{flag.name}" for flag in _FLAGS))
+    return ("--help", *(f"--{flag.name}" for flag in FLAGS))
 
 
 def values_after(word: str) -> int:
@@ -171,33 +152,10 @@ def values_after(word: str) -> int:
     name = _hyphened(word)
     if name == "-o":
         return 1
-    for flag in _FLAGS:
+    for flag in FLAGS:
         if name == f"--{flag.name}":
             return len(flag.metavar.split())
     return 0
-
-
-def parse_duration(text: str, where: str) -> float:
-    """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `SpecError` naming `where`."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
-    if found is None or float(found[1]) == 0:
-        raise SpecError(
-            f"{where}: {text!r} is not a time.",
-            "Write seconds, or a number with a unit: 90s, 10m, 2h.",
-        )
-    return float(found[1]) * _UNITS_S[found[2]]
-
-
-def parse_size(text: str, where: str) -> int:
-    """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `SpecError` naming `where`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
-    size_bytes = int(float(found[1]) * _UNITS_BYTES[found[2]]) if found else 0
-    if size_bytes < 1:
-        raise SpecError(
-            f"{where}: {text!r} is not a size.",
-            "Write bytes, or a number with a unit: 512K, 256M, 2G.",
-        )
-    return size_bytes
 
 
 def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
@@ -309,7 +267,8 @@ def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
 # What only a run has that a notebook follows, or that reaches hosts.
 _OF_RUNS = (
     "on", "dry_run", "detach", "timeout", "hang_timeout", "lease", "on_disconnect", "node_lost_after", "warm_idle", "cold",
-    "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout",
+    "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout", "fetch", "devices",
+    "exec_prefix",
 )  # fmt: skip
 
 
@@ -324,7 +283,7 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
                 )
         return None
     for name in _OF_RUNS:
-        if getattr(args, name) not in (None, False):
+        if getattr(args, name):
             raise SpecError(
                 f"--{name.replace('_', '-')} is for a run, and --export only writes files.",
                 "Leave one of them out.",
@@ -344,12 +303,6 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
         options=tuple(_resources(args)),
         **known,
     )
-
-
-def _sbatch_option(text: str) -> tuple[str, str]:
-    """Return (name, value) of `NAME=VALUE`, or (name, "") of a switch."""
-    name, _, value = text.partition("=")
-    return name.removeprefix("--"), value
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -428,7 +381,7 @@ def _parser() -> _Parser:
         ),
     )
     parser.add_argument("-h", "--help", action="store_true", help="print this text")
-    for flag in _FLAGS:
+    for flag in FLAGS:
         names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
         if not flag.metavar:
             parser.add_argument(*names, action="store_true", help=flag.help)
@@ -450,242 +403,3 @@ def _parser() -> _Parser:
                 *names, metavar=flag.metavar, type=flag.read, help=flag.help
             )
     return parser
-
-
-def _time(flag: str) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        return parse_duration(text, flag)
-
-    return read
-
-
-_DIGITS = 9  # of any number that makes sense
-
-
-def _number(flag: str) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if re.fullmatch(r"[+-]?\d+", text) is None:
-            raise SpecError(f"{flag}: {text!r} is not a whole number.")
-        if len(text) > _DIGITS:
-            raise SpecError(f"{flag}: {text[:_DIGITS]}... is too large.")
-        return int(text)
-
-    return read
-
-
-def _idle(text: str) -> float:
-    return 0.0 if text.strip() == "0" else parse_duration(text, "--warm-idle")
-
-
-def _nnodes(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
-    if found is None:
-        raise SpecError(
-            f"--nnodes: {text!r} is not a number of nodes.",
-            "Write --nnodes 2 or --nnodes 1:4.",
-        )
-    return int(found[1]), int(found[2] or found[1])
-
-
-def _python(text: str) -> tuple[str, str]:
-    """Return (host, path) of `HOST=PATH`, or ("", path): the interpreter of all hosts."""
-    host, equals, path = text.partition("=")
-    if not equals or "/" in host:  # a path with = in it
-        host, path = "", text
-    if not path.removeprefix(ENVIRONMENT):
-        raise SpecError(
-            f"--python {text!r} names no interpreter.",
-            "Write --python PATH or --python HOST=PATH.",
-        )
-    return host, path
-
-
-def variable_name(text: str, where: str = "-o") -> str:
-    """Return the name of a variable of the notebook. Raises `SpecError` naming `where`."""
-    if not text.isidentifier() or keyword.iskeyword(text):
-        raise SpecError(
-            f"{where} {text!r} is not a variable's name.", f"Write {where} run."
-        )
-    return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Flag:
-    """One flag of the line. `metavar` stands for its value in the help, "" for a switch; `read` makes the value."""
-
-    name: str
-    help: str
-    metavar: str = ""
-    read: Callable[[str], object] = str
-
-
-_FLAGS = (
-    _Flag(
-        "hosts", "hosts and their ranks: gpu-a:4,user@gpu-b:2222:2", "LIST", parse_hosts
-    ),
-    _Flag("hostfile", "a file with a host a line: gpu-a slots=4", "FILE"),
-    _Flag("ssh-config", "OpenSSH configuration instead of ~/.ssh/config", "FILE"),
-    _Flag(
-        "ssh-command",
-        "reach hosts with the system's ssh program, such as ssh",
-        "PROGRAM",
-    ),
-    _Flag(
-        "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
-        "PLACE",
-    ),
-    _Flag("nodes", "nodes of the allocation (1)", "N", _number("--nodes")),
-    _Flag("gpus-per-node", "GPUs on each node, as sbatch takes them", "N"),
-    _Flag("partition", "partition of the allocation", "NAME"),
-    _Flag("time", "time limit of the allocation, as sbatch takes it: 2:00:00", "TIME"),
-    _Flag("account", "account that pays for it", "NAME"),
-    _Flag("qos", "its quality of service", "NAME"),
-    _Flag("constraint", "features that its nodes must have", "LIST"),
-    _Flag("cpus-per-task", "CPUs that the ranks of each node have together", "N"),
-    _Flag("mem", "memory of each node: 64G", "SIZE"),
-    _Flag("exclusive", "whole nodes"),
-    _Flag("reservation", "reservation to take the nodes from", "NAME"),
-    _Flag(
-        "slurm",
-        "any other option of sbatch; may be repeated",
-        "NAME[=VALUE]",
-        _sbatch_option,
-    ),
-    _Flag(
-        "setup",
-        "shell that every host runs before its Python: 'module load cuda'",
-        "TEXT",
-    ),
-    _Flag(
-        "exec-prefix",
-        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
-        "COMMAND",
-    ),
-    _Flag(
-        "idle",
-        f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",
-        "TIME",
-        _time("--idle"),
-    ),
-    _Flag(
-        "export",
-        "run nothing, write files that start the same job on: " + ", ".join(SYSTEMS),
-        "SYSTEM DIR",
-    ),
-    _Flag("image", "container image of --export osmo and sing", "NAME"),
-    _Flag("results", "dataset or URL that gets what --export osmo writes", "NAME"),
-    _Flag(
-        "connect-timeout",
-        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
-        "TIME",
-        _time("--connect-timeout"),
-    ),
-    _Flag(
-        "python",
-        "interpreter of all hosts, or of one, or env:NAME; may be repeated",
-        "[HOST=]PATH",
-        _python,
-    ),
-    _Flag(
-        "nproc-per-node",
-        "ranks a host: N, gpu, cpu or auto",
-        "N",
-        lambda t: parse_slots(t, "--nproc-per-node"),
-    ),
-    _Flag(
-        "nnodes",
-        "number of nodes, or the range of an elastic job",
-        "MIN[:MAX]",
-        _nnodes,
-    ),
-    _Flag(
-        "max-restarts",
-        "restarts of all ranks after a failure (0)",
-        "N",
-        _number("--max-restarts"),
-    ),
-    _Flag("rdzv-backend", "rendezvous: static or c10d", "NAME"),
-    _Flag("rdzv-endpoint", "address at which the nodes meet", "HOST[:PORT]"),
-    _Flag("rdzv-id", "name of the job at the rendezvous", "ID"),
-    _Flag(
-        "master-port",
-        "port on the first host (a free one)",
-        "PORT",
-        _number("--master-port"),
-    ),
-    _Flag("local-addr", "address that a node announces to the others", "ADDRESS"),
-    _Flag(
-        "env",
-        "variable of every rank, NAME alone: as here; may be repeated",
-        "NAME[=VALUE]",
-    ),
-    _Flag("cwd", "working directory on the hosts, instead of the run's own", "DIR"),
-    _Flag(
-        "sync",
-        "folder of this machine that hosts get a copy of, only what has changed",
-        "DIR",
-    ),
-    _Flag(
-        "name",
-        "name of the run's working directory on the hosts (the notebook's or script's)",
-        "NAME",
-    ),
-    _Flag(
-        "fetch",
-        "files that are brought here after the run: checkpoints/*.pt; may be repeated",
-        "PATTERN",
-    ),
-    _Flag("devices", "GPUs of each host that the job may use: 0,1", "LIST"),
-    _Flag("fresh", "begin in an empty working directory"),
-    _Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", _time("--timeout")),
-    _Flag(
-        "hang-timeout",
-        "end the run when no rank advances for 5m",
-        "TIME",
-        _time("--hang-timeout"),
-    ),
-    _Flag(
-        "lease",
-        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
-        "TIME",
-        _time("--lease"),
-    ),
-    _Flag(
-        "on-disconnect",
-        "without the notebook for that long: stop (usual) or keep going",
-        "WHAT",
-    ),
-    _Flag(
-        "node-lost-after",
-        "a silent host is lost (10s)",
-        "TIME",
-        _time("--node-lost-after"),
-    ),
-    _Flag("detach", "return as soon as the job runs; it needs no notebook then"),
-    _Flag(
-        "warm-idle",
-        "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
-        "TIME",
-        _idle,
-    ),
-    _Flag(
-        "cold",
-        "start every process anew: nothing is kept loaded, and nothing that is gets used",
-    ),
-    _Flag(
-        "payload-limit",
-        f"largest captured data ({PAYLOAD_LIMIT_BYTES >> 20}M)",
-        "SIZE",
-        lambda t: parse_size(t, "--payload-limit"),
-    ),
-    _Flag("whole", "run nothing here: the whole cell is every rank's program"),
-    _Flag("script", "the same, with arguments for sys.argv: --script -- 50 10"),
-    _Flag("dry-run", "print what every host would run; the cell is not executed"),
-    _Flag(
-        "output",
-        "variable that gets the run, also when it fails; _run has the last one",
-        "NAME",
-        variable_name,
-    ),
-)

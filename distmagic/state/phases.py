@@ -49,8 +49,8 @@ GangState = Literal["", "joined", "silent", "lost"]
 class StopMeaning:
     """What follows from one reason of a stop.
 
-    `is_wish`: the notebook that drives the run stopped it, for the user or at a limit that the user set; no node
-    failed. `is_explained`: the rest of the state tells the cause, a failed rank or a lost node. `in_row`: the words in
+    `is_wish`: the notebook that drives the run decided to stop it: for the user, at a limit, or because the nodes don't
+    meet; no node failed. `is_explained`: the rest of the state tells the cause, a failed rank or a lost node. `in_row`: the words in
     the row of a host without ranks.
     """
 

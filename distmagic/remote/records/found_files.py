@@ -53,6 +53,15 @@ def find(folder: str, pattern: str) -> list[FoundFile]:
     return sorted(found, key=lambda file: file.path)
 
 
+def is_wanted(path: str, pattern: str) -> bool:
+    """Whether `find` may give this path for a pattern, whatever lies in the folder."""
+    named = pattern.removeprefix("./").rstrip("/")
+    if path == named:
+        return True
+    names, parts = path.split("/"), named.split("/")
+    return fits(names, parts) or fits(names, [*parts, "**"])
+
+
 def _found(place: str, path: str) -> FoundFile:
     status = os.lstat(place)
     return FoundFile(path=path, size_bytes=status.st_size, changed_s=status.st_mtime)

@@ -11,5 +11,6 @@ order:
     customization.py  what Python runs at its start because of PYTHONPATH
     logout.py       whether processes survive log-out
     socket_peer.py  the user at the other end of a unix socket
+    torchrun_variables.py  the variables that torchrun gives to ranks
     gc_pause.py     pauses the garbage collector
 """

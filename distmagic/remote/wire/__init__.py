@@ -4,7 +4,8 @@ Both halves use these files, so that they can't disagree. Nothing here opens a c
 anything. Every line that arrives is checked field by field before anybody sees a message.
 
 Read in this order:
-    protocol   all names in one place, and the protocol's number: everybody imports from here
+    protocol   all names in one place, and the protocol's number: everybody imports messages from here
+    vocabulary the words of stop reasons and outcomes, as types
     parts      records that messages are made of; `JobTerms` is what a job runs on
     requests   what the notebook asks of a host
     answers    what a host replies

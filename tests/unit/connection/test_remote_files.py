@@ -204,6 +204,30 @@ def test_a_name_that_leads_out_is_refused(path, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", [".git/config", "torch.py", "ck/a.txt", "x.pt/a.pt"])
+def test_a_file_that_was_not_asked_for_is_refused(path, tmp_path):
+    with (
+        files_of(telling(path)) as files,
+        pytest.raises(ProtocolError, match="named a file that was not asked for"),
+    ):
+        files.fetch("ck/*.pt", tmp_path / "here")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    host = telling("a.pt")
+    found = (
+        p.FoundFile(path="a.pt", size_bytes=3, changed_s=1.0),
+        p.FoundFile(path="a.pt", size_bytes=3, changed_s=1.0),
+    )
+    host.answers[p.ListFiles] = lambda _: [p.FoundFiles(files=found), p.FoundFiles()]
+    with (
+        files_of(host) as files,
+        pytest.raises(ProtocolError, match="named a file that was not asked for"),
+    ):
+        files.fetch("*.pt", tmp_path / "here")
+
+
 def test_a_link_on_this_machine_is_not_followed(tmp_path):
     to = tmp_path / "here"
     (tmp_path / "outside").mkdir()

@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from distmagic.errors import SpecError
 from distmagic.exports import cell_script
 from distmagic.exports.cell_script import NoProgram
+from distmagic.exports.job import is_secret
 from distmagic.request.cell import parse_cell
 
 
@@ -33,6 +35,29 @@ def test_names_of_other_cells_are_imported_or_written_out():
         "def train():\n    return j.dumps(Counter(SIZES)), NAME\n\n\n"
         'if __name__ == "__main__":\n    train()\n'
     )
+
+
+def test_a_secret_of_the_notebook_is_not_written():
+    with pytest.raises(SpecError) as caught:
+        written("def train():\n    return HF_TOKEN\ntrain()", HF_TOKEN="hf_x")
+    assert caught.value.message == (
+        "HF_TOKEN looks like a secret, and would stand in the exported program."
+    )
+    assert caught.value.hint == (
+        "Give it with --env HF_TOKEN=..., and read os.environ['HF_TOKEN'] in the function."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        *((name, True) for name in ("PGPASSWORD", "MYSQL_PWD", "DB_PASS", "SSHPASS", "OPENAI_APIKEY", "GITHUB_PAT",
+                                    "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "tokens")),
+        *((name, False) for name in ("PATH", "LR", "PATTERN", "AUTHOR", "TOKENIZER")),
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name, is_one):
+    assert is_secret(name) == is_one
 
 
 @pytest.mark.parametrize(

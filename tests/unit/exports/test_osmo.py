@@ -53,6 +53,16 @@ def test_the_files_of_a_job_with_three_tasks():
     assert shown(systems.files(JOBS["large"])) == (GOLDEN / "osmo.txt").read_text()
 
 
+def test_a_file_whose_name_is_a_template_is_refused():
+    files = (File(path="cell.py", data=b""), File(path="{{ x }}/a.py", data=b""))
+    one = job("osmo", program=Program(files=files, words=("cell.py",)))
+    with pytest.raises(SpecError) as caught:
+        systems.files(one)
+    assert caught.value.message == (
+        "program/{{ x }}/a.py: OSMO would read its name as a template."
+    )
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("one", JOBS.values(), ids=list(JOBS))
 def test_a_workflow_keeps_osmos_rules(one: Job, form: str):

@@ -60,6 +60,14 @@ def test_a_setup_is_one_line_of_the_dockerfile_whatever_is_in_it():
         assert len(lines) == 6 + len(runs)
 
 
+def test_a_home_that_an_image_does_not_have():
+    with pytest.raises(SpecError) as caught:
+        systems.files(job("sing", python="~/venv/bin/python"))
+    assert caught.value.message == (
+        "--python ~/venv/bin/python: an image has no home, and no shell that knows ~."
+    )
+
+
 def test_a_secret_with_a_line_break():
     with pytest.raises(SpecError, match="it is a secret with a line break"):
         systems.files(job("sing", spec={"env": (("A_TOKEN", "a\nb"),)}))

@@ -195,6 +195,7 @@ def test_a_script_comes_with_its_folder_and_without_earlier_exports(
         ("--export slurn d", "Did you mean slurm? Use one of: "),
         ("--export slurm", "--export: expected 2 arguments."),
         ("--export slurm d --detach", "--detach is for a run, and --export only writes files."),
+        ("--export slurm d --devices 0,1", "--devices is for a run, and --export only writes files."),
         ("--export slurm d --dry-run", "--dry-run is for a run"),
         ("--export slurm d --on slurm", "--on is for a run"),
         ("--export slurm d --hosts a,b", "--export slurm has hosts that slurm chooses"),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.errors import SpecError
-from distmagic.notebook.commands import NAMES
+from distmagic.notebook.commands import NAMES, Names
 from distmagic.notebook.completion import Completer
-from distmagic.request import flags
+from distmagic.request import flag_values, flags
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
@@ -172,7 +171,7 @@ def test_a_wrong_line_says_what_is_wrong(line, message):
     [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("0.5", 0.5)],
 )
 def test_durations(text, seconds):
-    assert flags.parse_duration(text, "x") == seconds
+    assert flag_values.parse_duration(text, "x") == seconds
 
 
 @pytest.mark.parametrize(
@@ -181,10 +180,10 @@ def test_durations(text, seconds):
 )
 def test_sizes(text, size):
     if size:
-        assert flags.parse_size(text, "x") == size
+        assert flag_values.parse_size(text, "x") == size
     else:
         with pytest.raises(SpecError):
-            flags.parse_size(text, "x")
+            flag_values.parse_size(text, "x")
 
 
 def test_help_names_every_flag():
@@ -340,11 +339,9 @@ def test_a_wrong_setting_is_named(setting, message):
 
 # ---- completion
 
-COMPLETER = Completer(host_names=lambda: ["gpu-a", "gpu-b"])
-
-
-def event(text: str) -> SimpleNamespace:
-    return SimpleNamespace(text_until_cursor=text, symbol=text.rpartition(" ")[2])
+COMPLETER = Completer(
+    names=Names(hosts=lambda: ["gpu-a", "gpu-b"], jobs=lambda: ["0102-030405-ab"])
+)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +355,7 @@ def event(text: str) -> SimpleNamespace:
     ],
 )
 def test_values_of_flags_are_completed(text, candidates):
-    assert COMPLETER.cell(event(text)) == candidates
+    assert COMPLETER.candidates(text) == candidates
 
 
 @pytest.mark.parametrize(
@@ -367,11 +364,10 @@ def test_values_of_flags_are_completed(text, candidates):
         "%%distributed ",
         "%%distributed --ho",
         "%%distributed --hosts a ",
-        "%%distributed",
     ],
 )
 def test_flags_are_completed(text):
-    assert set(flags.flag_names()) < set(COMPLETER.cell(event(text)))
+    assert set(flags.flag_names()) < set(COMPLETER.candidates(text))
 
 
 @pytest.mark.parametrize(
@@ -383,15 +379,20 @@ def test_flags_are_completed(text):
         ("%distributed hosts --h", ["--hostfile"]),
         ("%distributed playground ", ["stop"]),
         ("%distributed down ", []),
-        ("%distributed add ", []),
+        ("%distributed add ", ["0102-030405-ab"]),
         ("%distributed add ID g", ["gpu-a", "gpu-b"]),
-        ("%distributed clean ", ["all"]),
+        ("%distributed clean ", ["all", "0102-030405-ab"]),
         ("%distributed clean all ", ["--everybody"]),
         ("%distributed nothing x", []),
     ],
 )
 def test_subcommands_are_completed(text, candidates):
-    assert COMPLETER.line(event(text)) == candidates
+    assert COMPLETER.candidates(text) == candidates
+
+
+@pytest.mark.parametrize("text", ["%%distributed", "%time ", "distributed x", ""])
+def test_a_line_that_is_not_ours_is_left_alone(text):
+    assert COMPLETER.candidates(text) is None
 
 
 @pytest.mark.parametrize(

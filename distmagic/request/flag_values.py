@@ -1,0 +1,103 @@
+"""Readers of the values of flags: text in, a value out. Pure. Each raises `SpecError`, naming the flag."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable
+
+from distmagic.errors import SpecError
+from distmagic.request.command_prefix import ENVIRONMENT
+
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
+_UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_DIGITS = 9  # of any number that makes sense
+
+
+def parse_duration(text: str, where: str) -> float:
+    """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `SpecError` naming `where`."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise SpecError(
+            f"{where}: {text!r} is not a time.",
+            "Write seconds, or a number with a unit: 90s, 10m, 2h.",
+        )
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def parse_size(text: str, where: str) -> int:
+    """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `SpecError` naming `where`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
+    size_bytes = int(float(found[1]) * _UNITS_BYTES[found[2]]) if found else 0
+    if size_bytes < 1:
+        raise SpecError(
+            f"{where}: {text!r} is not a size.",
+            "Write bytes, or a number with a unit: 512K, 256M, 2G.",
+        )
+    return size_bytes
+
+
+def time_of(flag: str) -> Callable[[str], float]:
+    """Return the reader of a flag's time, in seconds."""
+
+    def read(text: str) -> float:
+        return parse_duration(text, flag)
+
+    return read
+
+
+def number_of(flag: str) -> Callable[[str], int]:
+    """Return the reader of a flag's whole number."""
+
+    def read(text: str) -> int:
+        if re.fullmatch(r"[+-]?\d+", text) is None:
+            raise SpecError(f"{flag}: {text!r} is not a whole number.")
+        if len(text) > _DIGITS:
+            raise SpecError(f"{flag}: {text[:_DIGITS]}... is too large.")
+        return int(text)
+
+    return read
+
+
+def idle_time(text: str) -> float:
+    """Return the seconds after --warm-idle, where 0 is a time too."""
+    return 0.0 if text.strip() == "0" else parse_duration(text, "--warm-idle")
+
+
+def nnodes(text: str) -> tuple[int, int]:
+    """Return the least and the greatest number of nodes of `2` or `1:4`."""
+    found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
+    if found is None:
+        raise SpecError(
+            f"--nnodes: {text!r} is not a number of nodes.",
+            "Write --nnodes 2 or --nnodes 1:4.",
+        )
+    return int(found[1]), int(found[2] or found[1])
+
+
+def python(text: str) -> tuple[str, str]:
+    """Return (host, path) of `HOST=PATH`, or ("", path): the interpreter of all hosts."""
+    host, equals, path = text.partition("=")
+    if not equals or "/" in host:  # a path with = in it
+        host, path = "", text
+    if not path.removeprefix(ENVIRONMENT):
+        raise SpecError(
+            f"--python {text!r} names no interpreter.",
+            "Write --python PATH or --python HOST=PATH.",
+        )
+    return host, path
+
+
+def sbatch_option(text: str) -> tuple[str, str]:
+    """Return (name, value) of `NAME=VALUE`, or (name, "") of a switch."""
+    name, _, value = text.partition("=")
+    return name.removeprefix("--"), value
+
+
+def variable_name(text: str, where: str = "-o") -> str:
+    """Return the name of a variable of the notebook. Raises `SpecError` naming `where`."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise SpecError(
+            f"{where} {text!r} is not a variable's name.", f"Write {where} run."
+        )
+    return text

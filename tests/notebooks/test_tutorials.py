@@ -195,7 +195,11 @@ def test_osmo(tmp_path: Path) -> None:
         f"--size=2 --offset={offset} --world_size=8" for offset in (0, 2, 4, 6)
     ]
     broken = text_of(cell_with(cells, "mixed ="))
-    assert "worker-3: still waiting, so it was ended; 0 ranks finished" in broken
+    # It waits for the others, or fails because they have left: as it happens to come.
+    assert re.search(
+        r"worker-3: (still waiting, so it was ended|exit code 1); 0 ranks finished",
+        broken,
+    )
     mended = text_of(cell_with(cells, 'play(tasks_of("larger-job"))'))
     assert mended.count("exit code 0; rank") == 4
     assert text_of(cells[-1]).count("not answered yet") == 4

@@ -281,7 +281,8 @@ def check_half_files(lab: Lab) -> None:
             host.exec(
                 ["touch", "-d", "61 minutes ago", f".distmagic/blobs/{name}"]
             ).check_returncode()
-    session().close()  # each conversation looks once, when it begins
+        host.exec(["touch", "-d", "2 minutes ago", ".distmagic/tidied"])
+    session().close()  # a conversation looks when it begins, if nobody has in the last minute
     for host in torn:
         session().jobs(runner.reach(lab, parse_hosts(host.name)))
         wait_until(

@@ -32,6 +32,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
     clusters/inside/   the nodes of a job that all run the same notebook or script find each other
     connection/    links to hosts: opened, kept idle, used again
+    connection/requests/   what one host is asked over a link: each function a request and its answer
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure

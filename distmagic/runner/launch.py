@@ -20,6 +20,8 @@ from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
+from distmagic.connection.requests import job_requests
+from distmagic.connection.requests.host_requests import free_port
 from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, Unreachable
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
@@ -401,7 +403,7 @@ class _Start:
         if not self.plan.chose_port:
             return self.plan
         try:
-            port = self.links[0].free_port(self.plan.nodes[0].address)
+            port = free_port(self.links[0], self.plan.nodes[0].address)
         except PreflightError:  # a port of this address can't be tried there: the one from before is as good as any
             return self.plan
         return at_port(self.plan, port)
@@ -489,7 +491,7 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
         row = table.rows[node_rank]
         try:
             with closing(reaching.link(row.host_index, broken=row.link)) as link:
-                survivors = link.sweep(job, node_rank).survivors
+                survivors = job_requests.sweep(link, job, node_rank).survivors
                 link.finish()
         except DistmagicError:
             return  # out of reach: its own lease ends it, and the verdict says so

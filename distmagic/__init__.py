@@ -11,7 +11,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     Hosts             --connection/reach.Reaching-->       a Link to each host, and its Facts
     Facts             --planning/preflight-->              errors that name the host and the cure
     all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
-    Plan, Payload     --runner/launch-->                   agents that run, and links to them
+    Plan, Payload     --runner/start-->                    agents that run, and links to them
     links             --runner/event_queue-->              Event, Event, ...
     Events            --state/fold-->                      RunState: all that is known of a run
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it

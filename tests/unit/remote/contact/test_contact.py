@@ -192,7 +192,7 @@ def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
         other.attach(p.FollowJob(job=agent.job, node_rank=0))
         agent.leave()
         assert list(other.events()) == [(1, HELLO), (2, FINAL)]
-        assert other.jobs() == ()
+        assert host_requests.list_jobs(other) == ()
         with pytest.raises(PreflightError) as caught:
             preflight.check("gpu-a", other.facts, None)
     assert str(caught.value) == (
@@ -237,7 +237,7 @@ def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(
         with closing(
             open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
         ) as other:
-            other.route_to("")  # it has swept by now
+            host_requests.route_to(other, "")  # it has swept by now
         assert (process.poll() is None) is lives
         assert run_dir.exists() is lives
     finally:
@@ -442,7 +442,7 @@ def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
 
 FLOODED = """
 import errno, os, socket
-from distmagic.remote.contact import contact
+from distmagic.remote.contact import agents, contact
 from distmagic.remote.records import places
 from distmagic.remote.wire import protocol as p
 
@@ -458,7 +458,7 @@ def start_agent(request, listener, *_):
     return lambda: None
 
 places.BACKLOG = 4
-contact._exec = start_agent
+agents._exec = start_agent
 contact.Contact(0o22).run()
 """
 

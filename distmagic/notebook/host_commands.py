@@ -142,6 +142,12 @@ def down(line: CommandLine) -> None:
             "%distributed down takes nothing after it.",
             "It ends the connections to all hosts, and this notebook's allocations.",
         )
+    running = [run.job for run in line.notebook.in_background()]
+    if running:
+        raise SpecError(
+            f"{', '.join(running)} would lose the connections: what runs in the background is this notebook's.",
+            "run.wait() waits for the end of a run, run.stop() ends it.",
+        )
     unreached = line.notebook.down()
     if unreached:
         print(

@@ -59,9 +59,12 @@ def attach(line: CommandLine) -> object:
 
 
 def view(line: CommandLine) -> object:
-    """Follow the job that is named, else the newest one that runs, detached ones first. Otherwise as `attach`."""
+    """Follow the job that is named, else the newest one that runs, detached ones first. Otherwise as `attach`.
+
+    A run of this notebook that goes on in the background gets one more live view, and nothing waits for it.
+    """
     if line.words:
-        return attach(line)
+        return _shown(line)
     running = [job for job in _jobs(line) if job.is_running]
     if not running:
         running = _begun_and_running(line)
@@ -71,7 +74,16 @@ def view(line: CommandLine) -> object:
             "%distributed jobs lists those that have ended.",
         )
     newest = max(running, key=lambda job: (job.is_detached, job.began_s))
-    return attach(replace(line, words=(newest.name,)))
+    return _shown(replace(line, words=(newest.name,)))
+
+
+def _shown(line: CommandLine) -> object:
+    notebook = line.notebook
+    run = notebook.session().background.find(line.words[0])
+    if run is None or len(line.words) > 1:
+        return attach(line)
+    run.screen.add(notebook.backend.screen_for(notebook.shell, in_background=True))
+    return None
 
 
 def _begun_and_running(line: CommandLine) -> list[Job]:

@@ -36,6 +36,7 @@ def say_not_started(
     shell: InteractiveShell, names: Sequence[str], error: BaseException
 ) -> None:
     """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
+    from distmagic.runner.background import BackgroundRun
     from distmagic.runner.outcome import Detached, NotStarted, Run
 
     if isinstance(error, RunError) and error.run is not None:
@@ -43,7 +44,8 @@ def say_not_started(
     why = f"{type(error).__name__}: {error}".partition("\n")[0]
     for name in (LAST_RUN, *names):
         older = shell.user_ns.get(name)
-        if older is None or isinstance(older, Run | Detached | NotStarted):
+        kinds = Run | Detached | BackgroundRun | NotStarted
+        if older is None or isinstance(older, kinds):
             shell.push(
                 {name: NotStarted(name, why, older)}, interactive=name != LAST_RUN
             )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from distmagic.playground.playground import Playground
+    from distmagic.runner.background import BackgroundRun
     from distmagic.session.inside import Inside
     from distmagic.session.session import Session
 
@@ -95,7 +96,10 @@ class Notebook:
             return None
         from distmagic.session.inside import part_of
 
-        return part_of(self.session(), environ)
+        part = part_of(self.session(), environ)
+        if part is not None and request.background:
+            raise part.refusal("--background")
+        return part
 
     def host_names(self) -> list[str]:
         """Return the names to complete: the notebook's hosts and those of the SSH configuration."""
@@ -111,6 +115,10 @@ class Notebook:
     def job_names(self) -> tuple[str, ...]:
         """Return the names of the jobs that this kernel has begun, the newest first."""
         return () if self._session is None else self._session.begun
+
+    def in_background(self) -> tuple[BackgroundRun, ...]:
+        """Return the runs of this kernel that go on in the background."""
+        return () if self._session is None else self._session.background.running
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded, and all connections. Return the hosts on which that did not succeed."""

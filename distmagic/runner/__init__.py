@@ -1,6 +1,7 @@
 """Takes one run from its start to its end, and keeps what is left of it.
 
-All threads of a run are here, and one loop on the main thread owns it. A thread does one of two things: it listens to a
+All threads of a run are here, and one loop on the main thread owns it (on a thread of its own where the run is in the
+background; interrupts come to the main thread alone). A thread does one of two things: it listens to a
 link, or it does one blocking act; either ends in an event on the queue. So the state of a run and the table of its nodes
 are changed in one place, between two events, and an interrupt or a button is just one more event.
 
@@ -25,4 +26,5 @@ Beside them:
     node_row.py      what the table keeps of a node, and of a host that is to join
     interrupts.py    counts Ctrl-C for the loop
     outcome.py       the `Run` that is left: results, logs, metrics
+    background.py    a run whose loop has a thread of its own, while the main thread does other things
 """

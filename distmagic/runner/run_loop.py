@@ -1,4 +1,4 @@
-"""The loop of a run, on the main thread: the only place that folds events, asks, heeds interrupts and shows.
+"""The loop of a run, on one thread: the only place that folds events, asks, heeds interrupts and shows.
 
     threads  --events-->  EventQueue  --step-->  RunState, NodeTable  --decisions-->  actions  --Executor-->  threads
 
@@ -17,6 +17,7 @@ a question to the user is answered within it.
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 
 class RunLoop:
-    """One run, as the main thread has it.
+    """One run, as its thread has it: the main thread, or one of its own where the run is in the background.
 
     `clock` gives the seconds since the run began, `serve` answers one question of a connection, `new_id` names a request.
     """
@@ -376,9 +377,10 @@ class _Heap:
     """The notebook's own objects, which the garbage collector need not look at while a run goes on."""
 
     def __init__(self) -> None:
-        self._is_ours = (
-            gc.get_freeze_count() == 0
-        )  # else it is somebody else's decision
+        # Somebody else may have decided to freeze it. And beside a run in the background the notebook works on: what it
+        # lets go of then has to be found.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_ours = is_main and gc.get_freeze_count() == 0
         self._is_frozen = False
 
     def freeze(self) -> None:

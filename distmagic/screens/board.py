@@ -63,7 +63,7 @@ class Board:
     """The live view. Raises `ImportError` where there is no anywidget.
 
     A page that shows it says so, and gets nothing before that; then `has_page` is true. `answer` is called on another
-    thread, everything else on the main thread.
+    thread, everything else on that of the run's loop.
     """
 
     def __init__(self, make_view: Callable[[str], Any] = widget.make_view) -> None:

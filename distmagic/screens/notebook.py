@@ -37,8 +37,12 @@ class NotebookScreen:
     The saved output names no widget: a page that is loaded anew shows it at once, with or without a kernel.
     """
 
-    def __init__(self, make_board: Callable[[], Board] = Board) -> None:
+    def __init__(
+        self, make_board: Callable[[], Board] = Board, *, tells: bool = True
+    ) -> None:
+        """Without `tells` there are no lines for a log."""
         self._make_board = make_board
+        self._tells = tells
         self._board: Board | None = None
         self._display_id = ""
         self._next_s = 0.0
@@ -53,7 +57,8 @@ class NotebookScreen:
             self._publish(state, is_over=False)
         if self._board is not None:
             self._board.show(state)
-        if not self._has_page and state.at_s >= self._next_line_s:
+        is_unseen = self._tells and not self._has_page
+        if is_unseen and state.at_s >= self._next_line_s:
             self._next_line_s = state.at_s + _LINE_EVERY_S
             self._tell(state)
 

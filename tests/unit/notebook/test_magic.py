@@ -832,7 +832,7 @@ class Session:
     def launch(self, reaching, spec, payload, screen): return payload()
 
 magic.load_ipython_extension(get_ipython(), Backend(
-    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=print, playground=None))
+    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=lambda *_, **__: None, playground=None))
 """
 
 

@@ -137,6 +137,7 @@ def test_defaults_are_used_where_the_line_says_nothing():
         ("gpu-a:4", "'gpu-a:4' is not a flag.\nHosts are named with --hosts gpu-a:4; %distributed --help lists all flags."),
         ("--hosts", f"--hosts: expected one argument.\n{SEE}"),
         ("--whole=1", f"--whole: ignored explicit argument '1'.\n{SEE}"),
+        ("--background --detach", "--background and --detach are both given.\nKeep --background for a run that is this notebook's, --detach for one that needs no notebook."),
         ("--hosts a --hostfile f", "--hosts and --hostfile are both given.\nKeep one of them."),
         ("--cwd 'x", "The line can't be split into words: no closing quotation.\nIt is: --cwd 'x"),
         ("--nproc-per-node 0", "--nproc-per-node: 0 ranks were asked for; a host runs at least 1.\nUse 1 or more."),

@@ -162,6 +162,16 @@ SUBCOMMANDS = (
         handler=job_commands.jobs,
     ),
     Subcommand(
+        name="runs",
+        usages=(
+            Usage(
+                arguments="",
+                text="put the runs of this notebook side by side, with their curves over each other",
+            ),
+        ),
+        handler=job_commands.runs,
+    ),
+    Subcommand(
         name="attach",
         usages=(
             Usage(

@@ -34,6 +34,17 @@ def jobs(line: CommandLine) -> None:
     print(table(_jobs(line), time.time(), _owner()))
 
 
+def runs(line: CommandLine) -> None:
+    """Show the runs of this notebook side by side."""
+    from distmagic.comparison.compare import Comparison
+
+    _expect(line, 0, 0, "%distributed runs takes nothing after it.")
+    notebook = line.notebook
+    found = Comparison(notebook.session().history.runs)
+    page = {"text/plain": repr(found), "text/html": found._repr_html_()}
+    notebook.shell.display_pub.publish(page)
+
+
 def attach(line: CommandLine) -> object:
     """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
     _expect(line, 1, 2, "%distributed attach needs the name of a job.")

@@ -84,7 +84,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     """
     clock = clock_since(time.monotonic())
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
-    state = replace(state, call=payload.title, began_unix_s=time.time())
+    state = replace(
+        state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
+    )
     with (
         interrupts.noted() as noted,
         blobs.in_use(payload.blobs),

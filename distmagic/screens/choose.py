@@ -24,7 +24,7 @@ def screen_for(shell: object = None, *, in_background: bool = False) -> Screen:
     # By name, so that no Jupyter is imported; also the shells of other kernels that are derived from this one.
     ancestors = [kind.__name__ for kind in type(shell).__mro__]
     if "ZMQInteractiveShell" in ancestors:
-        return SteadyScreen(NotebookScreen(tells=not in_background))
+        return SteadyScreen(NotebookScreen(in_background=in_background))
     if in_background:
         return SteadyScreen(QuietScreen())
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":

@@ -61,7 +61,9 @@ class BackgroundRuns:
         """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell."""
         job = new_job()
         state = fold.begin(job, place.names, spec.max_restarts)
-        state = replace(state, call=payload.title, began_unix_s=time.time())
+        state = replace(
+            state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
+        )
         shown = BackgroundScreen(state, screen)
         reached: list[Reaching] = []
 

@@ -14,6 +14,7 @@ from distmagic import sanitize
 from distmagic.clusters import submission
 from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.job_states import JobState
+from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
@@ -57,6 +58,7 @@ class Session(Housekeeping):
         self._allocations = Allocations(connect)
         self.inside: Inside | None = None  # set by `inside.part_of`
         self.background = BackgroundRuns()
+        self.history = RunHistory()
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[
             Host, tuple[Access, str]
@@ -278,6 +280,7 @@ class Session(Housekeeping):
             ) as asker:  # that of the run was closed when the run was over
                 return reaching.link_after_run(host_indices[node_rank], asker)
 
+        self.history.add(state)
         error = verdict(state)
         if error is None and followed.was_interrupted:
             error = Cancelled(INTERRUPTED_WHEN_OVER)

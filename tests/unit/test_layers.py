@@ -37,6 +37,7 @@ PACKAGES = (
     "exports",
     "state",
     "render",
+    "comparison",
     "transports",
     "transports.ssh",
     "connection",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from IPython.core.interactiveshell import InteractiveShell
 
 from distmagic.clusters.job_states import JobState
+from distmagic.comparison.compare import RunHistory
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
@@ -69,6 +70,7 @@ class FakeSession:
     stopped: Stopped | None = None
     reachings: list[FakeReaching] = field(default_factory=list)
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
+    history: RunHistory = field(default_factory=RunHistory)
     goes_on: threading.Event | None = None  # until which a run does not end
     screens: list = field(default_factory=list)
 

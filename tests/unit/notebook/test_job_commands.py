@@ -15,6 +15,7 @@ from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
 from distmagic.session.owner import owner
 from distmagic.session.work_dir import own_origin
+from tests.scenes import done
 from tests.unit.notebook.fakes import Lab
 
 ESCAPE = "\x1b]52;c;AAAA\x07"  # has a terminal write to the clipboard
@@ -278,3 +279,20 @@ def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
         "rmdir me",
         "rmdir me x",
     ]
+
+
+def test_the_runs_of_this_notebook_side_by_side(jobs, capsys):
+    jobs.value("%distributed runs")
+    assert capsys.readouterr().out == "no runs\n"
+    for lr in ("0.1", "0.2"):
+        call = f"train(lr={lr})"
+        jobs.session.history.add(replace(done(), job=f"job{lr}", call=call))
+    jobs.value("%distributed runs")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.partition("  ")[0] for row in rows] == [
+        "run",
+        "train(lr=0.1)",
+        "train(lr=0.2)",
+    ]
+    error = jobs.error("%distributed runs now")
+    assert error.message == "%distributed runs takes nothing after it."

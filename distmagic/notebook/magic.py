@@ -61,7 +61,9 @@ class Magics:
         self.config = settings_of(shell)
         self.notebook = Notebook(shell, self.config, backend)
         names = commands.Names(
-            hosts=self.notebook.host_names, jobs=self.notebook.job_names
+            hosts=self.notebook.host_names,
+            jobs=self.notebook.job_names,
+            ranks=self.notebook.ranks_of,
         )
         self.matcher = _matcher(Completer(names=names))
 

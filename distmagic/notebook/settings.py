@@ -116,6 +116,18 @@ class Notebook:
         """Return the names of the jobs that this kernel has begun, the newest first."""
         return () if self._session is None else self._session.begun
 
+    def ranks_of(self, job: str) -> list[int]:
+        """Return the ranks of a job that this kernel has begun, torchrun's own -1 last; [] for any other job."""
+        if self._session is None:
+            return []
+        run = self._session.background.find(job)
+        if run is not None:
+            return [*sorted(run.state.workers), -1]
+        for kept in self._session.history.runs:
+            if kept.job == job:
+                return [*range(kept.ranks), -1]
+        return []
+
     def in_background(self) -> tuple[BackgroundRun, ...]:
         """Return the runs of this kernel that go on in the background."""
         return () if self._session is None else self._session.background.running

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from distmagic import sanitize
 from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, raise_first, threads_for
@@ -57,6 +58,7 @@ from distmagic.state.model import RunState
 _ENDED_S = (
     1.0  # for a host that is down to come back, when a job is looked at that has ended
 )
+_CALL_CHARS = 200  # of a call, that hosts list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,10 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
     state = begin(job.name, job.hosts, job.terms.max_restarts)
     # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
     state = replace(
-        state, before_s=job.age_s, detached_by="asked" if job.is_detached else ""
+        state,
+        call=job.terms.call,
+        before_s=job.age_s,
+        detached_by="asked" if job.is_detached else "",
     )
     with interrupts.noted() as noted:
         loop = RunLoop(
@@ -323,7 +328,8 @@ def _plan(
     for why in reaching.absent.values():
         loop.note(Warned(text=f"{why} The run begins without this host."))
     loop.note(*(Warned(text=text) for text in warnings))
-    return plan
+    call = sanitize.line(loop.state.call)[:_CALL_CHARS]
+    return replace(plan, terms=replace(plan.terms, call=call))
 
 
 @contextmanager

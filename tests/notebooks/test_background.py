@@ -1,7 +1,8 @@
-"""`%%distributed --background` in a kernel that nbclient drives: what is saved, and what is left when the kernel ends."""
+"""Runs that a cell does not wait for, in a kernel that nbclient drives: `--background` and `--detach`."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.notebooks.kernel import live_notebook, text_of
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
 
 CELL = """\
-%%distributed --background -o {name}
+%%distributed {flags} -o {name}
 import time
 from pathlib import Path
 
@@ -28,14 +29,40 @@ wait()
 """
 
 
+def cell(name: str, end: str, flags: str = "--background") -> str:
+    return CELL.format(flags=flags, name=name, end=end)
+
+
+def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
+    lab: Lab, tmp_path: Path
+):
+    """Though hosts, Python and SSH configuration stand in that cell alone."""
+    (third,) = lab.hosts[2:3]
+    with live_notebook(tmp_path) as notebook:
+        way = f"--hosts dm3:1 --python python3 --ssh-config {lab.ssh_config} --detach"
+        said = notebook.run(cell("job", "return 7", way))
+        attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)
+        job = attach.split()[-1]
+        table = notebook.run("%distributed jobs")
+        assert re.search(rf"{job}  detached  dm3 .*  1 +wait\(\) ", table)
+        assert "here" in notebook.run(f"%distributed logs {job} 0")
+        assert "is in wait" in notebook.run("%distributed stacks")
+        (third.home / "go").touch()
+        assert notebook.run(attach).startswith("done")
+        assert "has ended already (done)" in notebook.fail(stop)
+        assert notebook.run("job.attach().results[0]").endswith("7")
+        notebook.run("%distributed down")
+    lab.assert_clean()
+
+
 def test_a_run_in_the_background_of_a_notebook_and_the_end_of_its_kernel(
     lab: Lab, tmp_path: Path
 ):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f"%config Distmagic.ssh_config = {str(lab.ssh_config)!r}")
         notebook.run("%distributed hosts dm1:1 dm2:1")
-        first = notebook.cell(CELL.format(name="first", end="return 7"))
-        notebook.run(CELL.format(name="second", end="1 / 0"))
+        first = notebook.cell(cell("first", "return 7"))
+        notebook.run(cell("second", "1 / 0"))
         assert notebook.run("6 * 7") == "42"
         asked = "while not first.metrics and 'here' not in first.logs(0): pass"
         notebook.run(f"while first.state.phase != 'running': pass\n{asked}")
@@ -50,7 +77,7 @@ def test_a_run_in_the_background_of_a_notebook_and_the_end_of_its_kernel(
         assert text_of(first).startswith("done"), "its own output, not another cell's"
         for host in lab.hosts[:2]:
             (host.home / "go").unlink()
-        notebook.run(CELL.format(name="third", end="return"))
+        notebook.run(cell("third", "return"))
         wait_until(
             lambda: all(faults.pids(host, "rank", "*") for host in lab.hosts[:2]),
             "the ranks of the third",

@@ -341,7 +341,11 @@ def test_a_wrong_setting_is_named(setting, message):
 # ---- completion
 
 COMPLETER = Completer(
-    names=Names(hosts=lambda: ["gpu-a", "gpu-b"], jobs=lambda: ["0102-030405-ab"])
+    names=Names(
+        hosts=lambda: ["gpu-a", "gpu-b"],
+        jobs=lambda: ["0102-030405-ab"],
+        ranks=lambda job: [0, 1, -1] if job == "0102-030405-ab" else [],
+    )
 )
 
 
@@ -377,7 +381,12 @@ def test_flags_are_completed(text):
         ("%distributed ", list(NAMES)),
         ("%distributed pl", list(NAMES)),
         ("%distributed hosts ", ["gpu-a", "gpu-b"]),
-        ("%distributed hosts --h", ["--hostfile"]),
+        ("%distributed hosts --h", ["--hostfile", "--python", "--ssh-config"]),
+        ("%distributed logs ", ["0102-030405-ab"]),
+        ("%distributed logs 0102-030405-ab ", ["0", "1", "-1"]),
+        ("%distributed logs other ", []),
+        ("%distributed logs 0102-030405-ab 0 ", []),
+        ("%distributed view ", ["0102-030405-ab"]),
         ("%distributed playground ", ["stop"]),
         ("%distributed down ", []),
         ("%distributed add ", ["0102-030405-ab"]),

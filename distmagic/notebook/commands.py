@@ -32,7 +32,7 @@ from distmagic.request import flags
 class Names:
     """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
 
-    `jobs` are those that this kernel has begun, the newest first, `ranks` those of such a job.
+    `jobs` are those that this kernel has begun or listed, the newest first, `ranks` those of such a job.
     """
 
     hosts: Callable[[], Iterable[str]]

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
     _expect(line, 0, 0, "%distributed jobs takes nothing after it.")
-    print(table(all_jobs(line), time.time(), _owner()))
+    line.notebook.listed = all_jobs(line)
+    print(table(line.notebook.listed, time.time(), _owner()))
 
 
 def runs(line: CommandLine) -> None:

@@ -17,6 +17,7 @@ from distmagic.request.spec import Access
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from distmagic.planning.jobs import Job
     from distmagic.playground.playground import Playground
     from distmagic.runner.background import BackgroundRun
     from distmagic.session.inside import Inside
@@ -27,7 +28,7 @@ class Notebook:
     """One shell with its settings.
 
     `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
-    one.
+    one. `listed` are the jobs that `%distributed jobs` has shown last.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Notebook:
         self.backend = backend
         self.hosts: Chosen | None = None
         self.playground: Playground | None = None
+        self.listed: tuple[Job, ...] = ()
         self._session: Session | None = None
 
     def session(self) -> Session:
@@ -113,11 +115,13 @@ class Notebook:
         return list(dict.fromkeys(names))
 
     def job_names(self) -> tuple[str, ...]:
-        """Return the names of the jobs that this kernel has begun, the newest first."""
-        return () if self._session is None else self._session.begun
+        """Return the names of the jobs that this kernel has begun, the newest first, and of those that it has listed."""
+        begun = () if self._session is None else self._session.begun
+        listed = [job.name for job in reversed(self.listed)]
+        return tuple(dict.fromkeys([*begun, *listed]))
 
     def ranks_of(self, job: str) -> list[int]:
-        """Return the ranks of a job that this kernel has begun, torchrun's own -1 last; [] for any other job."""
+        """Return the ranks of a job that this kernel knows, torchrun's own -1 last; [] for any other job."""
         if self._session is None:
             return []
         run = self._session.background.find(job)
@@ -126,6 +130,9 @@ class Notebook:
         for kept in self._session.history.runs:
             if kept.job == job:
                 return [*range(kept.ranks), -1]
+        for one in self.listed:
+            if one.name == job:
+                return [*range(one.terms.ranks), -1]
         return []
 
     def in_background(self) -> tuple[BackgroundRun, ...]:

@@ -359,5 +359,15 @@ def test_ranks_are_completed_of_jobs_of_this_notebook(jobs):
     assert notebook.ranks_of("other") == []
 
 
+def test_jobs_that_were_listed_are_completed_with_their_ranks(jobs):
+    notebook = magic_of(jobs).notebook
+    jobs.session.begun = ("mine",)
+    jobs.session.begun_places = {"mine": (parse_hosts("gpu-a"), Access())}
+    jobs.session.found = (replace(THEIRS, terms=replace(TERMS, ranks=2)), RUNNING)
+    jobs.value("%distributed jobs")
+    assert notebook.job_names() == ("mine", "busy", "theirs")
+    assert notebook.ranks_of("theirs") == [0, 1, -1]
+
+
 def magic_of(lab: Lab) -> Magics:
     return lab.shell.magics_manager.magics["cell"]["distributed"].__self__

@@ -27,9 +27,9 @@ from distmagic.request.spec import (
     from_options,
     unknown_option,
 )
-from distmagic.runner.background import BackgroundRun
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
+from distmagic.session.background_run import BackgroundRun
 from distmagic.session.inside import digest_of, part_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session

@@ -13,7 +13,7 @@ from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.notebook.settings import Notebook, listed
-from distmagic.request import flags
+from distmagic.request import flag_parser, flags
 from distmagic.request.allocation import AllocationRequest, parse_place
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
@@ -100,8 +100,8 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
                 f"{word!r} names no hosts.",
                 "Write gpu-a:4,gpu-b:2 or --hostfile FILE, and behind it --python PATH or --ssh-config FILE.",
             )
-        flag_words += [word, *rest[: flags.values_after(word)]]
-        del rest[: flags.values_after(word)]
+        flag_words += [word, *rest[: flag_parser.values_after(word)]]
+        del rest[: flag_parser.values_after(word)]
     return names, flag_words
 
 

@@ -26,7 +26,7 @@ from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import run_local
 from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
-from distmagic.request import flags, notebook_place
+from distmagic.request import flag_parser, flags, notebook_place
 from distmagic.request.config import settings_of
 from distmagic.request.spec import check_system
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from distmagic.payload.pack import Payload
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access
-    from distmagic.runner.background import BackgroundRun
     from distmagic.runner.outcome import Detached, Run
+    from distmagic.session.background_run import BackgroundRun
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 
@@ -78,7 +78,7 @@ class Magics:
         that gets a name, by an assignment or -o, is no value: IPython's Out would keep it when the name is gone.
         """
         if flags.asks_help(line):
-            print(flags.help_text())
+            print(flag_parser.help_text())
             return None
         names: list[str] = []
         try:

@@ -36,8 +36,8 @@ def say_not_started(
     shell: InteractiveShell, names: Sequence[str], error: BaseException
 ) -> None:
     """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
-    from distmagic.runner.background import BackgroundRun
     from distmagic.runner.outcome import Detached, NotStarted, Run
+    from distmagic.session.background_run import BackgroundRun
 
     if isinstance(error, RunError) and error.run is not None:
         return

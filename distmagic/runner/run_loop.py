@@ -16,7 +16,6 @@ a question to the user is answered within it.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, DistmagicError
+from distmagic.remote.system.gc_pause import heap_left_alone
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.render.screen import Screen, UserRequest
@@ -199,13 +199,15 @@ class RunLoop:
         self._table = table
         self._executor = executor
         self._wants_detach = detach
+        # Beside a run in the background the notebook works on, and what it lets go of has to be found.
+        waits_for_run = threading.current_thread() is threading.main_thread()
         try:
             # An interrupt that is raised in the middle would lose an event.
-            with _heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
+            with heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
                 began_s = self._clock()
                 self._perform(table.follow(links, began_s, lost or {}))
                 while not self._is_done():
-                    if self._clock() - began_s > SHORT_S:
+                    if waits_for_run and self._clock() - began_s > SHORT_S:
                         heap.freeze()
                     try:
                         self._beat(limits)
@@ -371,44 +373,6 @@ class RunLoop:
                 self._perform(self._table.receive(event))
         with suppress(Exception):
             self._screen.finish(self.state)
-
-
-class _Heap:
-    """The notebook's own objects, which the garbage collector need not look at while a run goes on."""
-
-    def __init__(self) -> None:
-        # Somebody else may have decided to freeze it. And beside a run in the background the notebook works on: what it
-        # lets go of then has to be found.
-        is_main = threading.current_thread() is threading.main_thread()
-        self._is_ours = is_main and gc.get_freeze_count() == 0
-        self._is_frozen = False
-
-    def freeze(self) -> None:
-        """Leave out of all collections what lives now. Garbage goes before: it would not be found any more."""
-        if self._is_ours and not self._is_frozen:
-            self._is_frozen = True
-            gc.collect()
-            gc.freeze()
-
-    def unfreeze(self) -> None:
-        """Have all objects collected again."""
-        if self._is_frozen:
-            gc.unfreeze()
-
-
-@contextmanager
-def _heap_left_alone() -> Iterator[_Heap]:
-    """Yield the heap, which a long run may freeze. Afterwards it is as before.
-
-    A thousand ranks at 10 Hz make the collector look through all that lives several times a second: a third of the
-    whole cost. A short run must leave it alone: each freeze begins Python's count for the next full collection anew,
-    and a notebook that freezes in every cell would never have one.
-    """
-    heap = _Heap()
-    try:
-        yield heap
-    finally:
-        heap.unfreeze()
 
 
 def clock_since(began_s: float) -> Callable[[], float]:

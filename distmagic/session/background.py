@@ -14,8 +14,8 @@ from distmagic.errors import SpecError
 from distmagic.payload.pack import Payload
 from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
-from distmagic.runner.background import BackgroundRun, BackgroundScreen
 from distmagic.runner.outcome import Detached, Run
+from distmagic.session.background_run import BackgroundRun, BackgroundScreen
 from distmagic.session.owner import new_job
 from distmagic.state import fold
 

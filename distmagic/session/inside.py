@@ -32,8 +32,8 @@ from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
-from distmagic.runner.background import BackgroundRun
 from distmagic.runner.outcome import Detached, Run
+from distmagic.session.background_run import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.transports import Transport
 

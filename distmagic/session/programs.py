@@ -18,8 +18,8 @@ from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
 from distmagic.request.program import Program
 from distmagic.request.spec import Access
-from distmagic.runner.background import BackgroundRun
 from distmagic.runner.outcome import Detached, Run
+from distmagic.session.background_run import BackgroundRun
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
 from distmagic.session.session import Session

@@ -10,8 +10,8 @@ import distmagic
 from distmagic import api, cli
 from distmagic.errors import SpecError
 from distmagic.request.allocation import AllocationRequest
-from distmagic.runner.background import BackgroundRun
 from distmagic.session import inside
+from distmagic.session.background_run import BackgroundRun
 from tests.unit.notebook.fakes import FakeScreen
 
 WAIT_S = 10

@@ -15,9 +15,9 @@ from distmagic.remote.wire import protocol as p
 from distmagic.render.screen import Screen
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import executor
-from distmagic.runner.background import BackgroundRun
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
+from distmagic.session.background_run import BackgroundRun
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 from tests.builders.hosts import (

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, Unreachable
 from distmagic.payload import blobs
-from distmagic.payload.pack import Payload
+from distmagic.payload.pack import OtherPython, Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan, at_port
@@ -38,7 +38,7 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
-from distmagic.runner.prepare import check_pythons, prepare
+from distmagic.runner.prepare import other_python, prepare
 from distmagic.runner.rollback import cancelled, roll_back
 from distmagic.runner.run_loop import RunLoop, clock_since
 from distmagic.state.decide import Limits
@@ -85,10 +85,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     clock = clock_since(time.monotonic())
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
     state = replace(state, call=payload.title, began_unix_s=time.time())
-    with (
-        interrupts.noted() as noted,
-        blobs.in_use(payload.blobs),
-    ):  # hosts that come later still need them
+    # Hosts that come later still need the blobs.
+    with interrupts.noted() as noted, ExitStack() as in_use:
+        in_use.enter_context(blobs.in_use(payload.blobs))
         loop = RunLoop(
             state,
             EventQueue(clock),
@@ -106,8 +105,10 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 check_orphans(
                     found_jobs([link.facts.running for link in links]), owner, followed
                 )
-                if payload.has_byte_code:
-                    check_pythons(links)
+                other = other_python(links)
+                if other is not None and payload.in_source is not None:
+                    payload = _in_source(loop, payload, other)
+                    in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
@@ -119,7 +120,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         if plan.terms.is_elastic:
             growth = Growth(host_names=_names(reaching), awaited=tuple(reaching.absent))
             open_lead = partial(reaching.link, reaching.present[0])
-            joiner = NodeJoiner(job, open_lead, lead, payload.blobs)
+            joiner = NodeJoiner(
+                job, open_lead, lead, payload.blobs, is_text=payload.in_source is None
+            )
         lease_s = reaching.access.lease_s
         table = NodeTable(reaching.present, lease_s, _new_id, growth)
         executor = Executor(job, loop.queue, reaching, lease_s, joiner)
@@ -289,6 +292,22 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
     else:
         why = error.message if isinstance(error, DistmagicError) else repr(error)
         queue.tell(Unusable(why=why), node_rank=host_index)
+
+
+def _in_source(loop: RunLoop, payload: Payload, other: OtherPython) -> Payload:
+    """Return a payload without its byte code. Raises `PayloadError` for what another Python can't be told."""
+    assert payload.in_source is not None
+    pool = threads_for(1, "pack")
+    packed = pool.submit(payload.in_source, other)
+    pool.shutdown(wait=False)
+    packed_payload = loop.result(packed)
+    return replace(
+        payload,
+        call=packed_payload.call,
+        code=packed_payload.code,
+        side_files=packed_payload.side_files,
+        in_source=None,
+    )
 
 
 def _plan(

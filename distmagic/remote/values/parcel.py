@@ -36,7 +36,8 @@ from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
-_TRAILER = struct.Struct("<QQ16s")  # table's offset and size, and the end's own mark
+# Offset and size of the table, and the end's own mark.
+_TRAILER = struct.Struct("<QQ16s")
 _END = b"end of parcel 1\n"
 
 # Of a file that is mapped, or of bytes that never were in one; both can be written to.

@@ -132,53 +132,16 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`.
     """
+    arguments = locals()
     check_system()
     for option in unknown:
-        known = [
-            one
-            for one in inspect.signature(run).parameters
-            if one not in ("fn", "args", "unknown")
-        ]
+        names = inspect.signature(run).parameters
+        known = [name for name in names if name not in ("fn", "args", "unknown")]
         raise unknown_option(option, known)
-    if isinstance(nnodes, int):
-        nnodes = (nnodes, nnodes)
-    # None leaves an option as `access` has it, or as it is for every job.
-    options = {
-        "nproc_per_node": nproc_per_node,
-        "nnodes": nnodes,
-        "max_restarts": max_restarts,
-        "rdzv_backend": rdzv_backend,
-        "rdzv_endpoint": rdzv_endpoint,
-        "rdzv_id": rdzv_id,
-        "master_port": master_port,
-        "local_addr": local_addr,
-        "env": env,
-        "cwd": cwd,
-        "sync": sync,
-        "name": name,
-        "fresh": fresh,
-        "fetch": tuple(fetch),
-        "devices": tuple(str(device) for device in devices),
-        "timeout_s": timeout_s,
-        "hang_timeout_s": hang_timeout_s,
-        "node_lost_after_s": node_lost_after_s,
-        "on_disconnect": on_disconnect,
-        "detach": detach,
-        "ssh_config": ssh_config,
-        "ssh_command": ssh_command,
-        "python": python,
-        "connect_timeout_s": connect_timeout_s,
-        "lease_s": lease_s,
-        "warm_idle_s": warm_idle_s,
-        "cold": cold,
-        "setup": setup,
-        "exec_prefix": exec_prefix,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
     if hosts is None and allocation is None:
         hosts, usual_access = _usual_place()
         access = access or usual_access
-    spec, access = from_options(given, access or Access())
+    spec, access = from_options(_options(arguments), access or Access())
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
     hosts = tuple(hosts or ())
@@ -253,6 +216,38 @@ def _launch(
             place.cancel()
             raise
         return session().launch(reaching, spec, payload, screen)
+
+
+# Arguments of `run` that are options neither of the job nor of the way to its hosts.
+_OF_THE_CALL = (
+    "fn",
+    "args",
+    "kwargs",
+    "hosts",
+    "allocation",
+    "access",
+    "payload_limit_bytes",
+    "screen",
+    "background",
+    "unknown",
+)
+
+
+def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the job and of the way to its hosts among the arguments of `run`, as `from_options` takes them.
+
+    None leaves an option as `access` has it, or as it is for every job.
+    """
+    options = {}
+    for name, value in arguments.items():
+        if value is not None and name not in _OF_THE_CALL:
+            options[name] = value
+    nnodes = options.get("nnodes")
+    if isinstance(nnodes, int):
+        options["nnodes"] = (nnodes, nnodes)
+    options["fetch"] = tuple(arguments["fetch"])
+    options["devices"] = tuple(str(device) for device in arguments["devices"])
+    return options
 
 
 def _usual_place() -> tuple[Sequence[Host], Access]:

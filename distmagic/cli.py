@@ -39,19 +39,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return MISUSED
     except DistmagicError as error:
-        print(_without_run(error), file=sys.stderr)
+        print(_without_run(error, _not_shown_yet(error)), file=sys.stderr)
         return INTERRUPTED if isinstance(error, Cancelled) else FAILED
     except KeyboardInterrupt:  # before anything was begun
         return INTERRUPTED
 
 
-def _without_run(error: DistmagicError) -> str:
+def _not_shown_yet(error: DistmagicError) -> str:
+    """Return the text of an error; without the rank's traceback where that stands above it, in the rank's own output."""
+    traceback = getattr(error, "remote_traceback", "").rstrip()
+    run = getattr(error, "run", None)
+    if traceback and run is not None:
+        last = traceback.splitlines()[-1].rstrip()
+        if any(line.text.rstrip() == last for line in run.state.lines):
+            return str(error).removeprefix(traceback).lstrip("\n")
+    return str(error)
+
+
+def _without_run(error: DistmagicError, text: str) -> str:
     """Return the text of an error for somebody who has no variable `run`."""
     job = getattr(getattr(error, "run", None), "job", "")
     text = re.sub(
         r"run\.logs\(([^)]*)\)",
         rf"%distributed logs {job} \1, in a notebook",
-        str(error),
+        text,
     )
     return re.sub(
         r"run\.results\[(\d+)\]",

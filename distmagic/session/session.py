@@ -33,7 +33,7 @@ from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
-from distmagic.runner.prepare import check_pythons, prepare
+from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.allocations import Allocations, keeper_python
 from distmagic.session.background import BackgroundRuns
@@ -168,8 +168,6 @@ class Session(Housekeeping):
         with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
             inside = begins_in(payload, spec.sync, Path.cwd())
-            if payload is None:
-                check_pythons(there)
             lease_s = reaching.access.lease_s
             plan, _ = prepare(
                 there,

@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,7 +217,9 @@ def _reason(lines: Sequence[bytes]) -> str:
 def remove(job: str) -> int:
     """Remove what is left of a job that has ended; return the bytes. Raises OSError if it runs."""
     freed = 0
-    for folder in _folders(job):
+    # A list, because folders vanish while it is gone through.
+    here = list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))
+    for folder in here:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
@@ -237,7 +239,3 @@ def _ignore_gone(
     """Go on where a file is gone already."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
-
-
-def _folders(job: str) -> Iterator[Path]:
-    yield from list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))

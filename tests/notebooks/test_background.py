@@ -40,8 +40,8 @@ def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
     (third,) = lab.hosts[2:3]
     with live_notebook(tmp_path) as notebook:
         way = f"--hosts dm3:1 --python python3 --ssh-config {lab.ssh_config} --detach"
-        said = notebook.run(cell("job", "return 7", way))
-        attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)
+        said = " ".join(notebook.run(cell("job", "return 7", way)).split())
+        attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)[:2]
         job = attach.split()[-1]
         table = notebook.run("%distributed jobs")
         assert re.search(rf"{job}  detached  dm3 .*  1 +wait\(\) ", table)

@@ -45,8 +45,9 @@ def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
         job = attach.split()[-1]
         table = notebook.run("%distributed jobs")
         assert re.search(rf"{job}  detached  dm3 .*  1 +wait\(\) ", table)
-        assert "here" in notebook.run(f"%distributed logs {job} 0")
-        assert "is in wait" in notebook.run("%distributed stacks")
+        logs = f"%distributed logs {job} 0"
+        wait_until(lambda: "here" in notebook.run(logs), "its first words", 60)
+        assert "rank 0 (dm3, local_rank 0)" in notebook.run("%distributed stacks")
         (third.home / "go").touch()
         assert notebook.run(attach).startswith("done")
         assert "has ended already (done)" in notebook.fail(stop)

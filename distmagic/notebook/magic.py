@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from distmagic.runner.outcome import Detached, Run
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
+_OWN_LINES = "running the cell's own lines here"
+_OWN_LINES_FAILED = (
+    "nothing was started: the cell's own lines did not come to their end"
+)
 
 
 class CellSyntaxError(SpecError):
@@ -134,6 +138,7 @@ class Magics:
         filename: str,
     ) -> Run | Detached | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
+        from distmagic.screens.announcing import announcing
         from distmagic.session.place import place_of
 
         session = self.notebook.session()
@@ -145,8 +150,9 @@ class Magics:
                 if request.dry_run:
                     print(sanitize.lines(session.dry_run(place.reach(), request.spec)))
                     return None
-                payload = self._payload(plan, filename, request, asker)
                 screen = self.notebook.backend.screen_for(self.shell)
+                with announcing(screen, _OWN_LINES, _OWN_LINES_FAILED):
+                    payload = self._payload(plan, filename, request, asker)
                 reaching = place.reach(screen)
             except KeyboardInterrupt as interrupt:
                 place.cancel()

@@ -29,6 +29,7 @@ from __future__ import annotations
 from distmagic.render.as_html import (
     about_and_output,
     all_ranks,
+    announcement,
     head_and_table,
     html,
     style,
@@ -43,6 +44,6 @@ from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 
 __all__ = [
-    "about_and_output", "all_ranks", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
+    "about_and_output", "all_ranks", "announcement", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
     "log_lines", "milestones", "open_lines", "plain", "size", "stacks_html", "stacks_text", "status", "style", "text",
 ]  # fmt: skip

@@ -44,6 +44,12 @@ def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 
+def announcement(text: str) -> str:
+    """Return a few words as the head of a run that has not begun."""
+    phase = f'<span class="dm-phase">{escape(text)}</span>'
+    return f'<div class="distmagic">{style()}<div class="dm-head dm-connecting">{phase}</div></div>'
+
+
 @cache
 def style() -> str:
     """Return the style of all that this package writes."""

@@ -11,7 +11,10 @@ UserRequest = Literal["stop", "stacks", "detach"]
 
 
 class Screen(Protocol):
-    """Where a run is shown. All methods are called on the main thread."""
+    """Where a run is shown. All methods but `announce` are called on the main thread."""
+
+    def announce(self, text: str) -> None:
+        """Show a few words in place of a run that has not begun; called on any thread, before the first `show`."""
 
     def show(self, state: RunState) -> None:
         """Show a state of a run that goes on; called at most 10 times a second."""

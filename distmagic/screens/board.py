@@ -10,7 +10,7 @@ from typing import Any
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
-from distmagic.screens import page_requests, widget
+from distmagic.screens import page_requests, reloaded_pages, widget
 from distmagic.state.model import RunState
 
 # How often a part is sent at most, in seconds, and how many bytes a second it may take. A figure that many ranks change
@@ -78,6 +78,7 @@ class Board:
         self._lines_sent = 0
         self._view.on_msg(self._take_message)
         page_requests.serve(self.view_id, self)
+        reloaded_pages.serve(self)
 
     @property
     def mime_view(self) -> dict[str, object] | None:
@@ -95,6 +96,7 @@ class Board:
 
     def finish(self, state: RunState, html: str, text: str) -> None:
         """Send the last state, and what the document is to keep of it. Of the state itself nothing is kept."""
+        reloaded_pages.leave(self)
         self._state = None
         self._table, self._curves = Pane(*TABLE_SHARE), Pane(*CURVES_SHARE)
         last = self._changes(state)
@@ -111,6 +113,7 @@ class Board:
 
     def close(self) -> None:
         """Leave no widget behind."""
+        reloaded_pages.leave(self)
         widget.close(self._view)
 
     def answer(self, op: object) -> dict[str, object]:

@@ -21,6 +21,9 @@ class LogScreen:
         self._seen = 0
         self._next_s = 0.0
 
+    def announce(self, text: str) -> None:
+        """Do nothing: a log has no line that is replaced."""
+
     def show(self, state: RunState) -> None:
         """Print what is new."""
         milestones = list(render.milestones(self._last, state))

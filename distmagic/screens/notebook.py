@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
@@ -40,15 +41,26 @@ class NotebookScreen:
     def __init__(self, make_board: Callable[[], Board] = Board) -> None:
         self._make_board = make_board
         self._board: Board | None = None
+        self._has_tried_board = False
         self._display_id = ""
+        self._has_begun = False
         self._next_s = 0.0
         self._next_line_s = _LINES_FROM_S
         self._told: RunState | None = None  # the state of which the last line was
 
+    def announce(self, text: str) -> None:
+        """Show a few words in the output of the run."""
+        self._display({"text/plain": text, "text/html": render.announcement(text)})
+
     def show(self, state: RunState) -> None:
-        """Show a state; the first one makes the output."""
-        if not self._display_id:
-            self._open(state)
+        """Show a state: the first as HTML, at once; the second makes the live view, which takes a fresh kernel longer."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._publish(state, is_over=False, is_first=True)
+        elif not self._has_tried_board:
+            self._has_tried_board = True
+            self._open_board()
+            self._publish(state, is_over=False)
         elif state.at_s >= self._next_s:
             self._publish(state, is_over=False)
         if self._board is not None:
@@ -90,20 +102,18 @@ class NotebookScreen:
         write(sys.stdout, "".join(f"{line}\n" for line in (headline, *news)))
         self._told = state
 
-    def _open(self, state: RunState) -> None:
+    def _open_board(self) -> None:
         try:
             self._board = self._make_board()
         except Exception:  # noqa: BLE001  # anywidget is missing, or does not work here: text and HTML do as well
             self._board = None
-        self._publish(state, is_over=False)
 
-    def _publish(self, state: RunState, *, is_over: bool) -> tuple[str, str]:
+    def _publish(
+        self, state: RunState, *, is_over: bool, is_first: bool = False
+    ) -> tuple[str, str]:
         """Write the output, and return its HTML and its text."""
-        from IPython.display import display
-
         board = self._board
         text, html = render.text(state), render.html(state)
-        is_first = not self._display_id
         if is_first:
             text = f"{text}\n{AT_FIRST}"
         elif not is_over:
@@ -115,9 +125,16 @@ class NotebookScreen:
         data: dict[str, object] = {"text/plain": text, "text/html": html}
         if board is not None and board.mime_view and not is_over:
             data[_WIDGET_TYPE] = board.mime_view
-        if is_first:
-            self._display_id = f"distmagic-{state.job}"
-        display(data, raw=True, display_id=self._display_id, update=not is_first)
+        self._display(data)
         every_s = _SAVED_EVERY_S if self._has_page else _PLAIN_EVERY_S
         self._next_s = state.at_s + max(every_s, len(html.encode()) / _BYTES_PER_S)
         return html, text
+
+    def _display(self, data: Mapping[str, object]) -> None:
+        """Make the output, or replace it."""
+        from IPython.display import display
+
+        is_update = bool(self._display_id)
+        if not is_update:
+            self._display_id = f"distmagic-{secrets.token_hex(8)}"
+        display(data, raw=True, display_id=self._display_id, update=is_update)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic import render
+from distmagic.screens import reloaded_pages
 
 _PAGE = Path(__file__).with_name("page")
 _MODULES = (
@@ -66,6 +67,7 @@ def _kind() -> Any:
         _esm = Unicode().tag(sync=True)
         looks = Unicode().tag(sync=True)
         view_id = Unicode().tag(sync=True)
+        cell_id = Unicode().tag(sync=True)
         shows_itself = Bool().tag(sync=True)
         run = Dict().tag(sync=True)
         head = Unicode().tag(sync=True)
@@ -81,7 +83,11 @@ def _kind() -> Any:
 def make_view(view_id: str) -> Any:
     """Return a widget whose script runs in every page of this notebook. Raises `ImportError` without anywidget."""
     return _kind()(
-        _esm=script(), looks=looks(), view_id=view_id, shows_itself=shows_itself()
+        _esm=script(),
+        looks=looks(),
+        view_id=view_id,
+        cell_id=reloaded_pages.cell_id(),
+        shows_itself=shows_itself(),
     )
 
 

@@ -5,7 +5,7 @@ import { Charts } from './charts.js';
 import { Controls } from './controls.js';
 import { Log } from './log.js';
 import { element, patch } from './patch.js';
-import { Place, asSaved, writeIntoDocument } from './place.js';
+import { Place, asSaved, makeOutput, writeIntoDocument } from './place.js';
 
 const PARTS = ['head', 'table', 'ranks'];
 const ENDED = ['restarting', 'autorestarting', 'dead', 'terminating'];
@@ -65,7 +65,9 @@ class View {
   // Be in the cell's output, wherever the front end draws it, as soon as there is something to be seen.
   live() {
     this.watch('head', html => {
-      if (html) this.place ??= new Place(this.model.get('view_id'), this.root);
+      if (!html || this.place) return;
+      this.place = new Place(this.model.get('view_id'), this.root);
+      makeOutput(this.model);
     });
   }
 

@@ -172,6 +172,8 @@ class FakeScreen:
     shell: InteractiveShell
     notices: list[str] = field(default_factory=list)
 
+    def announce(self, text: str) -> None: ...
+
     def show(self, state) -> None:
         self.notices += state.notices
 

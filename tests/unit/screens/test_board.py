@@ -169,11 +169,12 @@ def test_a_view_that_no_page_shows_is_gone_with_its_run(monkeypatch):
     published = publishing(monkeypatch)
     shown, view = shown_board()
     screen = notebook.NotebookScreen(lambda: shown)
-    screen.show(running())
+    for _ in range(2):
+        screen.show(running())
     screen.finish(done())
     assert view.is_closed
     assert view._esm == "", "a notebook that keeps widgets keeps no script of ours"
-    assert "dm-view-" in published[0]["text/html"]
+    assert "dm-view-" in published[1]["text/html"]
     assert "dm-view-" not in published[-1]["text/html"]
 
 
@@ -186,7 +187,8 @@ def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypat
         views.append(view)
         shown.answer("hello")
         screen = notebook.NotebookScreen(lambda shown=shown: shown)
-        screen.show(running())
+        for _ in range(2):
+            screen.show(running())
         screen.finish(done())
     assert [view.is_closed for view in views] == [True, True, *[False] * 4]
     assert views[-1].final["html"] == published[-1]["text/html"]
@@ -194,6 +196,18 @@ def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypat
     assert views[-1].run["is_over"] is True
     assert len(views[-1].log["lines"]) == len(done().lines)
     assert "done</span>" in views[-1].head
+
+
+def test_the_first_thing_that_is_shown_waits_for_no_widget(monkeypatch):
+    published = publishing(monkeypatch)
+    made = []
+    screen = notebook.NotebookScreen(lambda: made.append(1) or shown_board()[0])
+    screen.show(running())
+    assert len(published) == 1
+    assert made == []
+    screen.show(running())
+    assert made == [1]
+    assert "dm-view-" in published[1]["text/html"]
 
 
 def publishing(monkeypatch) -> list[dict[str, str]]:

@@ -211,6 +211,14 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.Thread: {"frames": items(100)},
     protocol.Frame: {"file": WORD, "line": COUNT, "function": WORD, "text": WORD},
     protocol.StacksDone: {"request_id": WORD, "ranks": COUNT},
+    protocol.Hardware: {
+        "cpu_utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,
+        "received_bytes_s": number(0.0, 1e15, 0.0), "sent_bytes_s": number(0.0, 1e15, 0.0), "gpus": items(256),
+    },
+    protocol.Gpu: {
+        "utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,
+        "celsius": number(-300.0, 1000.0, None),
+    },
     protocol.Final: {"reason": TEXT, "survivors": items(200, line(300))},
     # answers
     protocol.Facts: {

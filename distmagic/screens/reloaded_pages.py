@@ -18,6 +18,7 @@ _COMM_MESSAGES = ("comm_open", "comm_msg", "comm_close")
 _CONTROL = "jupyter.widget.control"  # the comm by which a page asks for the state of all widgets
 
 _live: WeakSet[object] = WeakSet()  # the views that go on
+_kernels: WeakSet[Any] = WeakSet()  # those whose messages come here first
 
 
 def serve(view: object) -> None:
@@ -25,14 +26,14 @@ def serve(view: object) -> None:
     from IPython import get_ipython
 
     _live.add(view)
-    kernel = getattr(get_ipython(), "kernel", None)
+    kernel: Any = getattr(get_ipython(), "kernel", None)
     thread = getattr(kernel, "shell_channel_thread", None)
-    stream = getattr(kernel, "shell_stream", None)
-    if thread is None or stream is None or hasattr(kernel, "_distmagic_pages"):
+    if thread is None or kernel in _kernels:
         return
-    pages = _Pages(kernel)
-    kernel._distmagic_pages = pages
-    thread.io_loop.add_callback(stream.on_recv, pages.receive, copy=False)
+    pages = Pages(kernel)
+    _kernels.add(kernel)
+    on_recv = kernel.shell_stream.on_recv
+    thread.io_loop.add_callback(on_recv, pages.receive, copy=False)
 
 
 def leave(view: object) -> None:
@@ -44,14 +45,14 @@ def cell_id() -> str:
     """Return the front end's own name of the cell that runs, "" where it gives none."""
     from IPython import get_ipython
 
-    kernel = getattr(get_ipython(), "kernel", None)
+    kernel: Any = getattr(get_ipython(), "kernel", None)
     try:
         return str(kernel.get_parent()["metadata"]["cellId"])
     except (AttributeError, KeyError, TypeError):
         return ""
 
 
-class _Pages:
+class Pages:
     """Stands between the socket of a kernel's shell channel and the kernel."""
 
     def __init__(self, kernel: Any) -> None:
@@ -89,7 +90,7 @@ class _Pages:
     async def _answer(self, ident: Any, message: Mapping[str, Any]) -> None:
         kernel = self._kernel
         handler = kernel.shell_handlers[message["header"]["msg_type"]]
-        kernel._publish_status("busy", "shell", message)
+        self._tell("busy", message)
         try:
             done = handler(kernel.shell_stream, ident, message)
             if inspect.isawaitable(done):
@@ -97,4 +98,10 @@ class _Pages:
         except Exception:
             kernel.log.exception("distmagic can't answer a page that was loaded anew")
         finally:
-            kernel._publish_status("idle", "shell", message)
+            self._tell("idle", message)
+
+    def _tell(self, status: str, message: Mapping[str, Any]) -> None:
+        """Say that a message is being answered, or has been: a page waits for both."""
+        kernel = self._kernel
+        content = {"execution_state": status}
+        kernel.session.send(kernel.iopub_socket, "status", content, parent=message)

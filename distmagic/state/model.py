@@ -37,6 +37,9 @@ class NodeState:
     stopping      why its agent ends its ranks, "" while it doesn't
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
     ranks         the ranks that the plan gives to this node, None without such a plan
+    hardware      how busy the host was at the last look, None before the first one
+    peak_bytes    the most memory of the host that was in use at any look
+    gpu_peaks     the same of each GPU, in the order in which ranks count them; 0 where nothing tells
 
     All times are seconds since the run began, by the notebook's clock.
     """
@@ -58,6 +61,9 @@ class NodeState:
     stopping: StopReason | Literal[""] = ""
     accused_at_s: float | None = None
     ranks: range | None = None
+    hardware: protocol.Hardware | None = None
+    peak_bytes: int = 0
+    gpu_peaks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,12 @@ class WorkerState:
     rate: float | None = None
     ended: protocol.Ended | None = None
     exit: protocol.Exit | None = None
+
+    @property
+    def gpu(self) -> int | None:
+        """Which GPU of its host the rank uses, as ranks count them there; None for none."""
+        kind, _, number = self.device.partition(":")
+        return int(number) if kind == "cuda" and number.isdecimal() else None
 
     @property
     def label(self) -> str:

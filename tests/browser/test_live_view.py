@@ -40,6 +40,8 @@ def work(end, lr):
             print(f"all are at {step}")
         time.sleep(0.1)
 
+while not os.path.exists(GO):
+    time.sleep(0.05)
 work(END, lr=0.1)
 """
 
@@ -48,9 +50,9 @@ work(END, lr=0.1)
 def opened(
     tmp_path: Path, program: str = "jupyterlab", source: str = WORK
 ) -> Iterator[NotebookPage]:
-    """Yield a notebook whose run goes on, and is seen live."""
+    """Yield a notebook whose run goes on, and is seen live. Before it, the cell's own lines are seen to run."""
     sources = [
-        f"%load_ext distmagic\nEND = {str(tmp_path / 'end')!r}",
+        f"%load_ext distmagic\nEND, GO = {str(tmp_path / 'end')!r}, {str(tmp_path / 'go')!r}",
         source,
         "run.state.phase",
     ]
@@ -62,6 +64,9 @@ def opened(
         page.run_cell(LOAD)
         page.wait_done(LOAD)
         page.run_cell(RUN)
+        if "GO" in source:
+            page.wait_text(RUN, r"^running the cell's own lines here, \d+ s$", 60)
+            (tmp_path / "go").touch()
         wait_until(lambda: live(page).count() == 1, "the live view", 60)
         page.wait_text(RUN, r"^running", 60)
         yield page
@@ -109,14 +114,33 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, program):
         assert page.console_errors == []
 
 
-def test_a_page_that_is_loaded_anew_shows_the_run_and_how_it_ended(tmp_path):
-    """Saved in the middle, loaded while it runs, and once more when it is over."""
-    with opened(tmp_path) as page:
+def is_live_again(page: NotebookPage) -> None:
+    """See a page that was loaded anew while the cell runs go on being live: it moves, and its buttons work."""
+    wait_until(lambda: live(page).count() == 1, "the live view again", 30)
+    assert "2 ranks on localhost" in page.wait_text(RUN, r"^running")
+    assert page.page.get_by_text("Loading widget").count() == 0
+    assert page.page.locator(".dm-live").count() == 1
+    step = live(page).locator(".dm-part-table td.dm-n").nth(1)
+    before = step.inner_text()
+    wait_until(lambda: step.inner_text() != before, "it to move", 30)
+    page.wait_text(RUN, r"step \d+ of rank 1")
+    live(page).locator("figure.dm-curve", has_text="loss").wait_for()
+
+
+@pytest.mark.parametrize("program", ["jupyterlab", "notebook"])
+def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
+    tmp_path, program
+):
+    """Loaded while it runs, first not saved, then saved in the middle; and once more when it is over."""
+    with opened(tmp_path, program) as page:
+        page.page.on("dialog", lambda dialog: dialog.accept())
+        page.reload(is_busy=True)
+        is_live_again(page)
         page.save()
         page.reload(is_busy=True)
-        text = page.wait_text(RUN, r"^running")
-        assert "2 ranks on localhost" in text
-        assert page.page.get_by_text("Loading widget").count() == 0
+        is_live_again(page)
+        button(page, "Stacks").click()
+        page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank", 30)
         (tmp_path / "end").touch()
         text = page.wait_text(RUN, r"^done", 60)
         assert "saved while the run was going on" not in text

@@ -26,7 +26,13 @@ from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
-from distmagic.remote.system import exit_codes, memory, processes, socket_peer
+from distmagic.remote.system import (
+    exit_codes,
+    hardware,
+    memory,
+    processes,
+    socket_peer,
+)
 from distmagic.remote.system.customization import customizing_file
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
@@ -70,6 +76,7 @@ class Agent:
         self.readers: list[Reader] = []
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
+        self.hardware: hardware.Watch
         self.engine_code: int | None = None  # torchrun's exit code, None while it runs
         self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
         self.cause: Cause | None = (
@@ -125,6 +132,7 @@ class Agent:
         )
         _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
+        self.hardware = hardware.Watch(env.get("CUDA_VISIBLE_DEVICES"))
         self.rank_table.add_stream(
             RankStream(out, self.folder, -1, "stdout", self.clock())
         )
@@ -224,7 +232,10 @@ class Agent:
         is_torchrun_over = self.engine_code is not None or self.termination.survivors
         if self.termination.is_done and is_torchrun_over and self.final_at is None:
             self._finish(now)
+        news = self.hardware.news()
         for reader in list(self.readers):
+            if news is not None and self.final_at is None:
+                reader.tell(news)
             self._send(reader, now)
 
     def _touch(self) -> None:

@@ -1,12 +1,13 @@
 """What Linux says about this host and its processes: small readers of /proc, cgroups, sockets, systemd and NVML.
 
-Here: functions that ask the system and return values, each usable alone. Never here: nothing of a job's state, no thread,
-and no file is written. `processes` also signals processes and sets two of this process's own attributes. Read in any
+Here: functions that ask the system and return values, each usable alone. Never here: nothing of a job's state, no thread
+but the one that looks at the hardware, and no file is written. `processes` also signals processes and sets two of this process's own attributes. Read in any
 order:
 
     processes.py    find, wait for and end processes
     exit_codes.py   an exit code in words
     memory.py       whether the kernel killed a process for want of memory
+    hardware.py     how busy the host and its GPUs are
     facts.py        what a plan needs to know of a host
     customization.py  what Python runs at its start because of PYTHONPATH
     logout.py       whether processes survive log-out

@@ -125,6 +125,17 @@ MESSAGES = (
         ),
     ),
     (12, p.StacksDone(request_id="a1", ranks=2)),
+    (
+        0,
+        p.Hardware(
+            cpu_utilization=0.25,
+            used_bytes=7,
+            total_bytes=70,
+            received_bytes_s=1.5,
+            sent_bytes_s=2.5,
+            gpus=(p.Gpu(utilization=0.5, used_bytes=8, total_bytes=80, celsius=71.0),),
+        ),
+    ),
     (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
     (
         0,

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from distmagic.remote.rank import checkpoint as checkpoint
     from distmagic.remote.rank.report import report as report
     from distmagic.remote.rank.report import track as track
+    from distmagic.remote.rank.show import show as show
     from distmagic.runner.outcome import Run as Run
 
 __version__ = "0.1.0"
@@ -102,6 +103,7 @@ _ERRORS = (
 _HOMES = {
     "report": "distmagic.remote.rank.report",
     "track": "distmagic.remote.rank.report",
+    "show": "distmagic.remote.rank.show",
     "run": "distmagic.api",
     "Run": "distmagic.runner.outcome",
     "checkpoint": "distmagic.remote.rank.checkpoint",

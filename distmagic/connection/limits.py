@@ -185,6 +185,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "rank": RANK, "restart": COUNT, "at_s": SECONDS, "step": AMOUNT_OR_NONE, "total": AMOUNT_OR_NONE,
         "rows": items(1000), "bars": items(1000), "device": WORD,
     },
+    protocol.Picture: {"rank": RANK, "restart": COUNT, "data": line(200_000), "step": AMOUNT_OR_NONE},
     protocol.MetricRow: {"at_s": SECONDS, "step": AMOUNT_OR_NONE, "metrics": table(1000, WORD)},
     protocol.Bar: {
         "id": COUNT, "desc": line(200), "n": AMOUNT, "total": AMOUNT_OR_NONE, "unit": line(200),

@@ -47,6 +47,8 @@ if __name__ == "__main__":
 
 
 _BUILDING = threading.Lock()
+# These write to chats and windows, with packages that a host without tqdm hardly has.
+_NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
 
 
 def build() -> blobs.LocalBlob:
@@ -82,7 +84,8 @@ def _files() -> dict[str, Path]:
         )
     files.update(cloudpickle)
     for name, file in _package("tqdm").items():
-        files[f"fallback/{name}"] = file  # for a host that has no tqdm
+        if file.name not in _NOT_OF_TQDM:
+            files[f"fallback/{name}"] = file  # for a host that has no tqdm
     return files
 
 

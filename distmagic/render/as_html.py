@@ -15,7 +15,7 @@ from pathlib import Path
 
 from distmagic.render import quantities as q
 from distmagic.render.curves import curves, palette
-from distmagic.render.output import OUTPUT_LINES, about_output, output_lines
+from distmagic.render.output import OUTPUT_LINES, about_output, output_lines, pictures
 from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.rows import MAX_HOSTS, Group, Row, state_word
 from distmagic.render.text_width import cut, cut_middle, plain, spans
@@ -36,11 +36,17 @@ _TRACEBACK_CHARS = 400  # of one line
 
 
 def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
-    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB."""
+    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB without pictures."""
     head, table = head_and_table(state)
     about, output = about_and_output(state, lines)
     table += all_ranks(state)
-    parts = [style(), head, f'<div class="dm-scroll">{table}</div>', curves(state)]
+    parts = [
+        style(),
+        head,
+        f'<div class="dm-scroll">{table}</div>',
+        curves(state),
+        pictures(state),
+    ]
     if output:
         parts += [about, f'<div class="dm-bottom">{output}</div>']
     return f'<div class="distmagic">{"".join(parts)}</div>'

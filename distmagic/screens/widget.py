@@ -62,7 +62,7 @@ def _kind() -> Any:
     from traitlets import Bool, Dict, List, Unicode
 
     class View(anywidget.AnyWidget):  # type: ignore[misc]  # its types are not known here
-        """What a page is told of one run. `head`, `table` and `ranks` are HTML, `log` are lines that are new."""
+        """What a page is told of one run. `head`, `table`, `ranks` and `pictures` are HTML, `log` are lines that are new."""
 
         _esm = Unicode().tag(sync=True)
         looks = Unicode().tag(sync=True)
@@ -73,6 +73,7 @@ def _kind() -> Any:
         head = Unicode().tag(sync=True)
         table = Unicode().tag(sync=True)
         ranks = Unicode().tag(sync=True)
+        pictures = Unicode().tag(sync=True)
         charts: Any = List().tag(sync=True)
         log = Dict().tag(sync=True)
         final = Dict().tag(sync=True)
@@ -94,7 +95,7 @@ def make_view(view_id: str) -> Any:
 def close(view: Any) -> None:
     """Leave no widget behind, and nothing in what a notebook might keep of one."""
     with view.hold_sync():
-        for name in ("_esm", "looks", "head", "table", "ranks"):
+        for name in ("_esm", "looks", "head", "table", "ranks", "pictures"):
             setattr(view, name, "")
         view.log = view.final = {}
         view.charts = []

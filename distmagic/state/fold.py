@@ -238,6 +238,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
     protocol.Stacks: RunStateBuilder.take_stacks,
+    protocol.Picture: RunStateBuilder.take_picture,
     protocol.StacksDone: RunStateBuilder.take_dumped,
     protocol.Skipped: _skipped,
     protocol.Final: _final,

@@ -141,6 +141,16 @@ class OutputLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture that a rank has shown when it was at `step`: `png` is base64 of a PNG that a page can draw."""
+
+    rank: int
+    host: str
+    step: float | None
+    png: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackDump:
     """The answers to one request for stacks, by rank. The first answer came at `at_s`.
 
@@ -160,6 +170,7 @@ class RunState:
     workers             by rank
     series              points of metrics, by rank and then by name of the metric
     lines               the last lines of output of all ranks; `lines_seen` counts all lines ever
+    pictures            the last pictures that ranks have shown
     open_lines          unfinished lines, by (rank, node_rank, stream); rank -1 is torchrun
     first_failure       the rank that failed first, by arrival; at `first_failure_at_s`
     failed_node         the node whose torchrun failed first, before any stop
@@ -194,6 +205,7 @@ class RunState:
     series: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
     lines: tuple[OutputLine, ...] = ()
     lines_seen: int = 0
+    pictures: tuple[Picture, ...] = ()
     open_lines: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
     first_failure: int | None = None
     first_failure_at_s: float = 0.0

@@ -67,6 +67,17 @@ class Progress:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture that a rank shows: a PNG in base64. `step` is how far the rank was, None where it has not said."""
+
+    rank: int
+    restart: int
+    data: str
+    step: float | None = None
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
 

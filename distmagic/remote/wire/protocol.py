@@ -52,6 +52,7 @@ from distmagic.remote.wire.events import (
     Notice,
     Output,
     PeerState,
+    Picture,
     Progress,
     Skipped,
     Stacks,

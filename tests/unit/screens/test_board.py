@@ -122,7 +122,7 @@ def test_nothing_is_sent_before_a_page_says_hello():
     answer = page_requests.answered({"view": shown.view_id, "op": "hello"})
     assert [rank for _, rank, _ in answer["log"]["lines"]] == [0, 1, 2]
     shown.show(said(4))
-    assert {"run", "head", "table", "charts", "log"} <= set(view.names)
+    assert {"run", "head", "table", "charts", "pictures", "log"} <= set(view.names)
     assert view.run["job"] == running().job
     assert view.run["what"] == "4 ranks on gpu-a, gpu-b"
 

@@ -99,6 +99,7 @@ MESSAGES = (
             group_use="used",
         ),
     ),
+    (13, p.Picture(rank=3, restart=1, data="iVBORw0KGgo=", step=2.5)),
     (7, p.EngineEnded(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
     (8, p.Notice(text="the disk is full")),
     (9, p.Skipped(through=9)),

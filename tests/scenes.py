@@ -268,6 +268,16 @@ def ranks_64() -> RunState:
     return run(workers, per_host=8)
 
 
+def one_of_64_failed() -> RunState:
+    """Rank 22 of 64 has failed, while the others go on."""
+    state = ranks_64()
+    failure = Failure(type="ValueError", message="no such batch", traceback="Traceback")
+    ended = Ended(rank=22, restart=0, outcome="raised", code=1, failure=failure)
+    failed_one = replace(state.workers[22], phase="failed", ended=ended)
+    workers = {**state.workers, 22: failed_one}
+    return replace(state, workers=workers, first_failure=22)
+
+
 @cache
 def ranks_1024() -> RunState:
     workers = [worker(r, per_host=8, step=300.0 + r % 5) for r in range(1024)]

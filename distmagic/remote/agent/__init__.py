@@ -13,6 +13,7 @@ this order:
     readers.py       the connections of notebooks: sends them the journal, takes their requests
     termination.py   SIGTERM, grace time, SIGKILL, until no process is left
     stack_dump.py    collects the stacks of all ranks
+    hardware_watch.py  how busy the host is
     endpoint.py      dials the rendezvous endpoint, so that a closed port is reported within seconds
 
 Theory of operation

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from distmagic.remote.agent.endpoint import Dialer
+from distmagic.remote.agent.hardware_watch import HardwareWatch
 from distmagic.remote.agent.lease import Lease
 from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.agent.rank_table import RankTable
@@ -26,13 +27,7 @@ from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
-from distmagic.remote.system import (
-    exit_codes,
-    hardware,
-    memory,
-    processes,
-    socket_peer,
-)
+from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.system.customization import customizing_file
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
@@ -76,7 +71,7 @@ class Agent:
         self.readers: list[Reader] = []
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
-        self.hardware: hardware.Watch
+        self.hardware: HardwareWatch
         self.engine_code: int | None = None  # torchrun's exit code, None while it runs
         self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
         self.cause: Cause | None = (
@@ -132,7 +127,7 @@ class Agent:
         )
         _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
-        self.hardware = hardware.Watch(env.get("CUDA_VISIBLE_DEVICES"))
+        self.hardware = HardwareWatch(env.get("CUDA_VISIBLE_DEVICES"))
         self.rank_table.add_stream(
             RankStream(out, self.folder, -1, "stdout", self.clock())
         )

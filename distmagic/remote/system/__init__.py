@@ -1,7 +1,7 @@
 """What Linux says about this host and its processes: small readers of /proc, cgroups, sockets, systemd and NVML.
 
-Here: functions that ask the system and return values, each usable alone. Never here: nothing of a job's state, no thread
-but the one that looks at the hardware, and no file is written. `processes` also signals processes and sets two of this process's own attributes. Read in any
+Here: functions that ask the system and return values, each usable alone. Never here: nothing of a job's state, no thread,
+and no file is written. `processes` also signals processes and sets two of this process's own attributes. Read in any
 order:
 
     processes.py    find, wait for and end processes

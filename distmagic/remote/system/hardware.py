@@ -1,4 +1,4 @@
-"""How busy this host and its GPUs are. A thread looks every two seconds, since a driver may keep it waiting."""
+"""How busy this host and its GPUs are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import re
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,25 +22,13 @@ _MIB = 1 << 20
 Gpus = dict[str, protocol.Gpu]  # by index and by UUID
 
 
-class Watch:
-    """Looks at the host until the process ends. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
-
-    def __init__(self, mask: str | None) -> None:
-        self._mask = mask
-        self._latest: protocol.Hardware | None = None
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def news(self) -> protocol.Hardware | None:
-        """Return what was seen since the last call, None for nothing."""
-        latest, self._latest = self._latest, None
-        return latest
-
-    def _look(self) -> None:
-        before = counters()
-        for gpus in rounds():
-            now = counters()
-            self._latest = hardware(before, now, chosen(gpus, self._mask))
-            before = now
+def looks(mask: str | None) -> Iterator[protocol.Hardware]:
+    """Yield how busy this host is, every two seconds. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
+    before = counters()
+    for gpus in rounds():
+        now = counters()
+        yield hardware(before, now, chosen(gpus, mask))
+        before = now
 
 
 def rounds() -> Iterator[Gpus]:

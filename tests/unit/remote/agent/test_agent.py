@@ -19,13 +19,13 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from distmagic.remote.agent import rank_table
+from distmagic.remote.agent import agent, rank_table
 from distmagic.remote.agent.agent import Agent
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.engine import engine_start
 from distmagic.remote.records import journal, listing, places
 from distmagic.remote.records.journal import Journal
-from distmagic.remote.system import hardware, processes
+from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
 from tests.builders.messages import START
 
@@ -66,7 +66,7 @@ class Node:
         monkeypatch.setattr(processes, "reap", self._reap)
         self.news: list[protocol.Hardware] = []
         self.masks: list[str | None] = []
-        monkeypatch.setattr(hardware, "Watch", self._watch)
+        monkeypatch.setattr(agent, "HardwareWatch", self._watch)
         monkeypatch.setattr(processes, "descendants", lambda _: self.tree)
         monkeypatch.setattr(
             processes, "send", lambda _, number: self.signals.append(number)

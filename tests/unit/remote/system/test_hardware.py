@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from distmagic.remote.agent import hardware_watch
 from distmagic.remote.system import hardware
 from distmagic.remote.wire import protocol
 from tests.lab.waiting import wait_until
@@ -111,11 +112,10 @@ def test_between_two_looks_the_kernel_tells_what_the_host_did():
 
 
 def test_a_watch_has_news_once(monkeypatch):
-    monkeypatch.setattr(hardware, "EVERY_S", 0.01)
-    monkeypatch.setattr(
-        hardware, "rounds", lambda: iter([{}, {"0": gpu(0.5), "GPU-a": gpu(0.5)}])
-    )
-    watch = hardware.Watch(None)
+    monkeypatch.setattr(hardware_watch, "_QUIET_S", 0.0)
+    rounds = [{}, {"0": gpu(0.5), "GPU-a": gpu(0.5)}]
+    monkeypatch.setattr(hardware, "rounds", lambda: iter(rounds))
+    watch = hardware_watch.HardwareWatch(None)
     seen = []
 
     def is_there() -> bool:

@@ -51,7 +51,7 @@ On the hosts, with Python's standard library alone, `remote/`, which travels the
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
     remote/rank/      one rank: calls the user's function, reports its progress
     remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
-    remote/system/    what Linux shows: processes, memory, sockets, log-out
+    remote/system/    what Linux shows: processes, memory, hardware, sockets, log-out
     remote/values/    values in files: pickles, tensors, large side files
     remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
     remote/wire/      the messages between both halves: one frozen dataclass a message, one JSON line each

@@ -219,7 +219,6 @@ def _columns(
     if any(gpus):
         gpus = [text or _NOT_TOLD for text in gpus]
     columns += [
-        _column("GPU", gpus),
         _column("state", [_state(row) for row in rows], "", "dm-state"),
         _column("progress", [_progress(row) for row in rows]),
         _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
@@ -231,8 +230,12 @@ def _columns(
     columns += [
         _column("rate", [escape(row.rate) for row in rows], "dm-n", "dm-n"),
         _column("left", [escape(row.left) for row in rows], "dm-n", "dm-n"),
+        _column("GPU", gpus),
         _column(
-            "", [escape(cut(row.remarks, _NOTE)) for row in rows], "dm-note", "dm-note"
+            "note",
+            [escape(cut(row.remarks, _NOTE)) for row in rows],
+            "dm-note",
+            "dm-note",
         ),
     ]
     return [column for column in columns if not column.is_empty]

@@ -1,4 +1,4 @@
-"""A real JupyterLab in a real headless browser."""
+"""A real JupyterLab, or Notebook 7, in a real headless browser; and the live view alone in a plain page (plain_page.py)."""
 
 from tests.browser.harness import (
     NotebookPage,

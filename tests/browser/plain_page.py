@@ -130,6 +130,6 @@ def plain_page(scale: int = 1) -> Iterator[PlainPage]:
             errors: list[str] = []
             page.on("pageerror", lambda error: errors.append(str(error)))
             yield PlainPage(page)
-            assert errors == []
+            assert errors == [], errors
         finally:
             browser.close()

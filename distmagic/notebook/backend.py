@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from distmagic.payload.pack import Payload
     from distmagic.playground.playground import Playground
-    from distmagic.render.screen import Screen
+    from distmagic.render.screen import AnnouncingScreen
     from distmagic.session.session import Session
 
 
@@ -48,6 +48,15 @@ class PackWhole(Protocol):
         """Pack the text of a cell, with its `sys.argv`. Raises `PayloadError`."""
 
 
+class ScreenFor(Protocol):
+    """The type of `screens.choose.screen_for`."""
+
+    def __call__(
+        self, shell: InteractiveShell, *, in_background: bool = ...
+    ) -> AnnouncingScreen:
+        """Return the screen of a run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """What the magics call: the session with the hosts, the packing of a call, the screen and the playground."""
@@ -55,7 +64,7 @@ class Backend:
     session: Callable[[], Session]
     pack_call: PackCall
     pack_whole: PackWhole
-    screen_for: Callable[[InteractiveShell], Screen]
+    screen_for: ScreenFor
     playground: Callable[[int], Playground]
 
 
@@ -98,10 +107,12 @@ def _pack_whole(
     )
 
 
-def _screen_for(shell: InteractiveShell) -> Screen:
+def _screen_for(
+    shell: InteractiveShell, *, in_background: bool = False
+) -> AnnouncingScreen:
     from distmagic.screens.choose import screen_for
 
-    return screen_for(shell)
+    return screen_for(shell, in_background=in_background)
 
 
 def _playground(count: int) -> Playground:

@@ -11,10 +11,7 @@ UserRequest = Literal["stop", "stacks", "detach"]
 
 
 class Screen(Protocol):
-    """Where a run is shown. All methods but `announce` are called on the main thread."""
-
-    def announce(self, text: str) -> None:
-        """Show a few words in place of a run that has not begun; called on any thread, before the first `show`."""
+    """Where a run is shown. All methods are called on the thread of the run's loop."""
 
     def show(self, state: RunState) -> None:
         """Show a state of a run that goes on; called at most 10 times a second."""
@@ -24,3 +21,10 @@ class Screen(Protocol):
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return what the user has asked for since the last call, in order."""
+
+
+class AnnouncingScreen(Screen, Protocol):
+    """One that shows before the run, too, what goes on."""
+
+    def announce(self, text: str) -> None:
+        """Show a few words in place of a run that has not begun; called on any thread, before the first `show`."""

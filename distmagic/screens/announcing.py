@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distmagic.render.screen import Screen
+from distmagic.render.screen import AnnouncingScreen
 
 FIRST_S = 0.05  # what takes less than this is not worth a word
 _EVERY_S = 1.0
 
 
 @contextmanager
-def announcing(screen: Screen, what: str, in_vain: str) -> Iterator[None]:
+def announcing(screen: AnnouncingScreen, what: str, in_vain: str) -> Iterator[None]:
     """Show on `screen` what goes on while the block runs, and for how long; where it raises, `in_vain` in its place."""
     is_over = threading.Event()
     began_s = time.monotonic()

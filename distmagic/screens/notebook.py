@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
+from distmagic.screens import cell_runs
 from distmagic.screens.board import Board
+from distmagic.screens.cell_runs import CellRuns
 from distmagic.screens.lines import write
 from distmagic.state.model import RunState
 
@@ -32,45 +34,56 @@ AT_FIRST = "This text is replaced while the run goes on."
 _ended: deque[Board] = deque()
 
 
+def _board(view_id: str) -> Board:
+    return Board(view_id=view_id)
+
+
 class NotebookScreen:
     """One output of a cell. In a page the live view takes its place, while the run goes on and when it is over.
 
+    Runs that come one after the other in one cell share it: see cell_runs.py.
     The saved output names no widget: a page that is loaded anew shows it at once, with or without a kernel.
     """
 
-    def __init__(self, make_board: Callable[[], Board] = Board) -> None:
+    def __init__(
+        self,
+        make_board: Callable[[str], Board] = _board,
+        *,
+        in_background: bool = False,
+    ) -> None:
+        """Of a run in the background there are no lines for a log, and it shares its output with no other."""
         self._make_board = make_board
+        self._in_background = in_background
+        self._cell = CellRuns(None)
         self._board: Board | None = None
-        self._has_tried_board = False
-        self._display_id = ""
-        self._has_begun = False
+        self._has_cell = False
+        self._is_open = False
         self._next_s = 0.0
         self._next_line_s = _LINES_FROM_S
         self._told: RunState | None = None  # the state of which the last line was
 
     def announce(self, text: str) -> None:
         """Show a few words in the output of the run."""
+        self._begin_cell()
         self._display({"text/plain": text, "text/html": render.announcement(text)})
 
     def show(self, state: RunState) -> None:
-        """Show a state: the first as HTML, at once; the second makes the live view, which takes a fresh kernel longer."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._publish(state, is_over=False, is_first=True)
-        elif not self._has_tried_board:
-            self._has_tried_board = True
-            self._open_board()
-            self._publish(state, is_over=False)
+        """Show a state; the first one makes the output."""
+        if not self._is_open:
+            self._is_open = True
+            self._open(state)
         elif state.at_s >= self._next_s:
             self._publish(state, is_over=False)
         if self._board is not None:
             self._board.show(state)
-        if not self._has_page and state.at_s >= self._next_line_s:
+        is_unseen = not self._in_background and not self._has_page
+        if is_unseen and state.at_s >= self._next_line_s:
             self._next_line_s = state.at_s + _LINE_EVERY_S
             self._tell(state)
 
     def finish(self, state: RunState) -> None:
         """Replace the output by one that needs no kernel. A page that shows the live view gets its last state, too."""
+        self._cell.add(state)
         html, text = self._publish(state, is_over=True)
         if self._told is not None:
             self._tell(state)
@@ -81,6 +94,7 @@ class NotebookScreen:
             board.close()
             return
         board.finish(state, html, text)
+        self._cell.board = board
         _ended.append(board)
         if len(_ended) > _KEPT_VIEWS:
             _ended.popleft().close()
@@ -102,11 +116,28 @@ class NotebookScreen:
         write(sys.stdout, "".join(f"{line}\n" for line in (headline, *news)))
         self._told = state
 
-    def _open_board(self) -> None:
+    def _begin_cell(self) -> None:
+        """Find out which output is the run's: that of earlier runs of this cell, or a new one."""
+        if not (self._in_background or self._has_cell):
+            self._cell = cell_runs.begin()
+        self._has_cell = True
+
+    def _open(self, state: RunState) -> None:
+        self._begin_cell()
+        before, self._cell.board = self._cell.board, None
+        if before is None:
+            # At once: the first widget of a kernel takes a fifth of a second.
+            self._publish(state, is_over=False, is_first=True)
+        elif before in _ended:
+            # The view of the cell's last run makes room for this one.
+            _ended.remove(before)
+            before.close()
         try:
-            self._board = self._make_board()
+            self._board = self._make_board(self._cell.view_id)
+            self._cell.view_id = self._board.view_id
         except Exception:  # noqa: BLE001  # anywidget is missing, or does not work here: text and HTML do as well
             self._board = None
+        self._publish(state, is_over=False)
 
     def _publish(
         self, state: RunState, *, is_over: bool, is_first: bool = False
@@ -122,6 +153,8 @@ class NotebookScreen:
             html = f"{html}<p>{WHILE_RUNNING}</p>"
         if board is not None and (board.has_page or not is_over):
             html = f'<div class="dm-view-{board.view_id}">{html}</div>'
+        table, table_text = self._cell.table(is_over=is_over)
+        html, text = table + html, table_text + text
         data: dict[str, object] = {"text/plain": text, "text/html": html}
         if board is not None and board.mime_view and not is_over:
             data[_WIDGET_TYPE] = board.mime_view
@@ -134,7 +167,7 @@ class NotebookScreen:
         """Make the output, or replace it."""
         from IPython.display import display
 
-        is_update = bool(self._display_id)
-        if not is_update:
-            self._display_id = f"distmagic-{secrets.token_hex(8)}"
-        display(data, raw=True, display_id=self._display_id, update=is_update)
+        is_new = not self._cell.display_id
+        if is_new:
+            self._cell.display_id = f"distmagic-{secrets.token_hex(8)}"
+        display(data, raw=True, display_id=self._cell.display_id, update=not is_new)

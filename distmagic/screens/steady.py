@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from distmagic import render
-from distmagic.render.screen import Screen, UserRequest
+from distmagic.render.screen import AnnouncingScreen, UserRequest
 from distmagic.screens.lines import write
 from distmagic.state.model import RunState
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class SteadyScreen:
     """Shows a run on another screen; after that one's first failure there is no live view, and stderr says so."""
 
-    def __init__(self, inner: Screen) -> None:
+    def __init__(self, inner: AnnouncingScreen) -> None:
         self._inner = inner
         self._is_broken = False
 

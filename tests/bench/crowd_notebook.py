@@ -77,7 +77,7 @@ def follow(path: Path, nodes: int) -> str:
     clock = clock_since(time.monotonic())
     state = begin("crowd", [link.host.name for link in links.values()])
     sent = Sent()
-    screen = NotebookScreen(lambda: _board_in_a_page(sent))
+    screen = NotebookScreen(lambda _: _board_in_a_page(sent))
     queue = EventQueue(clock)
     loop = RunLoop(
         state, queue, screen, lambda _: None, Interrupts(), clock, lambda: "id"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 import zmq
@@ -58,6 +59,11 @@ class Kernel:
 
 class View:
     """A live view."""
+
+
+@pytest.fixture(autouse=True)
+def no_other_views(monkeypatch):
+    monkeypatch.setattr(reloaded_pages, "_live", WeakSet())
 
 
 @pytest.fixture

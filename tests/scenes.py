@@ -159,7 +159,7 @@ def on_gpus() -> RunState:
         cpu_utilization=0.43, used_bytes=31_000_000_000, total_bytes=256_000_000_000, received_bytes_s=1_200_000.0,
         sent_bytes_s=340_000.0, gpus=gpus,
     )  # fmt: skip
-    silent = replace(told, cpu_utilization=None, gpus=())
+    silent = replace(told, cpu_utilization=None, received_bytes_s=None, gpus=())
     first, second = state.nodes
     first = replace(first, hardware=told, gpu_peaks=(79_000_000_000, 12_000_000_000))
     second = replace(second, hardware=silent)

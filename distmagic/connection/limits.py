@@ -214,7 +214,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.StacksDone: {"request_id": WORD, "ranks": COUNT},
     protocol.Hardware: {
         "cpu_utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,
-        "received_bytes_s": number(0.0, 1e15, 0.0), "sent_bytes_s": number(0.0, 1e15, 0.0), "gpus": items(256),
+        "received_bytes_s": number(0.0, 1e15, None), "sent_bytes_s": number(0.0, 1e15, None), "gpus": items(256),
     },
     protocol.Gpu: {
         "utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,

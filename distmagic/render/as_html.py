@@ -43,12 +43,12 @@ def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
     parts = [
         style(),
         head,
-        f'<div class="dm-scroll">{table}</div>',
+        f'<div class="dm-scroll" tabindex="0">{table}</div>',
         curves(state),
         pictures(state),
     ]
     if output:
-        parts += [about, f'<div class="dm-bottom">{output}</div>']
+        parts += [about, f'<div class="dm-bottom" tabindex="0">{output}</div>']
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 

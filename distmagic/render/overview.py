@@ -193,7 +193,9 @@ def _hardware(state: RunState) -> Iterable[HostHardware]:
         told = node.hardware
         if told is None or node.phase == "gone" or node.broken:
             continue
-        network = f"{q.per_second(told.received_bytes_s)} in, {q.per_second(told.sent_bytes_s)} out"
+        network = ""
+        if told.received_bytes_s is not None and told.sent_bytes_s is not None:
+            network = f"{q.per_second(told.received_bytes_s)} in, {q.per_second(told.sent_bytes_s)} out"
         cpu = told.cpu_utilization
         yield HostHardware(
             host=plain(node.host),

@@ -87,7 +87,9 @@ class PlainPage:
         self._view: FedView | None = None
         self._board = Board(self._make_view)
         script = widget.script().replace("export default", "const view =")
-        self._load(f'<div id="cell"></div><script>{script}\n{_MODEL}</script>', theme)
+        self._load(
+            f'<div id="cell"></div><script>{{ {script}\n{_MODEL} }}</script>', theme
+        )
         assert self._view is not None
         self.page.evaluate("first => begin(first)", self._view.taken())
         self._board.answer("hello")

@@ -152,7 +152,8 @@ def hardware(
         cpu_utilization=1 - idle / ticks if ticks else None,
         used_bytes=total - free,
         total_bytes=total,
-        received_bytes_s=received / past_s,
-        sent_bytes_s=sent / past_s,
+        # In a container there is no device of the network's.
+        received_bytes_s=received / past_s if now[3] else None,
+        sent_bytes_s=sent / past_s if now[4] else None,
         gpus=gpus,
     )

@@ -219,12 +219,12 @@ class Final:
 class Hardware:
     """How busy a host is: memory in bytes, network in bytes a second, GPUs in the order in which ranks count them.
 
-    It has no number: no journal has it, and a notebook that was away does not need it.
+    None is what nothing tells of. It has no number: no journal has it, and a notebook that was away does not need it.
     """
 
     cpu_utilization: float | None = None
     used_bytes: int = 0
     total_bytes: int = 0
-    received_bytes_s: float = 0.0
-    sent_bytes_s: float = 0.0
+    received_bytes_s: float | None = None
+    sent_bytes_s: float | None = None
     gpus: tuple[Gpu, ...] = ()

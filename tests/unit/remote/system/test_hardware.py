@@ -109,6 +109,8 @@ def test_between_two_looks_the_kernel_tells_what_the_host_did():
     assert (seen.received_bytes_s, seen.sent_bytes_s) == (10_000, 0)
     assert 0 < seen.used_bytes < seen.total_bytes, "of this machine"
     assert seen.gpus == (gpu(1.0),)
+    alone = hardware.hardware((10.0, 1000, 600, 0, 0), (12.0, 1400, 700, 0, 0), ())
+    assert alone.received_bytes_s is None, "no device of a network"
 
 
 def test_a_watch_has_news_once(monkeypatch):

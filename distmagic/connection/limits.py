@@ -242,6 +242,10 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
     protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},
+    protocol.EnvironmentProgress: {
+        "stage": WORD, "package": WORD, "done": COUNT, "total": COUNT, "elapsed_s": SECONDS,
+    },
+    protocol.EnvironmentReady: {"python": PATH, "elapsed_s": SECONDS, "notes": items(100, line(500))},
     protocol.Removed: {"size_bytes": SIZE},
     protocol.AgentGone: {"error": TEXT},
     protocol.Refused: {"what": WORD, "error": TEXT},

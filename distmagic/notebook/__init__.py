@@ -13,6 +13,7 @@ packages that do. In this order:
     job_commands.py   jobs, attach, view, add, stop, logs, stacks, clean, status
     job_tables.py     their tables
     file_commands.py  get, put
+    env_command.py    env sync
     run_command.py    run: a script instead of a cell
     run_names.py      the variables that a run goes into
     help_pages.py     help: the pages in distmagic/help/

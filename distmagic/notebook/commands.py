@@ -1,7 +1,7 @@
 """The table of `%distributed` subcommands. Usage text, dispatch, completion and the tests of the README read it.
 
 A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, file_commands.py,
-run_command.py or help_pages.py.
+env_command.py, run_command.py or help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -17,6 +17,7 @@ from pathlib import Path
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import SpecError
 from distmagic.notebook import (
+    env_command,
     file_commands,
     help_pages,
     host_commands,
@@ -108,6 +109,19 @@ def _complete_put(words: Sequence[str], names: Names) -> list[str]:
     if len(words) < 2:
         return list(names.hosts())
     return sorted(str(path) for path in Path().glob("*")) if len(words) == 2 else []
+
+
+def _complete_env(words: Sequence[str], names: Names) -> list[str]:
+    if len(words) < 2:
+        return ["sync"]
+    if words[-2] == "--hosts":
+        return list(names.hosts())
+    if words[-2] == "--requirements":
+        return sorted(str(path) for path in Path().glob("*.txt"))
+    if words[-2] == "--lock":
+        found = [*Path().glob("*.lock"), *Path().glob("*.toml"), *Path().glob("*.txt")]
+        return sorted(map(str, found))
+    return list(env_command.FLAGS)
 
 
 def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
@@ -235,6 +249,18 @@ SUBCOMMANDS = (
         ),
         handler=file_commands.put,
         complete=_complete_put,
+    ),
+    Subcommand(
+        name="env",
+        usages=(
+            Usage(
+                arguments="sync [FLAGS]",
+                text="have an environment on each host with this kernel's packages, or with those of "
+                "--requirements FILE or --lock FILE; --hosts LIST, --name NAME",
+            ),
+        ),
+        handler=env_command.env,
+        complete=_complete_env,
     ),
     Subcommand(
         name="clean",

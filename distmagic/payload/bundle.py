@@ -1,7 +1,7 @@
 """The bundle: one zip with all that a host needs besides Python and torch.
 
     __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker or template
-    distmagic/             the package's __init__ and the half that travels, remote/
+    distmagic/             the package's __init__ and the half that travels, remote/ without remote/keeper/
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
 
@@ -73,6 +73,8 @@ def _files() -> dict[str, Path]:
     here = Path(__file__).parents[1]
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
+        if file.parent.name == "keeper":
+            continue  # it travels as text, before the bundle
         files[f"distmagic/{file.relative_to(here).as_posix()}"] = file
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:

@@ -9,12 +9,14 @@ from distmagic.errors import SpecError
 ENVIRONMENT = (
     "env:"  # before the name or the folder of a virtual environment, in place of a path
 )
-# Where conda, virtualenvwrapper, venv and uv make environments; a name may also be a folder, or a project's.
+# Where `%distributed env sync`, conda, virtualenvwrapper, venv and uv make environments; a name may also be a folder, or
+# a project's.
 _PLACES = (
     "$1",
     "$HOME/$1",
     "$1/.venv",
     "$HOME/$1/.venv",
+    "${DISTMAGIC_HOME:-$HOME/.distmagic}/envs/$1",
     "$HOME/.virtualenvs/$1",
     "$HOME/.venvs/$1",
     "$HOME/.conda/envs/$1",

@@ -9,6 +9,7 @@ Read in this order:
     relay             bytes between notebook and agent, while a job is followed
     blob_receiver     files that come in, from the notebook or from another host
     file_exchange     files of the user, to the notebook and from it
+    environment_sync  virtual environments, made by uv or pip
     blob_server       files that are handed on to the next host, over TLS
     mutual_tls        TLS between two ends that hold the same certificate
     template_client   finds, starts and ends templates

@@ -20,11 +20,19 @@ from typing import IO, Any, BinaryIO
 
 from distmagic.remote.contact import (
     blob_receiver,
+    environment_sync,
     file_exchange,
     relay,
     template_client,
 )
-from distmagic.remote.records import expiry, listing, logs, places, work_dirs
+from distmagic.remote.records import (
+    environments,
+    expiry,
+    listing,
+    logs,
+    places,
+    work_dirs,
+)
 from distmagic.remote.system import facts, logout, processes
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
@@ -68,6 +76,7 @@ class Contact:
             protocol.WriteFile: files.receive,
             protocol.ListWorkDirs: self._send_work_dirs,
             protocol.RemoveWorkDir: self._remove_work_dir,
+            protocol.SyncEnvironment: environment_sync.EnvironmentSync(self).sync,
             protocol.TemplateRequest: self._ensure_template,
             protocol.RenewLease: self.renew_templates,
             protocol.ListTemplates: self._send_templates,
@@ -77,6 +86,7 @@ class Contact:
     def run(self) -> None:
         """Send the facts, then answer until end of file."""
         self._send_facts()
+        environments.touch_own()
         # After the facts, which the notebook waits for: on a slow disk it takes its time.
         _sweep_dead()
         with contextlib.suppress(OSError):
@@ -120,6 +130,7 @@ class Contact:
             # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
             while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
+                environments.touch_own()
             data = os.read(0, 65536)
             if not data:
                 return None
@@ -136,8 +147,10 @@ class Contact:
             size -= len(data)
             yield data
 
-    def wait(self, sock: socket.socket, events: int, timeout_s: float) -> None:
-        """Wait for `events` (as of select.poll) of a socket, and end with the channel. Raises TimeoutError."""
+    def wait(
+        self, sock: socket.socket | IO[bytes], events: int, timeout_s: float
+    ) -> None:
+        """Wait for `events` (as of select.poll) of a socket or pipe, and end with the channel. Raises TimeoutError."""
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(sock, events)
@@ -326,7 +339,7 @@ class Contact:
         self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
-        """Send how many bytes of unused blobs are kept, and remove these if the request asks for it."""
+        """Send how many bytes of unused blobs and environments are kept; remove these if the request asks for it."""
         found = expiry.unused(Path(sys.path[0]).name)
         if request.removes:
             expiry.remove(path for path, _ in found)

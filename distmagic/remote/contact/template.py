@@ -21,7 +21,7 @@ from pathlib import Path
 from distmagic.remote.agent import main as agent_main
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking, process_title
-from distmagic.remote.records import places
+from distmagic.remote.records import environments, places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
@@ -77,6 +77,7 @@ class Template:
                 places.touch(
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
                 )
+                environments.touch_own()
 
     def _left_s(self) -> float:
         now = self._clock()

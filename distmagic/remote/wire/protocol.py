@@ -13,6 +13,8 @@ from distmagic.remote.wire.answers import (
     AgentForked,
     AgentGone,
     Data,
+    EnvironmentProgress,
+    EnvironmentReady,
     Facts,
     FileBegins,
     FileEnds,
@@ -105,6 +107,7 @@ from distmagic.remote.wire.requests import (
     StartNode,
     StopNode,
     SweepJob,
+    SyncEnvironment,
     TemplateRequest,
     WriteFile,
 )

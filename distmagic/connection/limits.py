@@ -250,7 +250,10 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.AgentGone: {"error": TEXT},
     protocol.Refused: {"what": WORD, "error": TEXT},
     protocol.Templates: {"templates": items(1000)},
-    protocol.Template: {"pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE},
+    protocol.Template: {
+        "pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE, "packages": items(1000, WORD),
+        "refused": items(100, line(400)),
+    },
     protocol.AgentForked: {"pid": COUNT},
     # the lead's orders, which go back to hosts as they came
     protocol.LeadStart: {},

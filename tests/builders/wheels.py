@@ -33,3 +33,17 @@ def wheel(
             archive.writestr(inner, text)
         archive.writestr(f"{about}/RECORD", f"{record}{about}/RECORD,,\n")
     return path
+
+
+def unpacked(
+    site: Path,
+    name: str,
+    *,
+    files: Mapping[str, str] | None = None,
+    version: str = "1.0",
+) -> None:
+    """Install such a package into a folder of packages."""
+    made = wheel(site, name, version, files=files)
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(site)
+    made.unlink()

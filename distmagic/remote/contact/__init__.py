@@ -14,4 +14,6 @@ Read in this order:
     mutual_tls        TLS between two ends that hold the same certificate
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents
+    preloading        which packages a template has beside torch, and how they are loaded
+    successor         a child of a template that has them, and takes its place
 """

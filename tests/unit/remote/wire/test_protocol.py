@@ -230,7 +230,16 @@ MESSAGES = (
     (
         0,
         p.Templates(
-            templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),)
+            templates=(
+                p.Template(
+                    pid=70,
+                    age_s=9.5,
+                    idle_s=1.5,
+                    size_bytes=7,
+                    packages=("lightning",),
+                    refused=("cupy (uses a GPU)",),
+                ),
+            )
         ),
     ),
     (0, p.ForkAgent(start=START, env={"A": "1"})),

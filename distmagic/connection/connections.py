@@ -59,11 +59,11 @@ class Connections:
         known = self._known(key)
         if known is not None:
             try:
-                return Link.open(host, known, python, bundle, access.before_python)
+                return _opened(host, known, access, python, bundle)
             except (ConnectionLost, Unreachable):
                 self.drop(known)
         transport = self._connected(key, host, access, asker)
-        return Link.open(host, transport, python, bundle, access.before_python)
+        return _opened(host, transport, access, python, bundle)
 
     def _known(self, key: _Key) -> Transport | None:
         with self._lock:
@@ -145,6 +145,14 @@ class Connections:
             transports = list(self._open.values())
             self._open = {}
         _close_all(transports)
+
+
+def _opened(
+    host: Host, transport: Transport, access: Access, python: str, bundle: LocalBlob
+) -> Link:
+    return Link.open(
+        host, transport, python, bundle, access.before_python, access.setup_line
+    )
 
 
 def _close_all(transports: list[Transport]) -> None:

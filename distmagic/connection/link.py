@@ -25,7 +25,7 @@ from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 from distmagic.remote.wire.protocol import Blob
-from distmagic.request.command_prefix import interpreter_words
+from distmagic.request.command_prefix import SETUP_LIMIT_S, interpreter_words
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
 
@@ -84,18 +84,20 @@ class Link:
         python: str,
         bundle: LocalBlob,
         before_python: tuple[str, ...] = (),
+        setup_line: bytes = b"",
     ) -> Link:
         """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
 
-        `before_python` are words in front of the Python on its command line.
+        `before_python` are words in front of the Python on its command line, and read the `setup_line` first.
         """
         words = (*before_python, *interpreter_words(python))
         argv = (*words, "-u", "-c", boot.BOOTSTRAP)
         link = cls(host, transport.start(argv), transport)
         link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
         try:
-            with link.bounded(BOOT_TIMEOUT_S):
-                link._boot(python, bundle)
+            limit_s = BOOT_TIMEOUT_S + (SETUP_LIMIT_S if setup_line else 0)
+            with link.bounded(limit_s):
+                link._boot(python, bundle, setup_line)
                 link.facts = link._expect(protocol.Facts)
         except BaseException:
             link.close()
@@ -128,9 +130,9 @@ class Link:
         finally:
             timer.cancel()
 
-    def _boot(self, python: str, bundle: LocalBlob) -> None:
+    def _boot(self, python: str, bundle: LocalBlob, setup_line: bytes) -> None:
         try:
-            self._write(boot.program(bundle.blob.sha256))
+            self._write(setup_line + boot.program(bundle.blob.sha256))
         except ConnectionLost:
             raise self._no_python(
                 python

@@ -46,7 +46,7 @@ def ended(lab: Lab) -> Iterator[Lab]:
 def test_what_a_setup_exports_is_in_every_rank_and_its_child(ended, warm_idle_s):
     for host in ended.hosts[:2]:
         activate = host.home / "activate"
-        activate.write_text("echo loading; export MODEL=small\n")
+        activate.write_text("echo >> ~/loaded; export MODEL=small\n")
     for value in ("small", "large"):  # another setup is another environment
         setup = "source ~/activate" + ("" if value == "small" else "; MODEL=large")
         way = runner.access(ended, setup=setup, warm_idle_s=warm_idle_s)
@@ -56,6 +56,8 @@ def test_what_a_setup_exports_is_in_every_rank_and_its_child(ended, warm_idle_s)
                 0: (value, value, None),
                 1: (value, value, None),
             }
+    for host in ended.hosts[:2]:  # once for each text
+        assert (host.home / "loaded").read_text() == "\n\n"
 
 
 def session_run(lab: Lab, way):

@@ -53,6 +53,7 @@ def expire(now: float | None = None) -> None:
     work_dirs.expire(now, KEPT_DAYS * 86400)
     remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
     _expire_lists(places.home() / "imports", now)
+    _expire_lists(places.home() / "setup", now)
 
 
 def _expire_jobs(now: float) -> None:
@@ -120,7 +121,7 @@ def mark_fetched(result: Path) -> None:
 
 
 def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
-    """Return the blobs and environments that nobody uses, and their bytes.
+    """Return the blobs and environments that nobody uses, and the variables of setups; and their bytes.
 
     They are neither this bundle, nor what a living process touches.
 
@@ -136,7 +137,11 @@ def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
         for entry in others
         if now - entry.changed_s > _TOUCHED_S
     ]
-    return [*blobs, *environments.unused(_TOUCHED_S, now)]
+    setups = []
+    for path in (places.home() / "setup").glob("[!.]*"):
+        with contextlib.suppress(FileNotFoundError):
+            setups.append((path, path.lstat().st_size))
+    return [*blobs, *environments.unused(_TOUCHED_S, now), *setups]
 
 
 def remove(paths: Iterable[Path]) -> None:

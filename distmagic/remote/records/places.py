@@ -5,6 +5,7 @@
     jobs/JOB/NODE-HOST/   journal, logs and results of one node of one job (homes are often shared between hosts),
                           each log within `log_limit_bytes` while the job runs (logs.py)
     work/NAME/            the working directory of the runs of one name (work_dirs.py)
+    setup/SETUP-HOST-...  what a --setup did to the variables of a host (request/command_prefix.py)
     imports/KEY.json      which packages templates load beside torch (remote/contact/preloading.py)
     envs/NAME/            virtual environments (environments.py)
 

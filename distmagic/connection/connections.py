@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from distmagic.connection import capacity
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
+from distmagic.connection.opening import open_link
 from distmagic.connection.parallel import in_parallel
 from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
 from distmagic.payload.blobs import LocalBlob
@@ -150,7 +151,7 @@ class Connections:
 def _opened(
     host: Host, transport: Transport, access: Access, python: str, bundle: LocalBlob
 ) -> Link:
-    return Link.open(
+    return open_link(
         host, transport, python, bundle, access.before_python, access.setup_line
     )
 

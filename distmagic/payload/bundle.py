@@ -5,8 +5,9 @@
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
 
-All of it is importable from inside the zip. Beside each file of distmagic stands its byte code: a Python of the same
-version needs no compiler, which is a third of its start; any other Python ignores it.
+All of it is importable from inside the zip. Beside the files of distmagic stands their byte code: a Python of the same
+version needs no compiler, which is a third of its start; any other Python ignores it. Files that are needed where nobody
+waits for a few milliseconds go without.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ if __name__ == "__main__":
 '''
 
 
+_WITHOUT_BYTE_CODE = ("environment_sync.py", "preloading.py", "successor.py")
 _BUILDING = threading.Lock()
 
 
@@ -117,7 +119,7 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
     for name, path in files.items():
         data[name] = path.read_bytes()
     for name, path in files.items():
-        if name.startswith("distmagic/"):
+        if name.startswith("distmagic/") and path.name not in _WITHOUT_BYTE_CODE:
             data[f"{name}c"] = _compiled(path, name)
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
     with atomic_write(note) as file:

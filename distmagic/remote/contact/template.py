@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from distmagic.remote.agent import main as agent_main
-from distmagic.remote.contact import preloading, template_client
-from distmagic.remote.contact.successor import Successor, succeed
-from distmagic.remote.engine import forking, process_title
+from distmagic.remote.contact import template_client
+from distmagic.remote.engine import forking, preloading, process_title
+from distmagic.remote.engine.successor import Successor, succeed
 from distmagic.remote.rank import imported
 from distmagic.remote.records import environments, places
 from distmagic.remote.system import processes, socket_peer

@@ -35,14 +35,12 @@ from distmagic.remote.values.side_files import SideFile, Value
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
-_TRAILER = struct.Struct(
-    "<QQ16s"
-)  # offset and size of the table, and the end's own mark
+# Offset and size of the table, and the end's own mark.
+_TRAILER = struct.Struct("<QQ16s")
 _END = b"end of parcel 1\n"
 
-Memory = (
-    mmap.mmap | bytearray
-)  # of a file that is mapped, or of bytes that never were in one; both can be written to
+# Of a file that is mapped, or of bytes that never were in one; both can be written to.
+Memory = mmap.mmap | bytearray
 
 
 class ParcelError(Exception):
@@ -235,9 +233,8 @@ class _Sink:
                 if self.sha256 is not None:
                     self.sha256.update(part)
         except OSError as error:
-            self.error = (
-                error  # kept, since pickling some object may raise an OSError as well
-            )
+            # Kept, since pickling some object may raise an OSError as well.
+            self.error = error
             raise
         return len(view)
 
@@ -285,12 +282,12 @@ def _load(
     memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None
 ) -> Any:
     table = _table(memory, name)
-    places = _Places(memory, table.get("side_files", ()), folder)
-    buffers = (places.view(span) for span in table["buffers"])
+    memories = _Memories(memory, table.get("side_files", ()), folder)
+    buffers = (memories.view(span) for span in table["buffers"])
     tensors = TensorLoader(
-        [places.find(span) for span in table["windows"]], table["rows"]
+        [memories.find(span) for span in table["windows"]], table["rows"]
     )
-    pickled = places.pickled(table.get("omitted", ()))
+    pickled = memories.pickled(table.get("omitted", ()))
     loader = Loader(
         pickled,
         buffers,
@@ -339,7 +336,7 @@ def _table(memory: Memory, name: str) -> dict[str, Any]:
     return table
 
 
-class _Places:
+class _Memories:
     """The memory of a loaded parcel and of its side files.
 
     A span is [offset, bytes] in the parcel, or [offset, bytes, number of the side file].

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.link import Link
+from distmagic.connection.opening import open_link
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.remote.contact.environment_sync import _why, _without_local_version
@@ -47,13 +48,13 @@ def opened(index: Path) -> Iterator[Open]:
     """Opens conversations with this machine."""
     links: list[Link] = []
 
-    def open_link() -> Link:
+    def opened_link() -> Link:
         links.append(
-            Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+            open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
         )
         return links[-1]
 
-    yield open_link
+    yield opened_link
     for link in links:
         link.close()
 
@@ -103,7 +104,7 @@ def test_an_environment_is_made_once_and_has_the_packages_and_a_name(index, open
     found = asked_by(words, "import sys; print(sys.prefix)")
     assert Path(found).resolve() == Path(made.python).parents[1].resolve()
     # Nothing is made a second time, also by another conversation that runs in the environment itself.
-    inner = Link.open(LOCALHOST, LocalTransport(), made.python, bundle.build())
+    inner = open_link(LOCALHOST, LocalTransport(), made.python, bundle.build())
     progress, again = sync(inner, "alpha==1.0", "gpu==3.1+cu9", name="other")
     inner.close()
     assert (progress, again.was_there, again.python) == ([], True, made.python)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote.contact.preloading import Wishes
+from distmagic.remote.engine.preloading import Wishes
 from tests import REPOSITORY
 from tests.builders.wheels import unpacked
 
@@ -19,7 +19,7 @@ PROGRAM = """
 import json, os, sys, types
 torch = sys.modules["torch"] = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(is_initialized=lambda: "gpu" in sys.modules, _is_in_bad_fork=lambda: "fork" in sys.modules)
-from distmagic.remote.contact import preloading
+from distmagic.remote.engine import preloading
 preloading.MOST_BYTES = 100_000_000
 preloading.ENOUGH_S = float(sys.argv[2])
 begun = []

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from distmagic.remote.contact import preloading
+from distmagic.remote.engine import preloading
 from distmagic.remote.system import processes
 
 SLOW_S = 60.0  # for one package

@@ -10,10 +10,10 @@ packages that do. In this order:
     settings.py       what is set once for a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of `%distributed` subcommands
     host_commands.py  hosts, playground, down
-    job_commands.py   jobs, attach, view, add, stop, logs, stacks, clean, status
+    job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, clean, status
+    job_hosts.py      which hosts these ask, and how they are reached
     job_tables.py     their tables
-    file_commands.py  get, put
-    env_command.py    env sync
+    file_commands.py  get, put, env sync
     run_command.py    run: a script instead of a cell
     run_names.py      the variables that a run goes into
     help_pages.py     help: the pages in distmagic/help/

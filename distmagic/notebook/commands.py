@@ -1,7 +1,7 @@
 """The table of `%distributed` subcommands. Usage text, dispatch, completion and the tests of the README read it.
 
 A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, file_commands.py,
-env_command.py, run_command.py or help_pages.py.
+run_command.py or help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -17,7 +17,6 @@ from pathlib import Path
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import SpecError
 from distmagic.notebook import (
-    env_command,
     file_commands,
     help_pages,
     host_commands,
@@ -33,11 +32,12 @@ from distmagic.request import flag_parser, flags
 class Names:
     """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
 
-    `jobs` are those that this kernel has begun, the newest first.
+    `jobs` are those that this kernel has begun or listed, the newest first, `ranks` those of such a job.
     """
 
     hosts: Callable[[], Iterable[str]]
     jobs: Callable[[], Iterable[str]]
+    ranks: Callable[[str], Iterable[int]]
 
 
 _TEXT_COLUMN = 37  # of the usage text, where the explanations begin
@@ -71,7 +71,7 @@ class Subcommand:
 
 def _complete_hosts(words: Sequence[str], names: Names) -> list[str]:
     if words[-1].startswith("-"):
-        return ["--hostfile"]
+        return list(host_commands.FLAGS)
     return list(names.hosts())
 
 
@@ -93,6 +93,12 @@ def _complete_clean(words: Sequence[str], names: Names) -> list[str]:
 
 def _complete_job(words: Sequence[str], names: Names) -> list[str]:
     return list(names.jobs()) if len(words) < 2 else []
+
+
+def _complete_logs(words: Sequence[str], names: Names) -> list[str]:
+    if len(words) < 2:
+        return list(names.jobs())
+    return [str(rank) for rank in names.ranks(words[0])] if len(words) == 2 else []
 
 
 def _complete_run(words: Sequence[str], _names: Names) -> list[str]:
@@ -121,7 +127,7 @@ def _complete_env(words: Sequence[str], names: Names) -> list[str]:
     if words[-2] == "--lock":
         found = [*Path().glob("*.lock"), *Path().glob("*.toml"), *Path().glob("*.txt")]
         return sorted(map(str, found))
-    return list(env_command.FLAGS)
+    return list(file_commands.ENV_FLAGS)
 
 
 def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
@@ -138,6 +144,10 @@ SUBCOMMANDS = (
             Usage(
                 arguments="--hostfile FILE",
                 text="the same from a file with a host a line: gpu-a slots=4",
+            ),
+            Usage(
+                arguments="LIST --python P --ssh-config F",
+                text="set also their Python, and the SSH configuration, for all that follows",
             ),
             Usage(arguments="", text="show the hosts"),
         ),
@@ -174,6 +184,16 @@ SUBCOMMANDS = (
             Usage(arguments="", text="list the jobs on these hosts, running and ended"),
         ),
         handler=job_commands.jobs,
+    ),
+    Subcommand(
+        name="runs",
+        usages=(
+            Usage(
+                arguments="",
+                text="put the runs of this notebook side by side, with their curves over each other",
+            ),
+        ),
+        handler=job_commands.runs,
     ),
     Subcommand(
         name="attach",
@@ -215,7 +235,7 @@ SUBCOMMANDS = (
         name="logs",
         usages=(Usage(arguments="ID RANK", text="show all that a rank has written"),),
         handler=job_commands.logs,
-        complete=_complete_job,
+        complete=_complete_logs,
     ),
     Subcommand(
         name="stacks",
@@ -259,7 +279,7 @@ SUBCOMMANDS = (
                 "--requirements FILE or --lock FILE; --hosts LIST, --name NAME",
             ),
         ),
-        handler=env_command.env,
+        handler=file_commands.env,
         complete=_complete_env,
     ),
     Subcommand(

@@ -7,7 +7,7 @@ import pytest
 from distmagic.errors import PreflightError
 from distmagic.notebook.commands import Names
 from distmagic.notebook.completion import Completer
-from distmagic.notebook.env_command import FLAGS
+from distmagic.notebook.file_commands import ENV_FLAGS
 from distmagic.remote.wire.protocol import EnvironmentReady
 from distmagic.session.housekeeping import Synced
 
@@ -100,10 +100,12 @@ def test_a_wrong_line_says_what_to_write(lab, requirements, line, message):
 
 
 def test_the_tab_key_completes_it(requirements):
-    completer = Completer(names=Names(hosts=lambda: ["gpu-a"], jobs=list))
+    completer = Completer(
+        names=Names(hosts=lambda: ["gpu-a"], jobs=list, ranks=lambda _: [])
+    )
     for line, offered in (
         ("%distributed env ", ["sync"]),
-        ("%distributed env sync --", list(FLAGS)),
+        ("%distributed env sync --", list(ENV_FLAGS)),
         ("%distributed env sync --hosts g", ["gpu-a"]),
         ("%distributed env sync --lock ", ["train.txt"]),
         ("%distributed env sync --requirements ", ["train.txt"]),

@@ -149,17 +149,17 @@ def test_packages_that_ranks_imported_are_loaded_for_the_next_run(warm: Lab) -> 
         (found,) = kept(warm, "dm1")
         return bool(found and found[0].packages)
 
-    wait_until(loaded, 60)
+    wait_until(loaded, "packages that are loaded", 60.0)
     ((template,),) = kept(warm, "dm1")
     assert template.packages == ("slow",)
     assert template.refused == ("threader (starts threads)",)
     again = run(warm, "dm1:2", importing, env=env).results[1]
     assert again == {**cold, "slow": True, "slow.part": True}
-    wait_until(lambda: len(templates(warm)) == 1, 60)
+    wait_until(lambda: len(templates(warm)) == 1, "one template", 60.0)
     # A notebook that comes later learns it from the host.
     session().down()
     assert run(warm, "dm1:1", who, env=env).state.phase == "done"
-    wait_until(loaded, 60)
+    wait_until(loaded, "packages that are loaded", 60.0)
 
 
 def test_its_memory_and_age_are_told_and_down_ends_it(warm: Lab) -> None:

@@ -94,7 +94,8 @@ class Wishes:
             return found  # every further try would cost as much as the last one
         for name in self.modules:
             package = name.partition(".")[0]
-            if package not in self.refused and name not in self._tried:
+            is_new = name not in self._tried and name not in sys.modules
+            if is_new and package not in self.refused:
                 found.setdefault(package, []).append(name)
         return dict(reversed(found.items()))
 

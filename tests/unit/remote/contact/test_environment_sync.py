@@ -164,12 +164,12 @@ def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(
     first, second = opened(), opened()
     request = p.SyncEnvironment(name="a", requirements=("alpha",))
     first.send(request)
-    wait_until((tmp_path / "uv-calls").exists, 60)
+    wait_until((tmp_path / "uv-calls").exists, "uv", 60.0)
     waited: list[p.EnvironmentProgress] = []
     with ThreadPoolExecutor(1) as pool:
         second.send(request)
         other = pool.submit(heard, second, waited)
-        wait_until(lambda: len(waited) > 0, 60)
+        wait_until(lambda: len(waited) > 0, "a second one that waits", 60.0)
         (tmp_path / "hold").unlink()
         progress, made = heard(first)
         _, found = other.result(60)
@@ -201,10 +201,10 @@ def test_an_interrupt_ends_all_that_was_started_for_it(tmp_path, opened):
     )
     link = opened()
     link.send(p.SyncEnvironment(name="a", requirements=("alpha",)))
-    wait_until((tmp_path / "began").exists, 60)
-    wait_until(lambda: len(sleeping(mark)) == 2, 60)
+    wait_until((tmp_path / "began").exists, "uv", 60.0)
+    wait_until(lambda: len(sleeping(mark)) == 2, "two processes", 60.0)
     link.close()
-    wait_until(lambda: not sleeping(mark), 30)
+    wait_until(lambda: not sleeping(mark), "their end", 60.0)
     with pytest.raises(ConnectionLost):
         heard(link)
 

@@ -123,12 +123,19 @@ def load(packages: Mapping[str, list[str]]) -> Iterator[str]:
             raise Refused(f"reads {min(read)}")
         if _memory_bytes() - began_bytes > MOST_BYTES:
             raise Refused(f"takes more than {MOST_BYTES / 1e9:.1f} GB with the others")
-        if not has_one_thread():
-            raise Refused("starts threads")
-        if _uses_gpu():
-            raise Refused("uses a GPU")
-        if _handlers() != handlers:
-            raise Refused("handles signals")
+        _check_process(handlers)
+
+
+def _check_process(handlers: list[object]) -> None:
+    """Raise `Refused` unless this process can still be forked, and still has these signal `handlers`."""
+    if not has_one_thread():
+        raise Refused("starts threads")
+    if _has_children():
+        raise Refused("starts processes")
+    if _uses_gpu():
+        raise Refused("uses a GPU")
+    if _handlers() != handlers:
+        raise Refused("handles signals")
 
 
 class _Installed:
@@ -207,6 +214,14 @@ def has_one_thread() -> bool:
             os._exit(0)
         os.waitpid(pid, 0)
     return len(os.listdir("/proc/self/task")) == 1
+
+
+def _has_children() -> bool:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return bool(file.read().strip())
+    except OSError:
+        return False  # of a kernel that does not tell
 
 
 def _uses_gpu() -> bool:

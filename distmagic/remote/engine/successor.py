@@ -100,6 +100,8 @@ def succeed(
         first = str(error).partition("\n")[0][:200]
         is_ours = isinstance(error, preloading.Refused)
         say("refused", first if is_ours else f"{type(error).__name__}: {first}")
+        for process in processes.descendants(os.getpid()):
+            processes.send(process, signal.SIGKILL)
         os._exit(1)
     processes.die_with_parent(yes=False)
     say("ready")

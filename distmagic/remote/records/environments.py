@@ -99,10 +99,11 @@ class Environment:
         with open(f"{self.path}.lock", "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+                # Else the environment was removed, and its lock with it, since the file was opened.
+                is_free = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+            except (BlockingIOError, FileNotFoundError):
+                is_free = False
+            yield is_free
 
     def name_it(self, name: str) -> None:
         """Have a name lead to it. Raises OSError."""

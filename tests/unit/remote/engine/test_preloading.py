@@ -78,6 +78,7 @@ def test_only_packages_that_are_installed_are_loaded_and_with_their_modules(tmp_
         ("import os\nos.environ.get('LOCAL_RANK')", "reads LOCAL_RANK"),
         ("import os\nos.getenv('SLURM_PROCID', '0')", "reads SLURM_PROCID"),
         ("import signal\nsignal.signal(signal.SIGTERM, print)", "handles signals"),
+        ("import subprocess\nchild = subprocess.Popen(['true'])", "starts processes"),
         ("kept = bytearray(200_000_000)", "takes more than 0.1 GB with the others"),
         ("import sys, types\nsys.modules['gpu'] = types.ModuleType('gpu')", "uses a GPU"),
         ("import sys, types\nsys.modules['fork'] = types.ModuleType('fork')", "uses a GPU"),

@@ -252,11 +252,18 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
     protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},
+    protocol.EnvironmentProgress: {
+        "stage": WORD, "package": WORD, "done": COUNT, "total": COUNT, "elapsed_s": SECONDS,
+    },
+    protocol.EnvironmentReady: {"python": PATH, "elapsed_s": SECONDS, "notes": items(100, line(500))},
     protocol.Removed: {"size_bytes": SIZE},
     protocol.AgentGone: {"error": TEXT},
     protocol.Refused: {"what": WORD, "error": TEXT},
     protocol.Templates: {"templates": items(1000)},
-    protocol.Template: {"pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE},
+    protocol.Template: {
+        "pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE, "packages": items(1000, WORD),
+        "refused": items(100, line(400)),
+    },
     protocol.AgentForked: {"pid": COUNT},
     # the lead's orders, which go back to hosts as they came
     protocol.LeadStart: {},

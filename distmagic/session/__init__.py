@@ -15,5 +15,6 @@ about it. In this order:
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
+    packages.py       the packages that an environment on hosts is to have
     owner.py          under which name hosts know who began a job
 """

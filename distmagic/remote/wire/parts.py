@@ -240,9 +240,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part)."""
+    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part).
+
+    `packages` are those that it has loaded beside torch, because ranks had imported them; `refused` those that can't be,
+    and why.
+    """
 
     pid: int
     age_s: float
     idle_s: float
     size_bytes: int = 0
+    packages: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()

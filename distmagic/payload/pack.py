@@ -38,7 +38,7 @@ _NAMED_AT_MOST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPython:
-    """The oldest Python of a job's hosts, where one of them is not of this Python's minor version; `host` has it."""
+    """The oldest Python of those hosts of a job that have another minor version than this one's; `host` has it."""
 
     host: str
     version: tuple[int, ...]

@@ -20,7 +20,7 @@ from distmagic.request.spec import check_system
 if TYPE_CHECKING:
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access
-    from distmagic.runner.outcome import Detached, Run
+    from distmagic.session.inside import Outcome
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun have them
 
@@ -91,6 +91,11 @@ def _command(name: str, words: Sequence[str]) -> int:
     from distmagic.session.inside import part_of
 
     programs.check_request(request)
+    if request.background:
+        raise SpecError(
+            "--background is for a notebook, and this command ends with its run.",
+            "Leave it out; --detach lets a job go on without this command.",
+        )
     if request.export is not None:
         print(exporting.export_program(program, request, chosen.hosts))
         return 0
@@ -102,7 +107,7 @@ def _command(name: str, words: Sequence[str]) -> int:
         return 0
     with closing(asker_of()) as asker:
 
-        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached | None:
+        def launch(hosts: tuple[Host, ...], access: Access) -> Outcome:
             if not request.dry_run:
                 return programs.run_program(
                     session(), request, program, hosts, access, asker, screen_for()
@@ -121,7 +126,7 @@ def _command(name: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _tell(left: Run | Detached | None) -> None:
+def _tell(left: Outcome) -> None:
     """Say where a job is found that goes on alone; a run that is over has been shown."""
     from distmagic.runner.outcome import Detached
 

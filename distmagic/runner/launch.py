@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from distmagic import sanitize
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, threads_for
 from distmagic.connection.reach import Reaching
@@ -51,6 +52,7 @@ from distmagic.state.model import RunState
 _ENDED_S = (
     1.0  # for a host that is down to come back, when a job is looked at that has ended
 )
+_CALL_CHARS = 200  # of a call, that hosts list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     """
     clock = clock_since(time.monotonic())
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
-    state = replace(state, call=payload.title, began_unix_s=time.time())
+    state = replace(
+        state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
+    )
     # Hosts that come later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
@@ -146,7 +150,10 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
     state = begin(job.name, job.hosts, job.terms.max_restarts)
     # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
     state = replace(
-        state, before_s=job.age_s, detached_by="asked" if job.is_detached else ""
+        state,
+        call=job.terms.call,
+        before_s=job.age_s,
+        detached_by="asked" if job.is_detached else "",
     )
     with interrupts.noted() as noted:
         loop = RunLoop(
@@ -304,7 +311,8 @@ def _plan(
     for why in reaching.absent.values():
         loop.note(Warned(text=f"{why} The run begins without this host."))
     loop.note(*(Warned(text=text) for text in warnings))
-    return plan
+    call = sanitize.line(loop.state.call)[:_CALL_CHARS]
+    return replace(plan, terms=replace(plan.terms, call=call))
 
 
 def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:

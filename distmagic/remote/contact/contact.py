@@ -42,6 +42,7 @@ class Contact:
         os.dup2(2, 1)
         self._lines = Lines()
         self.owner = ""  # the notebook whose templates this conversation renews
+        self._port_holder: socket.socket | None = None
         self._receiver = blob_receiver.BlobReceiver(self)
         self._agents = Agents(self, umask)
         sender = FileSender(self)
@@ -173,8 +174,12 @@ class Contact:
         self.say(protocol.Route(address=address, interface=interface))
 
     def _send_free_port(self, request: protocol.GetFreePort) -> None:
-        """Send a port that is free now."""
-        self.say(protocol.FreePort(port=facts.free_port(request.address)))
+        """Send a port that is free now, and keep it from other runs as long as this contact is there."""
+        port, holder = facts.reserve_port(request.address)
+        if self._port_holder is not None:
+            self._port_holder.close()  # of the run before this one
+        self._port_holder = holder
+        self.say(protocol.FreePort(port=port))
 
     # ---- jobs
 

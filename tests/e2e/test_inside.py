@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from tests import REPOSITORY
 from tests.e2e.nodes import RUN, SECRET, TRAIN, srun
 from tests.lab import wait_until
-from tests.lab.slurm import SlurmLab
+from tests.lab.slurm import UID, USER, SlurmLab
 
 pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(240)]
 
@@ -66,9 +68,52 @@ def test_a_rank_that_fails_ends_all_nodes_with_its_error(
         assert "ValueError: this rank fails" in told
 
 
+PLAIN = """\
+import os, sys
+import distmagic
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+rank, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=rank, world_size=count)
+total = torch.tensor([float(rank)])
+dist.all_reduce(total)
+for step in distmagic.track(tqdm(range(3), desc="steps")):
+    distmagic.report(step=step + 1, total=3, loss=1.0)
+print(f"PLAIN rank {rank}, local {os.environ['SLURM_LOCALID']}, sum {total.item():g}", flush=True)
+try:
+    distmagic.run(print)
+except distmagic.SpecError as error:
+    print("REFUSED", error, flush=True)
+dist.destroy_process_group()
+"""
+
+
 def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
-    done = srun(slurm, folder, *RUN, "train.py", "alone", options="-N2 -n3")
+    """First a program without `distmagic run`, then one with it."""
+    (folder / "plain.py").write_text(PLAIN)
+    run = shlex.join([*RUN, "train.py", "alone"])
+    both = f"{shlex.quote(sys.executable)} plain.py && exec {run}"
+    done = srun(slurm, folder, "sh", "-c", both, options="-N2 -n3")
     assert done.returncode == 0, done
+    assert len(re.findall(r"steps: 100%.* 3/3 ", done.stderr)) == 3, done.stderr
+    plain = sorted(re.findall(r"PLAIN (.*)", done.stdout))
+    assert [line.partition(",")[0] for line in plain] == ["rank 0", "rank 1", "rank 2"]
+    assert [line.endswith("sum 3") for line in plain] == [True] * 3
+    assert sorted(re.findall(r"local \d", done.stdout)) == [
+        "local 0",
+        "local 0",
+        "local 1",
+    ]
+    for rank in range(3):
+        told = lines_of(rank, done.stdout)
+        assert re.search(
+            rf"REFUSED inside Slurm job \d+, node [01] of 2: this process is task {rank} of 3, one of several "
+            r"\(SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE\), and here only a script runs so: distmagic run "
+            r"SCRIPT\.\nStart one task a node, such as srun --ntasks-per-node=1; or write --on none\.",
+            told,
+        ), told
     assert seen(done.stdout) == [
         f"rank {rank} of 3, sum 3, args ['alone']" for rank in range(3)
     ]
@@ -84,19 +129,57 @@ def test_without_a_secret_nodes_prove_themselves_by_munge(
     assert "follows node 0" in lines_of(1, done.stdout)
 
 
+# Where the home is a folder of this machine, as in the lab: to these nodes it is that of a network.
+SHARED = """\
+import sys
+from pathlib import Path
+from distmagic import cli
+from distmagic.clusters.inside import shared_home
+shared_home.NETWORK_TYPES = {shared_home._type_of(Path.home(), shared_home._MOUNTS)}
+sys.exit(cli.main())
+"""
+
+
+def without_munge(folder: Path) -> str:
+    """Return a PATH that has no programs of munge."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in ("env", "sh", "setpriv"):
+        (folder / "bin" / name).unlink(missing_ok=True)
+        (folder / "bin" / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    return f"PATH={folder}/bin"
+
+
+@pytest.mark.parametrize("user", ["root", USER])
+def test_without_munge_nodes_prove_themselves_by_a_shared_home(
+    slurm: SlurmLab, folder: Path, user: str
+) -> None:
+    home = folder / f"home of {user}"
+    home.mkdir()
+    (folder / "shared.py").write_text(SHARED)
+    as_user = ["/bin/env", without_munge(folder), f"HOME={home}"]
+    if user != "root":
+        os.chown(home, UID, UID)
+        as_user += ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+    done = srun(slurm, folder, *as_user, sys.executable, f"{folder}/shared.py", "run", "train.py", secret="")  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lead = lines_of(0, done.stdout)
+    assert seen(lead) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
+    assert "follows node 0" in lines_of(1, done.stdout)
+    assert list((home / ".distmagic" / "inside").iterdir()) == []
+    shutil.rmtree(home)
+
+
 def test_without_any_proof_each_node_runs_ranks_of_its_own(
     slurm: SlurmLab, folder: Path
 ) -> None:
-    (folder / "bin").mkdir(exist_ok=True)
-    for name in ("env", "sh"):
-        (folder / "bin" / name).unlink(missing_ok=True)
-        (folder / "bin" / name).symlink_to(f"/bin/{name}")
-    # A PATH without munge's programs.
-    done = srun(slurm, folder, "/bin/env", f"PATH={folder}/bin", *RUN, "train.py", secret="")  # fmt: skip
+    done = srun(slurm, folder, "/bin/env", without_munge(folder), *RUN, "train.py", secret="")  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
     for task in (0, 1):
         told = lines_of(task, done.stdout)
-        assert f"node {task} of 2: DISTMAGIC_SECRET is not set" in told
+        assert (
+            f"node {task} of 2: DISTMAGIC_SECRET is not set, munge is not there, and the home is on no file system that "
+            "nodes share, so that the nodes can't know each other."
+        ) in told
         assert seen(told) == ["rank 0 of 1, sum 0, args []"]
 
 

@@ -138,13 +138,14 @@ def test_sruns_that_are_killed_end_no_run_and_leave_no_step(slurm: SlurmLab) -> 
 def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(
     slurm: SlurmLab,
 ) -> None:
-    """As when the log-in node dies. The steps stay until their job ends: nobody is left who would cancel them."""
+    """As when the log-in node dies: the next connections tell the keepers, which end what is left of those."""
 
     def kill_them() -> None:
         kill(slurm.login, ours(slurm.login, "usher", "srun"))
 
     found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
     assert dict(found.results) == {0: 50, 1: 50}
+    wait_until(lambda: steps(slurm) <= 2, "the steps of the sruns to end")
 
 
 def test_ushers_that_are_killed_end_no_run_and_leave_no_step(slurm: SlurmLab) -> None:

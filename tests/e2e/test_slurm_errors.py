@@ -22,13 +22,12 @@ from tests.e2e.slurm_cells import (
     failure,
     fill,
     interrupt,
-    kill,
     replaced,
     run,
     state_of,
     submit,
 )
-from tests.lab import wait_until
+from tests.lab import HostProcess, wait_until
 from tests.lab.slurm import SlurmLab
 
 pytestmark = [
@@ -226,8 +225,12 @@ def test_a_command_that_hangs_is_given_up_and_tried_again(
     assert found.state.phase == "done"
     assert "dm1: squeue gave no answer within 1 s." in screen.noticed
     slurm.login.exec(["rmdir", "/run/hung"]).check_returncode()
-    hung = [one for one in slurm.login.processes() if one.cmdline == ("sleep", "600")]
-    kill(slurm.login, hung)
+
+    def hung() -> list[HostProcess]:
+        found = slurm.login.processes()
+        return [one for one in found if one.cmdline == ("sleep", "600")]
+
+    wait_until(lambda: not hung(), "the command to be ended")
 
 
 def test_a_held_allocation_asks_slurm_nothing(slurm: SlurmLab) -> None:

@@ -32,19 +32,31 @@ class Node:
     mark: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a process is called, and which others of its node are gone.
+
+    `told` to the keeper at its start are those that were `gone` then.
+    """
+
+    own: str
+    told: tuple[str, ...]
+    gone: set[str]
+
+
 class SrunProcess:
     """A process on a node, seen through its srun. Where there was no step, reading raises why.
 
     A step that Slurm refuses for now is asked for again by `begin`, with what was written meanwhile, for `REFUSED_S`.
-    `explain` returns the error to raise for one that srun has told. `gone` gets its `name` when this end of it is gone;
-    the names that were in it are taken out as soon as the keeper has heard them.
+    `explain` returns the error to raise for one that srun has told. When this end of it is gone, its own name is among
+    those that are `gone`; what was told is taken out as soon as the keeper has heard it.
     """
 
     def __init__(
-        self, begin: Callable[[], Process], node: Node, explain: Explain, name: str, gone: set[str]
-    ) -> None:  # fmt: skip
+        self, begin: Callable[[], Process], node: Node, explain: Explain, names: Names
+    ) -> None:
         self._begin, self._node, self._explain = begin, node, explain
-        self._name, self._gone, self._told = name, gone, set(gone)
+        self._names = names
         self._step = begin()
         self._written = b""  # as long as it is not known if there is a step
         self._has_spoken = self._is_at_end = False
@@ -58,7 +70,7 @@ class SrunProcess:
         try:
             self._step.write(data)
         except ConnectionLost:
-            self._gone.add(self._name)
+            self._names.gone.add(self._names.own)
             if self._has_spoken or self.is_closed or self._trouble() is None:
                 raise
             # There was no step. The first read tells why.
@@ -69,9 +81,9 @@ class SrunProcess:
             data = self._step.read(max_bytes)
             if data:
                 self._has_spoken, self._written = True, b""
-                self._gone -= self._told
+                self._names.gone.difference_update(self._names.told)
             else:
-                self._gone.add(self._name)
+                self._names.gone.add(self._names.own)
             if self._has_spoken or self.is_closed:
                 return data
             trouble = self._trouble()
@@ -129,7 +141,7 @@ class SrunProcess:
     def close(self) -> None:
         """Let go of the pipes."""
         self._closed.set()
-        self._gone.add(self._name)
+        self._names.gone.add(self._names.own)
         self._step.close()
 
 
@@ -169,19 +181,19 @@ class SrunTransport:
         return self._started({"lease": True})
 
     def _started(self, what: dict[str, object]) -> SrunProcess:
-        node, name = self.node, secrets.token_hex(6)
+        node = self.node
+        told = tuple(self._gone)
+        names = Names(own=secrets.token_hex(6), told=told, gone=self._gone)
         request = {
             "job": node.job,
             "patience_s": PATIENCE_S,
-            "name": name,
-            "gone": sorted(self._gone),
+            "name": names.own,
+            "gone": sorted(told),
             **what,
         }
         usher = program_text.command(node.python, "usher", request)
         step = srun_words.step(node.job, node.cluster, node.name, usher, mark=node.mark)
-        return SrunProcess(
-            lambda: self._login.start(step), node, self._explain, name, self._gone
-        )
+        return SrunProcess(lambda: self._login.start(step), node, self._explain, names)
 
     def close(self) -> None:
         """Let go of all pipes. The log-in node's connection is others' too, and stays."""

@@ -15,8 +15,8 @@ from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
 from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.programs import count
-from tests.e2e.runner import Watch, as_value
+from tests.e2e.programs import count, wait_for
+from tests.e2e.runner import Watch, as_value, at_work
 from tests.e2e.slurm_cells import (
     TWO,
     fill,
@@ -85,25 +85,32 @@ def test_detached_jobs_hold_their_nodes_when_their_kernels_are_killed_and_gone(
 ) -> None:
     """Two jobs, each in an allocation of its own: a third kernel finds both."""
     way = runner.access(slurm.lab)
-    with kernel_of_its_own(slurm, seconds=20.0, detach=True) as process:
-        names = [say_until(process, "over").split()[1]]
-        jobs = list(slurm.jobs())
+    with kernel_of_its_own(slurm, waits_for="go1", detach=True) as process:
+        first = say_until(process, "over").split()[1]
+        numbers = slurm.jobs()
         process.kill()
-    left = run(slurm, as_value(count), 12.0, allocation=SMALL, detach=True)
+    second = run(slurm, as_value(wait_for), "go2", allocation=SMALL, detach=True).job
     kernel.close()
-    names.append(left.job)
-    jobs += [job for job in slurm.jobs() if job not in jobs]
+    numbers += tuple(job for job in slurm.jobs() if job not in numbers)
     other = Session()
     try:
         listed = [one.job for one in other.allocations("dm1", way, ASKER)]
-        assert sorted(listed) == sorted(jobs)
-        for job, name, total in zip(jobs, names, (200, 120), strict=True):
-            request = AllocationRequest(login="dm1", job=job)
+        assert sorted(listed) == sorted(numbers)
+        for number, name, file in zip(
+            numbers, (first, second), ("go1", "go2"), strict=True
+        ):
+            request = AllocationRequest(login="dm1", job=number)
             hosts = other.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
             # others of earlier tests have ended
             there = choose(other.jobs(other.reach(hosts, way, ASKER)), name)
-            found = other.attach(other.reach(hosts, way, ASKER), there, Watch())
-            assert dict(found.results) == {0: total, 1: total}
+
+            def go(file: str = file) -> None:
+                for host in slurm.nodes:
+                    host.exec(["touch", file]).check_returncode()
+
+            screen = Watch(at_work(2), go)
+            found = other.attach(other.reach(hosts, way, ASKER), there, screen)
+            assert dict(found.results) == {0: f"saw {file}", 1: f"saw {file}"}
     finally:
         other.down()
 

@@ -11,7 +11,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     Hosts             --connection/reach.Reaching-->       a Link to each host, and its Facts
     Facts             --planning/preflight-->              errors that name the host and the cure
     all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
-    Plan, Payload     --runner/launch-->                   agents that run, and links to them
+    Plan, Payload     --runner/start-->                    agents that run, and links to them
     links             --runner/event_queue-->              Event, Event, ...
     Events            --state/fold-->                      RunState: all that is known of a run
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
@@ -32,7 +32,9 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
     clusters/inside/   the nodes of a job that all run the same notebook or script find each other
     connection/    links to hosts: opened, kept idle, used again
+    connection/requests/   what one host is asked over a link: each function a request and its answer
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
+    comparison/    several runs side by side, pure
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
     exports/       a job as a folder that a cluster starts by itself; pure, but for the one module that writes it
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from distmagic.api import run as run
+    from distmagic.comparison.compare import compare as compare
     from distmagic.remote.rank import checkpoint as checkpoint
     from distmagic.remote.rank.report import report as report
     from distmagic.remote.rank.report import track as track
@@ -103,6 +106,7 @@ _HOMES = {
     "report": "distmagic.remote.rank.report",
     "track": "distmagic.remote.rank.report",
     "run": "distmagic.api",
+    "compare": "distmagic.comparison.compare",
     "Run": "distmagic.runner.outcome",
     "checkpoint": "distmagic.remote.rank.checkpoint",
     **dict.fromkeys(_ERRORS, "distmagic.errors"),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from distmagic import sanitize
 from distmagic.errors import SpecError
 from distmagic.notebook.host_commands import CommandLine
-from distmagic.notebook.job_commands import known_hosts, reach
+from distmagic.notebook.job_hosts import known_hosts, reach
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:
-    from distmagic.connection.remote_files import RemoteFolder
+    from distmagic.connection.requests.remote_files import RemoteFolder
 
 _PATTERN = "*?["  # a part of a path with one of these is a pattern
 

@@ -1,7 +1,8 @@
 """Takes one run from its start to its end, and keeps what is left of it.
 
-All threads of a run are here, and one loop on the main thread owns it. A thread does one of two things: it listens to a
-link, or it does one blocking act; either ends in an event on the queue. So the state of a run and the table of its nodes
+All threads of a run are here, and one loop owns it: on the main thread, which alone gets interrupts, or on the thread that
+session/ gives to a run in the background. A thread does one of two things: it listens to a link, or it does one blocking
+act; either ends in an event on the queue. So the state of a run and the table of its nodes
 are changed in one place, between two events, and an interrupt or a button is just one more event.
 
     launch.py     two scripts for the main thread, from top to bottom: launch a job, attach to one
@@ -15,9 +16,10 @@ are changed in one place, between two events, and an interrupt or a button is ju
 No decision about a run is made on a thread, and nothing here is shown or formatted: the state goes to a `Screen`.
 Read launch.py first, then run_loop.py, node_table.py, actions.py and executor.py. The blocking acts are these:
 
+    connect.py       links to all hosts of the run
     prepare.py       asks reached hosts what the plan needs to know, and makes the plan
+    start.py         starts every node; where one can't start, those that had started are stopped
     delivery.py      brings the payload to all hosts, large files from host to host
-    rollback.py      stops what had started when another host could not start
     node_joiner.py   brings a host into an elastic job that runs
 
 Beside them:

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
-from distmagic.connection import job_requests
 from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import begin, in_parallel
 from distmagic.connection.reach import Reaching
+from distmagic.connection.requests import host_requests, job_requests
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
     Action,
@@ -62,7 +62,7 @@ class Executor:
         """Begin an action, and return at once. The main thread calls this."""
         if isinstance(action, Send):
             for link in action.links:
-                begin(send_quietly, link, action.message)
+                _send(link, action.message)
         elif isinstance(action, Close):
             begin(action.link.close)
         else:
@@ -110,7 +110,8 @@ class Executor:
         link: Link | None = None
         try:
             link = self._reaching.link(action.host_index)
-            found = {(one.job, one.node_rank) for one in link.jobs(self._job)}
+            listings = host_requests.list_jobs(link, self._job)
+            found = [(one.job, one.node_rank) for one in listings]
             if (self._job, action.node_rank) not in found:
                 self._fail_attempt(action.node_rank, link, None)
                 return
@@ -200,3 +201,12 @@ class Executor:
         Join: _join,
         StartJoined: _start_joined,
     }
+
+
+def _send(link: Link, message: protocol.Message) -> None:
+    """Send a message without waiting for a host that takes none."""
+    try:
+        begin(send_quietly, link, message)
+    except RuntimeError:
+        # Python ends, and starts no thread any more: hosts are told to end all the same.
+        send_quietly(link, message)

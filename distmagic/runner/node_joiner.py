@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from distmagic.connection import job_requests
 from distmagic.connection.link import Link
+from distmagic.connection.requests import blob_requests, host_requests, job_requests
 from distmagic.errors import ProtocolError, SpecError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
@@ -32,6 +33,7 @@ class NodeJoiner:
     """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time.
 
     `begun` and `payload` are known to the notebook that began it; any other one takes 2 GiB at most from the first host.
+    `is_text`: no byte code is known to travel in the job, so any Python will do.
     """
 
     def __init__(
@@ -40,10 +42,13 @@ class NodeJoiner:
         open_lead: Callable[[], Link],
         begun: StartNode | None = None,
         payload: Sequence[LocalBlob] = (),
+        *,
+        is_text: bool = False,
     ) -> None:
         self.job = job
         self._open_lead = open_lead
         self._begun = begun
+        self._is_text = is_text
         self._payload = {local.blob.sha256: local for local in payload}
 
     def admit(self, link: Link, request_id: str) -> StartNode:
@@ -56,22 +61,22 @@ class NodeJoiner:
             raise SpecError(
                 f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs."
             )
-        # The job may be of another notebook: whether byte code travels in it is not known here.
-        preflight.check_python(
-            link.host.name, link.python, sys.version_info[:3], link.facts.executable
-        )
+        if not self._is_text:  # nor of a job that another notebook has begun
+            preflight.check_python(
+                link.host.name, link.python, sys.version_info[:3], link.facts.executable
+            )
         preflight.check(link.host.name, link.facts, facts.torch_version())
         with closing(self._open_lead()) as lead:
             preflight.check_among(
                 (lead.host.name, link.host.name), (lead.facts, link.facts)
             )
             self._begun = self._begun or job_requests.get_start(lead, self.job)
-        link.deliver(self._lacking(link, self._begun))
+        blob_requests.deliver(link, self._lacking(link, self._begun))
         assert self._begun.membership is not None
-        route = link.route_to(self._begun.membership.lead_address)
+        route = host_requests.route_to(link, self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
             hosts = job_requests.add_node(lead, self.job, link.host.name, request_id)
-        link.sweep(self.job)  # what an agent has left that was killed
+        job_requests.sweep(link, self.job)  # what an agent has left that was killed
         reached = Reached(host=link.host, facts=link.facts, route=route)
         return start_messages.join_message(
             self._begun, hosts, reached, local_cwd=str(Path.cwd())
@@ -111,7 +116,8 @@ class NodeJoiner:
     def _fetch(self, local: LocalBlob) -> None:
         with closing(self._open_lead()) as lead:
             try:
-                blobs.receive(local, lambda write: lead.fetch_blob(local.blob, write))
+                fetch = partial(blob_requests.fetch_blob, lead, local.blob)
+                blobs.receive(local, fetch)
             except OSError as error:
                 name = lead.host.name
                 raise ProtocolError(

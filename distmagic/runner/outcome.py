@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from distmagic import sanitize
-from distmagic.connection.link import LOG_LIMIT_BYTES, Link
-from distmagic.connection.progress_line import ProgressLine
-from distmagic.connection.remote_files import RemoteFolder
+from distmagic.connection.link import Link
+from distmagic.connection.requests import job_requests
+from distmagic.connection.requests.progress_line import ProgressLine
+from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
 from distmagic.remote.values import parcel
@@ -41,7 +42,7 @@ class Run:
         self.state = state
         self._files = _Files(state.job, open_link)
         self._open_link = open_link
-        self._shown_in = _cell_number() if shown else None
+        self._shown_in = cell_number() if shown else None
         # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
         self.results = Results(state, small_results, self._files.fetch)
 
@@ -58,16 +59,7 @@ class Run:
         every one of them is on the rank's host.
         `pandas.DataFrame(run.metrics)` makes a frame of it. A metric called rank or at_s has an underscore behind it.
         """
-        rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
-        for rank, table in sorted(self.state.series.items()):
-            for name, series in table.items():
-                column = f"{name}_" if name in ("rank", "at_s") else name
-                for point in series:
-                    key = (rank, point.at_s, point.step)
-                    rows.setdefault(
-                        key, {"rank": rank, "at_s": point.at_s, "step": point.step}
-                    )[column] = point.value
-        return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
+        return metrics_of(self.state)
 
     def logs(self, rank: int, stream: str | None = None) -> str:
         """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
@@ -88,7 +80,9 @@ class Run:
         for node_rank in nodes:
             for name in names:
                 data = io.BytesIO()
-                self._files.fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
+                self._files.fetch(
+                    node_rank, name, data.write, job_requests.LOG_LIMIT_BYTES
+                )
                 texts.append(data.getvalue().decode(errors="replace"))
         return sanitize.log("".join(texts))
 
@@ -139,7 +133,7 @@ class Run:
         from IPython.display import display
 
         # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
-        if self._shown_in is not None and self._shown_in == _cell_number():
+        if self._shown_in is not None and self._shown_in == cell_number():
             self._shown_in = None
             if (
                 getattr(get_ipython(), "kernel", None) is None
@@ -147,6 +141,20 @@ class Run:
                 print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+
+
+def metrics_of(state: RunState) -> list[dict[str, float | int | None]]:
+    """Return the rows of `Run.metrics`."""
+    rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
+    for rank, table in sorted(state.series.items()):
+        for name, series in table.items():
+            column = f"{name}_" if name in ("rank", "at_s") else name
+            for point in series:
+                key = (rank, point.at_s, point.step)
+                rows.setdefault(
+                    key, {"rank": rank, "at_s": point.at_s, "step": point.step}
+                )[column] = point.value
+    return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
 
 
 class _Files:
@@ -176,7 +184,7 @@ class _Files:
                 job=self._job, node_rank=node_rank, name=name, offset=done
             )
             try:
-                link.fetch(request, take, limit_bytes=limit_bytes - done)
+                job_requests.fetch(link, request, take, limit_bytes=limit_bytes - done)
             except ConnectionLost:
                 link.close()
                 if done == before:
@@ -190,7 +198,7 @@ class _Files:
                 return done
 
 
-def _cell_number() -> int | None:
+def cell_number() -> int | None:
     """Return the number of the cell that IPython is executing, None outside of IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

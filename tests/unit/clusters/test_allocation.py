@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.clusters import allocation, lease, shell
+from distmagic.clusters import allocation, lease_pipe, shell
 from distmagic.clusters.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
@@ -160,7 +160,7 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
         def close(self) -> None:
             self.closed.set()
 
-    monkeypatch.setattr(lease, "OPEN_S", 0.1)
+    monkeypatch.setattr(lease_pipe, "OPEN_S", 0.1)
     monkeypatch.setattr(allocation, "SETUP_S", 0.0)
     squeue(login, RUNNING)
     login.answers["srun"] = [Hanging()]

@@ -24,8 +24,8 @@ from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import launch
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
-from distmagic.runner.launch import lost_at_start
 from distmagic.runner.run_loop import RunLoop
+from distmagic.runner.start import lost_at_start
 from distmagic.state.events import Lost
 from distmagic.state.model import RunState
 from tests.builders.events import at, begun
@@ -143,7 +143,14 @@ def test_every_node_is_told_its_part_of_one_plan(tmp_path):
     assert (
         first.terms
         == second.terms
-        == p.JobTerms(lease_s=60.0, owner="nb", timeout_s=90.0, min_nodes=2)
+        == p.JobTerms(
+            lease_s=60.0,
+            owner="nb",
+            timeout_s=90.0,
+            min_nodes=2,
+            call="train(3)",
+            ranks=2,
+        )
     )
     assert first.membership.secret == second.membership.secret
 

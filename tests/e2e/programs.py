@@ -17,19 +17,6 @@ def count(seconds: float) -> int:
     return total
 
 
-def wait_for(name: str) -> str:
-    """Wait until a file of this name is in the home."""
-    import time
-    from pathlib import Path
-
-    import distmagic
-
-    distmagic.report(step=1)
-    while not (Path.home() / name).exists():
-        time.sleep(0.02)
-    return f"saw {name}"
-
-
 def stubborn() -> None:
     """Ignore SIGTERM, with a child and a grandchild that do too; then work for ever."""
     import os

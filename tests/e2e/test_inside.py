@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ import pytest
 from tests import REPOSITORY
 from tests.e2e.nodes import RUN, SECRET, TRAIN, srun
 from tests.e2e.slurm_cells import end_of
-from tests.lab.slurm import UID, SlurmLab
+from tests.lab.slurm import SlurmLab
 
 pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(240)]
 
@@ -123,43 +121,13 @@ def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
     ]
 
 
-# Where the home is a folder of this machine, as in the lab: to these nodes it is that of a network.
-SHARED = """\
-import sys
-from pathlib import Path
-from distmagic import cli
-from distmagic.clusters.inside import shared_home
-shared_home.NETWORK_TYPES = {shared_home._type_of(Path.home(), shared_home._MOUNTS)}
-sys.exit(cli.main())
-"""
-
-
 def without_munge(folder: Path) -> str:
     """Return a PATH that has no programs of munge."""
     (folder / "bin").mkdir(exist_ok=True)
-    for name in ("env", "sh", "setpriv"):
+    for name in ("env", "sh"):
         (folder / "bin" / name).unlink(missing_ok=True)
-        (folder / "bin" / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+        (folder / "bin" / name).symlink_to(f"/bin/{name}")
     return f"PATH={folder}/bin"
-
-
-def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(
-    slurm: SlurmLab, folder: Path
-) -> None:
-    home = folder / "a home"
-    home.mkdir()
-    os.chown(home, UID, UID)
-    (folder / "shared.py").write_text(SHARED)
-    user = ["/bin/env", without_munge(folder), f"HOME={home}"]
-    user += ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
-    program = (sys.executable, f"{folder}/shared.py", "run", "train.py")
-    done = srun(slurm, folder, *user, *program, secret="")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    lead = lines_of(0, done.stdout)
-    assert seen(lead) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
-    assert "follows node 0" in lines_of(1, done.stdout)
-    assert list((home / ".distmagic" / "inside").iterdir()) == []
-    shutil.rmtree(home)
 
 
 def test_without_any_proof_each_node_runs_ranks_of_its_own(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -20,12 +19,9 @@ from tests.e2e.slurm_cells import (
     Held,
     failure,
     interrupt,
-    kill,
-    ours,
     replaced,
 )
-from tests.lab import LabHost, wait_until
-from tests.lab.slurm import SlurmLab
+from tests.lab import wait_until
 
 pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
 
@@ -69,58 +65,6 @@ def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
     found = held.run(as_value(variables))
     (job,) = held.slurm.jobs()
     assert dict(found.results) == {0: ([], job, "0,1"), 1: ([], job, "0,1")}
-
-
-class Breaking(Watch):
-    """Does several things while ranks work: the first at once, each other when all connections were made again."""
-
-    def __init__(self, login: LabHost, *acts: Callable[[], object]) -> None:
-        super().__init__()
-        self.left = list(acts)
-        self._login = login
-        self._before: set[int] = set()
-
-    def show(self, state: RunState) -> None:
-        """Look which connections there are: an srun is two processes, and there is one for each node."""
-        super().show(state)
-        if not (self.left and at_work(2)(state)):
-            return
-        sruns = ours(self._login, "usher", "srun")
-        now = {one.pid for one in sruns if '"argv"' in one.cmdline[-1]}
-        if len(now) >= 4 and not now & self._before:
-            self._before = now
-            self.left.pop(0)()
-
-
-def test_sruns_and_ushers_that_are_killed_end_no_run_and_leave_no_step(
-    held: Held,
-) -> None:
-    """An srun is two processes; the second cancels the step when the first is gone."""
-
-    def kill_first_ones() -> None:
-        sruns = ours(held.slurm.login, "usher", "srun")
-        both = {one.pid for one in sruns}
-        kill(held.slurm.login, [one for one in sruns if one.ppid not in both])
-
-    def kill_both() -> None:
-        """As when the log-in node dies: the next connections tell the keepers, which end what is left of those."""
-        kill(held.slurm.login, ours(held.slurm.login, "usher", "srun"))
-
-    def kill_ushers() -> None:
-        for host in held.slurm.nodes:
-            kill(host, ours(host, "usher"))
-
-    screen = Breaking(held.slurm.login, kill_first_ones, kill_both, kill_ushers)
-    found = held.run(as_value(count), 12.0, screen=screen)
-    assert screen.left == []
-    assert dict(found.results) == {0: 120, 1: 120}
-    wait_until(lambda: steps(held.slurm) <= 2, "the steps of the sruns to end")
-
-
-def steps(slurm: SlurmLab) -> int:
-    """Return how many steps of srun there are: the keepers have one, the lease another."""
-    names = slurm.command("squeue", "-h", "--steps", "-o", "%i").split()
-    return len([name for name in names if name.rpartition(".")[2].isdecimal()])
 
 
 def test_the_log_in_node_is_cut_off_for_20_seconds(held: Held) -> None:

@@ -178,7 +178,7 @@ def test_a_keeper_that_is_killed_for_want_of_memory(slurm: SlurmLab) -> None:
     )
     assert "--mem 64G" in error.hint
     # Its keepers remove what the killed left.
-    found = run(slurm, as_value(count), 0.1, allocation=ONE)
+    found = run(slurm, as_value(count), 0.1)
     assert found.state.phase == "done"
 
 
@@ -192,9 +192,5 @@ def test_the_keeper_of_a_second_node_that_is_killed_ends_the_allocation(
     job, error = ended_in_the_middle(slurm, kill_it, allocation=TWO)
     assert f"Slurm job {job} failed: one of its keepers has ended." in error.message
     assert "Run the cell again" in error.hint
-    # On the same node, whose next keeper removes what the killed one left.
-    there = dataclasses.replace(
-        ONE, options=(*ONE.options, ("nodelist", slurm.names[1]))
-    )
-    found = run(slurm, as_value(count), 0.1, allocation=there)
+    found = run(slurm, as_value(count), 0.1)
     assert found.state.phase == "done", "the next cell asks for new nodes"

@@ -15,8 +15,8 @@ from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
 from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.programs import count, wait_for
-from tests.e2e.runner import Watch, as_value, at_work
+from tests.e2e.programs import count
+from tests.e2e.runner import Watch, as_value
 from tests.e2e.slurm_cells import (
     TWO,
     fill,
@@ -80,37 +80,43 @@ def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
     assert state_of(slurm, job) == "COMPLETED"
 
 
-def test_detached_jobs_hold_their_nodes_when_their_kernels_are_killed_and_gone(
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(
     slurm: SlurmLab, kernel: Session
 ) -> None:
-    """Two jobs, each in an allocation of its own: a third kernel finds both."""
-    way = runner.access(slurm.lab)
-    with kernel_of_its_own(slurm, waits_for="go1", detach=True) as process:
-        first = say_until(process, "over").split()[1]
-        numbers = slurm.jobs()
+    with kernel_of_its_own(slurm, seconds=12.0, detach=True) as process:
+        name = say_until(process, "over").split()[1]
+        (job,) = slurm.jobs()
         process.kill()
-    second = run(slurm, as_value(wait_for), "go2", allocation=SMALL, detach=True).job
+    way = runner.access(slurm.lab)
+    (listed,) = kernel.allocations("dm1", way, ASKER)
+    assert listed.job == job
+    request = AllocationRequest(login="dm1", job=job)
+    hosts = kernel.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
+    # others of earlier tests have ended
+    there = choose(kernel.jobs(kernel.reach(hosts, way, ASKER)), name)
+    found = kernel.attach(kernel.reach(hosts, way, ASKER), there, Watch())
+    assert dict(found.results) == {0: 120, 1: 120}
+
+
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    left = run(slurm, as_value(count), 12.0, detach=True)
+    (job,) = slurm.jobs()
     kernel.close()
-    numbers += tuple(job for job in slurm.jobs() if job not in numbers)
     other = Session()
     try:
-        listed = [one.job for one in other.allocations("dm1", way, ASKER)]
-        assert sorted(listed) == sorted(numbers)
-        for number, name, file in zip(
-            numbers, (first, second), ("go1", "go2"), strict=True
-        ):
-            request = AllocationRequest(login="dm1", job=number)
-            hosts = other.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
-            # others of earlier tests have ended
-            there = choose(other.jobs(other.reach(hosts, way, ASKER)), name)
-
-            def go(file: str = file) -> None:
-                for host in slurm.nodes:
-                    host.exec(["touch", file]).check_returncode()
-
-            screen = Watch(at_work(2), go)
-            found = other.attach(other.reach(hosts, way, ASKER), there, screen)
-            assert dict(found.results) == {0: f"saw {file}", 1: f"saw {file}"}
+        way = runner.access(slurm.lab)
+        asker = NotebookAsker(can_ask=False)
+        (listed,) = other.allocations("dm1", way, asker)
+        assert listed.job == job
+        request = AllocationRequest(login="dm1", job=job)
+        hosts = other.allocation(request, way, asker, JobSpec()).wait(asker, print)
+        there = choose(
+            other.jobs(other.reach(hosts, way, asker)), left.job
+        )  # others of earlier tests have ended
+        found = other.attach(other.reach(hosts, way, asker), there, Watch())
+        assert dict(found.results) == {0: 120, 1: 120}
     finally:
         other.down()
 

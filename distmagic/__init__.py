@@ -52,7 +52,7 @@ On the hosts, with Python's standard library alone, `remote/`, which travels the
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
     remote/rank/      one rank: calls the user's function, reports its progress
     remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
-    remote/system/    what Linux shows: processes, memory, sockets, log-out
+    remote/system/    what Linux shows: processes, memory, hardware, sockets, log-out
     remote/values/    values in files: pickles, tensors, large side files
     remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
     remote/wire/      the messages between both halves: one frozen dataclass a message, one JSON line each
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from distmagic.remote.rank import checkpoint as checkpoint
     from distmagic.remote.rank.report import report as report
     from distmagic.remote.rank.report import track as track
+    from distmagic.remote.rank.show import show as show
     from distmagic.runner.outcome import Run as Run
 
 __version__ = "0.1.0"
@@ -105,6 +106,7 @@ _ERRORS = (
 _HOMES = {
     "report": "distmagic.remote.rank.report",
     "track": "distmagic.remote.rank.report",
+    "show": "distmagic.remote.rank.show",
     "run": "distmagic.api",
     "compare": "distmagic.comparison.compare",
     "Run": "distmagic.runner.outcome",

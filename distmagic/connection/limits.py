@@ -185,6 +185,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "rank": RANK, "restart": COUNT, "at_s": SECONDS, "step": AMOUNT_OR_NONE, "total": AMOUNT_OR_NONE,
         "rows": items(1000), "bars": items(1000), "device": WORD,
     },
+    protocol.Picture: {"rank": RANK, "restart": COUNT, "data": line(200_000), "step": AMOUNT_OR_NONE},
     protocol.MetricRow: {"at_s": SECONDS, "step": AMOUNT_OR_NONE, "metrics": table(1000, WORD)},
     protocol.Bar: {
         "id": COUNT, "desc": line(200), "n": AMOUNT, "total": AMOUNT_OR_NONE, "unit": line(200),
@@ -211,6 +212,14 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.Thread: {"frames": items(100)},
     protocol.Frame: {"file": WORD, "line": COUNT, "function": WORD, "text": WORD},
     protocol.StacksDone: {"request_id": WORD, "ranks": COUNT},
+    protocol.Hardware: {
+        "cpu_utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,
+        "received_bytes_s": number(0.0, 1e15, None), "sent_bytes_s": number(0.0, 1e15, None), "gpus": items(256),
+    },
+    protocol.Gpu: {
+        "utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,
+        "celsius": number(-300.0, 1000.0, None),
+    },
     protocol.Final: {"reason": TEXT, "survivors": items(200, line(300))},
     # answers
     protocol.Facts: {

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from distmagic.session.background_run import BackgroundRun
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
+_OWN_LINES = "running the cell's own lines here"
+_OWN_LINES_FAILED = (
+    "nothing was started: the cell's own lines did not come to their end"
+)
 
 
 class CellSyntaxError(SpecError):
@@ -137,6 +141,7 @@ class Magics:
         filename: str,
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
+        from distmagic.screens.announcing import announcing
         from distmagic.session.place import place_of
 
         session = self.notebook.session()
@@ -150,10 +155,11 @@ class Magics:
                 if request.dry_run:
                     print(sanitize.lines(session.dry_run(place.reach(), request.spec)))
                     return None
-                payload = self._payload(plan, filename, request, asker)
                 screen = self.notebook.backend.screen_for(
                     self.shell, in_background=request.background
                 )
+                with announcing(screen, _OWN_LINES, _OWN_LINES_FAILED):
+                    payload = self._payload(plan, filename, request, asker)
                 if request.background:
                     return session.background.begin(
                         session, place, request.spec, payload, screen

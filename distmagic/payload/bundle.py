@@ -5,7 +5,7 @@
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
 
-All of it is importable from inside the zip. Beside each file of distmagic stands its byte code: a Python of the same
+All of it is importable from inside the zip. Beside each file of distmagic that a start loads stands its byte code: a Python of the same
 version needs no compiler, which is a third of its start; any other Python ignores it.
 """
 
@@ -50,6 +50,10 @@ if __name__ == "__main__":
 
 CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
+# No start waits for these: they go without byte code.
+_AS_TEXT = ("distmagic/remote/rank/show.py", "distmagic/remote/system/hardware.py")
+# These write to chats and windows, with packages that a host without tqdm hardly has.
+_NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
 
 
 def build() -> blobs.LocalBlob:
@@ -85,7 +89,8 @@ def _files() -> dict[str, Path]:
         )
     files.update(cloudpickle)
     for name, file in _package("tqdm").items():
-        files[f"fallback/{name}"] = file  # for a host that has no tqdm
+        if file.name not in _NOT_OF_TQDM:
+            files[f"fallback/{name}"] = file  # for a host that has no tqdm
     return files
 
 
@@ -118,7 +123,7 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
     for name, path in files.items():
         data[name] = path.read_bytes()
     for name, path in files.items():
-        if name.startswith("distmagic/"):
+        if name.startswith("distmagic/") and name not in _AS_TEXT:
             data[f"{name}c"] = _compiled(path, name)
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
     with atomic_write(note) as file:

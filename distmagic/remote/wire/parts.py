@@ -229,6 +229,16 @@ class FoundFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """How busy a GPU is: `utilization` is 0 to 1. None is what nothing tells of."""
+
+    utilization: float | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part)."""
 

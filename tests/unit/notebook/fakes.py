@@ -187,6 +187,8 @@ class FakeScreen:
     shown: list = field(default_factory=list)
     finished: list = field(default_factory=list)
 
+    def announce(self, text: str) -> None: ...
+
     def show(self, state) -> None:
         self.notices += state.notices
         self.shown.append(state)

@@ -853,6 +853,7 @@ _IN_A_KERNEL = """
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.connection.prompts import asker_of
+from distmagic.screens.choose import screen_for
 
 class Session:
     def reach(self, hosts, access, asker, spec=None, spare=()): return self
@@ -860,7 +861,7 @@ class Session:
     def launch(self, reaching, spec, payload, screen): return payload()
 
 magic.load_ipython_extension(get_ipython(), Backend(
-    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=lambda *_, **__: None, playground=None))
+    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=screen_for, playground=None))
 """
 
 

@@ -99,6 +99,7 @@ MESSAGES = (
             group_use="used",
         ),
     ),
+    (13, p.Picture(rank=3, restart=1, data="iVBORw0KGgo=", step=2.5)),
     (7, p.EngineEnded(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
     (8, p.Notice(text="the disk is full")),
     (9, p.Skipped(through=9)),
@@ -125,6 +126,17 @@ MESSAGES = (
         ),
     ),
     (12, p.StacksDone(request_id="a1", ranks=2)),
+    (
+        0,
+        p.Hardware(
+            cpu_utilization=0.25,
+            used_bytes=7,
+            total_bytes=70,
+            received_bytes_s=1.5,
+            sent_bytes_s=2.5,
+            gpus=(p.Gpu(utilization=0.5, used_bytes=8, total_bytes=80, celsius=71.0),),
+        ),
+    ),
     (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
     (
         0,

@@ -266,7 +266,7 @@ SUBCOMMANDS = (
         usages=(
             Usage(
                 arguments="[PLACE]",
-                text="list your allocations of Slurm; take hold of slurm:JOB",
+                text="list your allocations of Slurm; take hold of slurm:JOB, or of a cluster, sky:NAME",
             ),
         ),
         handler=host_commands.allocations,

@@ -14,7 +14,13 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flags
-from distmagic.request.allocation import AllocationRequest, parse_place
+from distmagic.request.allocation import (
+    AllocationRequest,
+    ClusterRequest,
+    cluster_of,
+    is_cluster,
+    parse_place,
+)
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import JobSpec
@@ -93,6 +99,9 @@ def allocations(line: CommandLine) -> None:
             "%distributed allocations takes one place.",
             "Write %distributed allocations slurm:LOGIN.",
         )
+    if line.words and is_cluster(line.words[0]):
+        _take_cluster(line, cluster_of(line.words[0], ()))
+        return
     login, job = parse_place(line.words[0] if line.words else "slurm")
     session = line.notebook.session()
     access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
@@ -109,6 +118,14 @@ def allocations(line: CommandLine) -> None:
             allocations_table(session.allocations(login, access, line.asker), held)
         )
     )
+
+
+def _take_cluster(line: CommandLine, request: ClusterRequest) -> None:
+    """Have the hosts of a cluster be hosts of this notebook's jobs."""
+    access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
+    taken = line.notebook.session().allocation(request, access, line.asker, JobSpec())
+    hosts = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
+    print(f"cluster {request.name} of SkyPilot: {listed(hosts)}")
 
 
 def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:

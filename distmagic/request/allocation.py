@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from distmagic.errors import SpecError
@@ -10,6 +11,7 @@ from distmagic.request.hosts import parse_host
 
 IDLE_S = 900.0
 _MOST_NODES = 10_000
+_CLUSTER = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # as SkyPilot takes it
 # Options of sbatch that this project gives itself, or that would make something else of the job.
 _OURS = {
     "parsable": "", "comment": "", "output": "", "error": "", "input": "", "requeue": "", "no-requeue": "", "no-kill": "",
@@ -54,6 +56,24 @@ class AllocationRequest:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRequest:
+    """A cluster of SkyPilot that a cell wants: `name` is one that exists. `nodes` is how many it will have, 0 for unknown.
+
+    Raises `SpecError`.
+    """
+
+    name: str = ""
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        if not _CLUSTER.fullmatch(self.name):
+            raise SpecError(
+                f"{self.name!r} is no name of a cluster.",
+                "Write --on sky:NAME, with a name that sky status shows.",
+            )
+
+
 def check_option(name: str, value: str) -> None:
     """Raise `SpecError` for an option of sbatch that a user can't give, or a value that it can't have."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
@@ -78,6 +98,22 @@ def check_option(name: str, value: str) -> None:
         )
 
 
+def is_cluster(place: str) -> bool:
+    """Whether what follows `--on` is a cluster of SkyPilot: sky, or sky:NAME."""
+    return place.partition(":")[0] == "sky"
+
+
+def cluster_of(place: str, resources: Iterable[tuple[str, object]]) -> ClusterRequest:
+    """Return the cluster after `--on`; `resources` are what else the line says of nodes. Raises `SpecError`."""
+    for name, value in resources:
+        if value is not None:
+            raise SpecError(
+                f"--{name} is for nodes that are asked for, and {place} has its hosts already.",
+                "Leave it out.",
+            )
+    return ClusterRequest(name=place.partition(":")[2])
+
+
 def parse_place(text: str) -> tuple[str, str]:
     """Return (log-in host, job) of what follows `--on`: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB.
 
@@ -87,7 +123,7 @@ def parse_place(text: str) -> tuple[str, str]:
     if system != "slurm":
         raise SpecError(
             f"--on {text!r} is not known.",
-            "Write --on slurm, or --on slurm:LOGIN with the name of a log-in node.",
+            "Write --on slurm, --on slurm:LOGIN with the name of a log-in node, or --on sky:NAME.",
         )
     login, colon, job = place.rpartition(":")
     if place.isdecimal():

@@ -64,7 +64,8 @@ FLAGS = (
     ),
     Flag(
         "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; sky:NAME: a cluster of SkyPilot; "
+        "none: whatever has started this",
         "PLACE",
     ),
     Flag("nodes", "nodes of the allocation (1)", "N", number_of("--nodes")),

@@ -14,7 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from distmagic.errors import SpecError
-from distmagic.request.allocation import AllocationRequest, parse_place
+from distmagic.request.allocation import (
+    AllocationRequest,
+    ClusterRequest,
+    cluster_of,
+    is_cluster,
+    parse_place,
+)
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_table import FLAGS, NO_SYSTEM, SBATCH_FLAGS
 from distmagic.request.hosts import Host, Slots
@@ -52,7 +58,7 @@ class Request:
     access: Access = field(default_factory=Access)
     hosts: tuple[Host, ...] | None = None
     hostfile: str | None = None
-    allocation: AllocationRequest | None = None
+    allocation: AllocationRequest | ClusterRequest | None = None
     ignores_system: bool = False
     export: ExportRequest | None = None
     python_hosts: tuple[str, ...] = ()
@@ -203,7 +209,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
-        "setup": args.setup if args.on is None else None,
+        "setup": args.setup if args.on is None or is_cluster(args.on) else None,
         "exec_prefix": args.exec_prefix,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
@@ -218,7 +224,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
 
 def _allocation(
     args: argparse.Namespace, environ: Mapping[str, str]
-) -> AllocationRequest | None:
+) -> AllocationRequest | ClusterRequest | None:
     """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
     options = _resources(args)
     for name, value in (
@@ -238,6 +244,10 @@ def _allocation(
         raise SpecError(
             "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
             "Keep one of them.",
+        )
+    if is_cluster(args.on):
+        return cluster_of(
+            args.on, (*options, ("nodes", args.nodes), ("idle", args.idle))
         )
     login, job = parse_place(args.on)
     if not (login or job or options or args.nodes):

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 
 from distmagic.clusters import slurm, submission
 from distmagic.clusters.allocation import Allocation, found, submitted
+from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
 from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
 from distmagic.errors import AllocationEnded, NodeLost, RunError
 from distmagic.remote.system import memory
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.command_prefix import ENVIRONMENT
-from distmagic.request.hosts import LOCALHOST, Host, parse_host
+from distmagic.request.hosts import LOCALHOST, SKY, Host, parse_host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
@@ -35,10 +36,10 @@ class Allocations:
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
         self._queues: dict[_ShellKey, Queue] = {}
-        self._all: list[Allocation] = []
+        self._all: list[Allocation | Cluster] = []
 
     @property
-    def alive(self) -> tuple[Allocation, ...]:
+    def alive(self) -> tuple[Allocation | Cluster, ...]:
         """Those that can still be used, the oldest first."""
         self._all = [one for one in self._all if one.is_alive]
         return tuple(self._all)
@@ -50,20 +51,21 @@ class Allocations:
 
     def get(
         self,
-        request: AllocationRequest,
+        request: AllocationRequest | ClusterRequest,
         access: Access,
         asker: Asker,
         owner: str,
         *,
         is_elastic: bool,
-    ) -> Allocation:
+    ) -> Allocation | Cluster:
         """Return the allocation that a cell asks for: one that is held, or a new one, which is pending."""
         for one in self.alive:
-            is_wanted = one.request == request or (
-                request.job and request.job == one.job
-            )
-            if is_wanted and one.check(asker):
+            if one.fits(request) and one.check(asker):
                 return one
+        if isinstance(request, ClusterRequest):
+            cluster = Cluster(request)
+            self._all.append(cluster)
+            return cluster
         queue = self._queue(request.login, access)
         python = keeper_python(access)
         if request.job:
@@ -95,11 +97,16 @@ class Allocations:
             self._queues[key] = Queue(shell)
         return self._queues[key]
 
-    def transport(self, host: Host, asker: Asker) -> Transport:
+    def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return the way to a node. Raises `AllocationEnded` if it is ours no longer."""
         for one in self._all:
             if one.name == host.allocation:
-                return one.transport(host, asker)
+                return one.transport(host, access, asker)
+        if host.allocation.startswith(SKY):
+            raise AllocationEnded(
+                f"The cluster of {host.name} was given up.",
+                "Run the cell again: it asks SkyPilot for it.",
+            )
         job = host.allocation.rpartition(":")[2]
         raise AllocationEnded(
             f"Slurm job {job} has ended.", "Run the cell again: it asks for new nodes."
@@ -121,7 +128,7 @@ class Allocations:
                 continue
             if isinstance(error, NodeLost) and one.error is not None:
                 error.hint = one.error.hint  # what still ran there has ended with it
-            elif memory.REACHED in error.message:
+            elif memory.REACHED in error.message and isinstance(one, Allocation):
                 error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def end(self) -> None:

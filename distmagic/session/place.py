@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distmagic.clusters.allocation import Allocation
+from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.render.screen import Screen
@@ -21,7 +22,7 @@ class Place:
 
     def __init__(
         self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec | None,
-        *, hosts: tuple[Host, ...] = (), allocation: Allocation | None = None,
+        *, hosts: tuple[Host, ...] = (), allocation: Allocation | Cluster | None = None,
     ) -> None:  # fmt: skip
         self._session, self._access, self._asker, self._spec = (
             session,
@@ -47,7 +48,7 @@ class Place:
             return self._reaching
         allocation = self._allocation
         assert allocation is not None
-        names = [f"node {number}" for number in range(1, allocation.request.nodes + 1)]
+        names = [f"node {number}" for number in range(1, allocation.awaited + 1)]
 
         def tell(text: str) -> None:
             if screen is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from distmagic import sanitize
 from distmagic.clusters import submission
 from distmagic.clusters.allocation import Allocation
+from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
@@ -28,7 +29,7 @@ from distmagic.planning import plan as planning
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
 from distmagic.render.screen import Screen
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
@@ -68,18 +69,18 @@ class Session(Housekeeping):
         if self.inside is not None and host.allocation.startswith(INSIDE):
             return self.inside.transport(host)
         return (
-            self._allocations.transport(host, asker)
+            self._allocations.transport(host, access, asker)
             if host.allocation
             else connect(host, access, asker)
         )
 
     def allocation(
         self,
-        request: AllocationRequest,
+        request: AllocationRequest | ClusterRequest,
         access: Access,
         asker: NotebookAsker,
         spec: JobSpec,
-    ) -> Allocation:
+    ) -> Allocation | Cluster:
         """Return the allocation of a run that is to come; where none is held, one is submitted and pending.
 
         Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
@@ -88,8 +89,15 @@ class Session(Housekeeping):
             request, access, asker, owner(), is_elastic=spec.is_elastic
         )
 
-    def preview(self, request: AllocationRequest, access: Access, spec: JobSpec) -> str:
+    def preview(
+        self,
+        request: AllocationRequest | ClusterRequest,
+        access: Access,
+        spec: JobSpec,
+    ) -> str:
         """Return what would be submitted for an allocation; nothing is."""
+        if isinstance(request, ClusterRequest):
+            return f"The cluster {request.name} of SkyPilot would be used as it is."
         if request.job:
             return f"Slurm job {request.job} would be used as it is."
         return submission.preview(

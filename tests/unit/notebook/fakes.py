@@ -34,6 +34,10 @@ class FakeAllocation:
     hosts: tuple[Host, ...] = ()
     failure: BaseException | None = None
 
+    @property
+    def awaited(self) -> int:
+        return self.request.nodes
+
     def wait(self, asker, tell):
         tell("Slurm job 17 is pending.")
         self.log.append("wait")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distmagic.clusters.job_states import JobState
 from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook.host_commands import allocations_table
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.hosts import Host
 from tests.unit.notebook.fakes import FakeAllocation, Lab
 
@@ -64,6 +64,13 @@ def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
     lab.value("%distributed hosts gpu-a")
     lab.value("%distributed jobs")
     assert [host.name for host in lab.session.hosts] == ["gpu-a", "a1"]
+
+
+def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
+    lab.value("%distributed allocations sky:mine")
+    assert lab.session.wanted == ClusterRequest(name="mine")
+    assert lab.session.log == ["allocate", "wait"]
+    assert "cluster mine of SkyPilot: a1, a2\n" in capsys.readouterr().out
 
 
 def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):

@@ -12,7 +12,7 @@ from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES, Names
 from distmagic.notebook.completion import Completer
 from distmagic.request import flag_values, flags
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
@@ -239,7 +239,11 @@ def test_a_job_that_is_there():
         ("--on slurm:17 --nodes 2", "Slurm job 17 has its nodes already.\nLeave out --nodes, --setup and what sbatch would be told."),
         ("--on slurm --nodes 0", "--nodes 0 is no number of nodes.\nUse 1 to 10,000."),
         ("--on slurm --slurm gpus=8", "--gpus counts GPUs of the whole job, and a step on one node can't have any then.\nWrite --gpus-per-node N."),
-        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, or --on slurm:LOGIN with the name of a log-in node."),
+        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, --on slurm:LOGIN with the name of a log-in node, or --on sky:NAME."),
+        ("--on sky:mine --nodes 2", "--nodes is for nodes that are asked for, and sky:mine has its hosts already.\nLeave it out."),
+        ("--on sky:mine --exclusive", "--exclusive is for nodes that are asked for, and sky:mine has its hosts already.\nLeave it out."),
+        ("--on sky:-x", "'-x' is no name of a cluster.\nWrite --on sky:NAME, with a name that sky status shows."),
+        ("--on sky:mine --hosts a", "--on asks a scheduler for hosts, and --hosts or --hostfile names some.\nKeep one of them."),
     ],
 )  # fmt: skip
 def test_what_can_not_be_asked_of_slurm(line, message):
@@ -409,6 +413,8 @@ def test_a_comment_ends_the_line(line, words):
 
 
 def test_the_system_that_has_started_this_can_be_ignored():
+    assert parse("--on sky:my.one").allocation == ClusterRequest(name="my.one")
+    assert parse("--on sky:mine --setup true").access.setup == "true"
     assert parse("--on none").ignores_system
     assert parse("--on none").allocation is None
     assert not parse("--on slurm").ignores_system

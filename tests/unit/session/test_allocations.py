@@ -78,9 +78,11 @@ def test_an_allocation_that_has_ended_is_not_used_again(allocations, login):
 
 def test_the_way_to_a_node_is_that_of_its_own_allocation(allocations):
     first = get(allocations)
-    assert allocations.transport(first.hosts[1], ASKER).node.job == "17"
+    assert allocations.transport(first.hosts[1], Access(), ASKER).node.job == "17"
     with pytest.raises(AllocationEnded, match="Slurm job 99 has ended"):
-        allocations.transport(Host(name="a1", allocation="login1:slurm:99"), ASKER)
+        allocations.transport(
+            Host(name="a1", allocation="login1:slurm:99"), Access(), ASKER
+        )
 
 
 def test_all_that_this_user_has_is_listed_and_nothing_else(allocations, login):

@@ -30,5 +30,6 @@ has started on every node itself. In this order:
     allocation.py    one allocation: pending, held by its lease, ended
     sky_words.py     what SkyPilot's program is told, and what it says of clusters         pure
     sky.py           that program: each command with a time limit
-    cluster.py       one cluster of SkyPilot: found, reached, given up
+    sky_launch.py    launch, hold, take down
+    cluster.py       one cluster of SkyPilot: found or launched, reached, given up
 """

@@ -1,20 +1,26 @@
-"""A cluster of SkyPilot as the SSH hosts that it is: looked for, reached with the keys that were seen first.
+"""A cluster of SkyPilot as the SSH hosts that it is: found or launched, reached with the keys that were seen first.
 
     asked     `sky status` runs, and writes how the hosts are reached
+    launching it was asked for by its size, and is not up yet: `sky launch` runs
     found     the hosts are known; each connection is SSH with SkyPilot's own file
     doubtful  a host did not answer: the next cell asks again whether the cluster is up
 
 Where the program is not installed, its file alone is read: a cluster that others have launched may be used so.
+Promised: what was launched here for the first time and given up, or failed, is taken down; nothing else is, unless
+somebody asks for it by its name. A kernel that ends leaves its cluster to SkyPilot, which stops it when it is idle.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from distmagic.clusters import sky, sky_words
+from distmagic.clusters import sky, sky_launch, sky_words
 from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
@@ -36,15 +42,17 @@ class Cluster:
     `cluster` is SkyPilot's name of it, and `name` tells this launch of it from others. `error` is set when it is over.
     """
 
-    def __init__(self, request: ClusterRequest) -> None:
+    def __init__(self, request: ClusterRequest, owner: str) -> None:
         """Raises `SpecError` where neither SkyPilot's program nor a file of the cluster is there."""
         self.request = request
-        self.cluster = request.name
+        self.cluster = request.name or sky_words.name_for(owner, request)
         self.name = f"{SKY}{self.cluster}"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
         self._pins = ""
         self._is_doubtful = False
+        self._is_new = False  # whether there was none of this name before
+        self._held_at = -math.inf
         self._asked = self._ask()
 
     @property
@@ -66,7 +74,7 @@ class Cluster:
     def check(self, asker: Asker) -> bool:  # noqa: ARG002 - as an allocation's
         """Return whether it can be used; one that is in doubt is not: the next one asks SkyPilot."""
         if self._is_doubtful:
-            self.end()
+            self.leave()
         return self.is_alive
 
     def _ask(self) -> sky.Command | None:
@@ -74,7 +82,7 @@ class Cluster:
         try:
             return sky.Command(sky_words.status())
         except SpecError:
-            if not self._file.exists():
+            if self.is_ours or not self._file.exists():
                 raise
             return None
 
@@ -83,34 +91,71 @@ class Cluster:
         """Where SkyPilot writes how the hosts are reached."""
         return Path(sky_words.SSH_FOLDER).expanduser() / self.cluster
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is one that is launched for a notebook, and not one that a user has named."""
+        return not self.request.name
+
     # ---- found
 
     def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
-        """Return the hosts as soon as they are known; `tell` is called with what it waits for.
+        """Return the hosts as soon as they are known, having launched them if need be; `tell` gets what it waits for.
 
         Call it on the main thread. Raises `SpecError` for a cluster that is not up, `Unreachable` where SkyPilot does
-        not answer, and KeyboardInterrupt.
+        not answer or can't launch it, and KeyboardInterrupt.
         """
-        if not self.hosts:
-            tell(f"Asking SkyPilot how the cluster {self.cluster} stands.")
-            try:
-                self._find(self._state(asker))
-            except DistmagicError as error:
-                self.error = error
-                raise
+        if self.hosts:
+            self._hold_on()
+            return self.hosts
+        tell(f"Asking SkyPilot how the cluster {self.cluster} stands.")
+        try:
+            self._find(self._state(asker, tell))
+        except DistmagicError as error:
+            self.error = error
+            raise
+        self._hold_on()
         return self.hosts
 
-    def _state(self, asker: NotebookAsker) -> ClusterState:
+    def _state(self, asker: NotebookAsker, tell: Tell) -> ClusterState:
         """Return how it stands, which is up. Raises `SpecError` and `Unreachable`."""
         if self._asked is None:
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
             return ClusterState(name=self.cluster, status="UP", launch=launch)
         known = sky.read_states(self._asked, asker)
+        if self.is_ours and not sky_words.is_up(self.cluster, known):
+            self._is_new = all(one.name != self.cluster for one in known)
+            self._launch(asker, tell)
+            tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
+            known = sky.read_states(sky.Command(sky_words.status()), asker)
         for one in known:
             if one.name == self.cluster and one.status == "UP":
                 return one
         raise sky_words.not_up(self.cluster, known)
+
+    # ---- launched
+
+    def _launch(self, asker: NotebookAsker, tell: Tell) -> None:
+        """Launch it. What fails half-way, or is interrupted, is taken down if it was not there before."""
+        try:
+            sky_launch.launch(self.request, self.cluster, asker, tell)
+        except BaseException as error:
+            left = f"The cluster {self.cluster} was there before, and is left as it is."
+            if self._is_new:
+                left = sky_launch.take_down_soon(self.cluster)
+            if isinstance(error, DistmagicError):
+                error.hint = f"{left}\n{error.hint}"
+            else:
+                print(f"{self.cluster}: {left}", file=sys.stderr)  # noqa: T201 - a line for people
+            raise
+        self._held_at = time.monotonic()
+
+    def _hold_on(self) -> None:
+        """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""
+        sure_s = sky_launch.hold_s(self.request)
+        if self.is_ours and time.monotonic() > self._held_at + sure_s / 2:
+            self._held_at = time.monotonic()
+            sky_launch.hold_in_background(self.request, self.cluster)
 
     def _find(self, state: ClusterState) -> None:
         """Read how its hosts are reached."""
@@ -142,15 +187,24 @@ class Cluster:
     # ---- the end
 
     def end(self) -> None:
-        """Give it up; a cluster that was not launched for us goes on."""
+        """Take it down if it was launched for this notebook; one that a user has named goes on."""
+        is_up = bool(self.hosts) and self.error is None
+        self.leave()
+        if not (self.is_ours and is_up):
+            return
+        said = f"taking down the cluster {self.cluster}"
+        print(said, file=sys.stderr)  # noqa: T201 - lines for people
+        try:
+            sky_launch.take_down(self.cluster, NotebookAsker(can_ask=False))
+        except DistmagicError as error:
+            print(error, file=sys.stderr)  # noqa: T201
+
+    def leave(self) -> None:
+        """Let it go on until SkyPilot stops it."""
         if self._asked is not None:
             self._asked.end()
         if self.error is None:
             self.error = SpecError(f"The cluster {self.cluster} was given up.")
-
-    def leave(self) -> None:
-        """The kernel ends: its cluster goes on until SkyPilot stops it."""
-        self.end()
 
 
 def _read(file: Path) -> str:

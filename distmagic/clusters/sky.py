@@ -39,16 +39,14 @@ class Answer:
 
 
 class Command:
-    """One `sky` command, begun at once. `on_line` gets each line, from another thread."""
+    """One `sky` command, begun at once."""
 
-    def __init__(
-        self, words: tuple[str, ...], on_line: Callable[[str], object] = lambda _: None
-    ) -> None:
+    def __init__(self, words: tuple[str, ...]) -> None:
         """Raises `SpecError` where there is no such program."""
         program = shutil.which("sky")
         if program is None:
             raise SpecError("SkyPilot's program sky is not there.", sky_words.GET_IT)
-        self._words, self._on_line = words, on_line
+        self._words = words
         self._out: list[str] = []
         self._all: list[str] = []
         self._process = subprocess.Popen(
@@ -78,28 +76,43 @@ class Command:
                 if out is not None:
                     out.append(line)
                 text = sky_words.plain(line)
-                self._all.append(text)
-                del self._all[:-_MOST_LINES]
                 if text:
-                    self._on_line(text)
+                    self._all.append(text)
+                del self._all[:-_MOST_LINES]
 
-    def wait(self, asker: NotebookAsker, timeout_s: float) -> Answer:
-        """Return how it ended. Call it on the main thread: questions are asked there meanwhile.
+    def wait(
+        self,
+        asker: NotebookAsker,
+        timeout_s: float,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> Answer:
+        """Return how it ended; `tell` gets what it says last, as long as it runs.
 
-        Raises `Unreachable` if it takes too long; then, and for an interrupt, it is ended.
+        Call it on the main thread: questions are asked there meanwhile. Raises `Unreachable` if it takes too long; then,
+        and for an interrupt, it is ended.
         """
-        end_s = time.monotonic() + timeout_s
+        end_s, told = time.monotonic() + timeout_s, ""
         try:
             while self._process.poll() is None and time.monotonic() < end_s:
                 asker.serve(_TURN_S)
+                last = self._all[-1] if self._all else ""
+                if last != told:
+                    told = last
+                    tell(last)
         except BaseException:
             self.end()
             raise
+        return self.result(0.0)
+
+    def result(self, timeout_s: float) -> Answer:
+        """Return how it ended, from any thread. Raises `Unreachable` if it takes too long; then it is ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
         if self._process.poll() is None:
             self.end()
             raise Unreachable(
                 "sky",
-                f"sky {self._words[0]} gave no answer within {timeout_s:g} s.",
+                f"sky {self._words[0]} took too long, and was ended.",
                 "Try it by hand; sky api status shows what its server is doing.",
             )
         for reader in self._readers:

@@ -6,12 +6,14 @@ are reached into a file of its own, one a cluster, whenever it launches one or i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.errors import SpecError
+from distmagic.request.allocation import ClusterRequest
 
 SSH_FOLDER = "~/.sky/generated/ssh"
 GET_IT = (
@@ -51,6 +53,24 @@ def states(out: str) -> tuple[ClusterState, ...]:
             )
         )
     return tuple(found)
+
+
+def is_up(name: str, known: Iterable[ClusterState]) -> bool:
+    """Whether a cluster can be used."""
+    return any(one.name == name and one.status == "UP" for one in known)
+
+
+def name_for(owner: str, request: ClusterRequest) -> str:
+    """Return the name of the cluster that is launched for a notebook: the same one when it asks for the same again.
+
+    `owner` is as hosts know the notebook: ann@laptop:/home/ann/train.ipynb.
+    """
+    asked = f"{owner} {request.nodes} {request.gpus} {request.file}"
+    number = hashlib.sha256(asked.encode()).hexdigest()[:6]
+    person = owner.partition("@")[0]
+    stem = owner.rpartition("/")[2].rpartition(":")[2].partition(".")[0]
+    words = [re.sub(r"[^a-z0-9]", "", word.lower())[:10] for word in (person, stem)]
+    return "-".join(["dm", *(word for word in words if word), number])
 
 
 def hosts_in(text: str, cluster: str) -> tuple[str, ...]:

@@ -110,6 +110,10 @@ def _complete_put(words: Sequence[str], names: Names) -> list[str]:
     return sorted(str(path) for path in Path().glob("*")) if len(words) == 2 else []
 
 
+def _complete_down(words: Sequence[str], _names: Names) -> list[str]:
+    return ["--cluster"] if len(words) < 2 else []
+
+
 def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
     return list(help_pages.topics())
 
@@ -266,7 +270,7 @@ SUBCOMMANDS = (
         usages=(
             Usage(
                 arguments="[PLACE]",
-                text="list your allocations of Slurm; take hold of slurm:JOB, or of a cluster, sky:NAME",
+                text="list your allocations of Slurm, or sky's clusters; take hold of slurm:JOB or sky:NAME",
             ),
         ),
         handler=host_commands.allocations,
@@ -275,8 +279,10 @@ SUBCOMMANDS = (
         name="down",
         usages=(
             Usage(arguments="", text="end what is kept, connections and allocations"),
+            Usage(arguments="--cluster NAME", text="take a cluster of SkyPilot down"),
         ),
         handler=host_commands.down,
+        complete=_complete_down,
     ),
     Subcommand(
         name="help",

@@ -16,7 +16,7 @@ _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
     "--ssh-command": ("ssh",),
-    "--on": ("slurm", "sky:", "none"),
+    "--on": ("slurm", "sky", "none"),
 }
 
 

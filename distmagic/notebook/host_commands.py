@@ -16,7 +16,6 @@ from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flags
 from distmagic.request.allocation import (
     AllocationRequest,
-    ClusterRequest,
     cluster_of,
     is_cluster,
     parse_place,
@@ -93,14 +92,19 @@ def playground(line: CommandLine) -> None:
 
 
 def allocations(line: CommandLine) -> None:
-    """List what Slurm has of this user's allocations, or take hold of one of them."""
+    """List what a scheduler has of this user's allocations, or take hold of one of them."""
     if len(line.words) > 1:
         raise SpecError(
             "%distributed allocations takes one place.",
             "Write %distributed allocations slurm:LOGIN.",
         )
     if line.words and is_cluster(line.words[0]):
-        _take_cluster(line, cluster_of(line.words[0], ()))
+        _clusters(line, line.words[0])
+        return
+    held_clusters = line.notebook.session().clusters
+    if held_clusters and not line.words:
+        names = ", ".join(held_clusters)
+        print(f"clusters of SkyPilot in this notebook: {names}")
         return
     login, job = parse_place(line.words[0] if line.words else "slurm")
     session = line.notebook.session()
@@ -120,10 +124,19 @@ def allocations(line: CommandLine) -> None:
     )
 
 
-def _take_cluster(line: CommandLine, request: ClusterRequest) -> None:
-    """Have the hosts of a cluster be hosts of this notebook's jobs."""
+def _clusters(line: CommandLine, place: str) -> None:
+    """List the clusters of SkyPilot, or have the hosts of one be hosts of this notebook's jobs."""
+    session = line.notebook.session()
+    if ":" not in place:
+        rows = [("cluster", "state", "notebook")]
+        for one in session.list_clusters(line.asker):
+            whose = "this notebook" if one.name in session.clusters else ""
+            rows.append((one.name, one.status, whose))
+        print(sanitize.lines(_table(rows) if rows[1:] else "SkyPilot has no cluster"))
+        return
+    request = cluster_of(place, {})
     access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
-    taken = line.notebook.session().allocation(request, access, line.asker, JobSpec())
+    taken = session.allocation(request, access, line.asker, JobSpec())
     hosts = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
     print(f"cluster {request.name} of SkyPilot: {listed(hosts)}")
 
@@ -144,6 +157,10 @@ def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
                 whose,
             )
         )
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -153,11 +170,15 @@ def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
 
 
 def down(line: CommandLine) -> None:
-    """End what hosts keep loaded for the next run, all connections, and the allocations of this notebook."""
-    if line.words:
+    """End what hosts keep loaded, all connections, and the allocations of this notebook; or take one cluster down."""
+    words = [part for word in line.words for part in word.split("=", 1)]
+    if len(words) == 2 and words[0] == "--cluster" and words[1]:
+        print(sanitize.lines(line.notebook.session().take_down(words[1], line.asker)))
+        return
+    if words:
         raise SpecError(
-            "%distributed down takes nothing after it.",
-            "It ends the connections to all hosts, and this notebook's allocations.",
+            "%distributed down takes nothing after it but --cluster NAME.",
+            "Alone it ends the connections to all hosts, and this notebook's allocations.",
         )
     unreached = line.notebook.down()
     if unreached:

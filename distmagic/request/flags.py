@@ -17,9 +17,11 @@ from distmagic.errors import SpecError
 from distmagic.request.allocation import (
     AllocationRequest,
     ClusterRequest,
+    check_not_of_cluster,
     cluster_of,
     is_cluster,
     parse_place,
+    sky_task,
 )
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_table import FLAGS, NO_SYSTEM, SBATCH_FLAGS
@@ -238,6 +240,8 @@ def _allocation(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
+    if not (args.on and is_cluster(args.on)):
+        check_not_of_cluster(args.gpus, args.sky)
     if args.on in (None, NO_SYSTEM):
         return None
     if args.hosts is not None or args.hostfile is not None:
@@ -246,9 +250,10 @@ def _allocation(
             "Keep one of them.",
         )
     if is_cluster(args.on):
-        return cluster_of(
-            args.on, (*options, ("nodes", args.nodes), ("idle", args.idle))
-        )
+        file = args.sky and sky_task(args.sky)
+        asked = {"nodes": args.nodes, "gpus": args.gpus, "file": file}
+        of_slurm = [name for name, _ in options]
+        return cluster_of(args.on, {**asked, "idle_s": args.idle}, of_slurm)
     login, job = parse_place(args.on)
     if not (login or job or options or args.nodes):
         job = environ.get(
@@ -336,7 +341,6 @@ _FOREIGN = dict.fromkeys(
         "--nprocs",
         "--nproc",
         "--num-processes",
-        "--gpus",
         "--ngpus",
         "--num-gpus",
         "-np",

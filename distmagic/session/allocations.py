@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from distmagic.clusters import slurm, submission
+from distmagic.clusters import sky_launch, slurm, submission
 from distmagic.clusters.allocation import Allocation, found, submitted
 from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
 from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, NodeLost, RunError
 from distmagic.remote.system import memory
 from distmagic.request.allocation import AllocationRequest, ClusterRequest
@@ -49,6 +50,18 @@ class Allocations:
         """The nodes of all of them."""
         return tuple(host for one in self.alive for host in one.hosts)
 
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The names of the clusters of SkyPilot among them."""
+        return tuple(one.cluster for one in self.alive if isinstance(one, Cluster))
+
+    def take_down(self, cluster: str, asker: NotebookAsker) -> str:
+        """Take a cluster of SkyPilot down, also one that is not held, and return what SkyPilot says. Raises `Unreachable`."""
+        for one in self._all:
+            if isinstance(one, Cluster) and one.cluster == cluster:
+                one.leave()
+        return sky_launch.take_down(cluster, asker)
+
     def get(
         self,
         request: AllocationRequest | ClusterRequest,
@@ -63,7 +76,7 @@ class Allocations:
             if one.fits(request) and one.check(asker):
                 return one
         if isinstance(request, ClusterRequest):
-            cluster = Cluster(request)
+            cluster = Cluster(request, owner)
             self._all.append(cluster)
             return cluster
         queue = self._queue(request.login, access)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from distmagic import sanitize
-from distmagic.clusters import submission
+from distmagic.clusters import sky, sky_launch, sky_words, submission
 from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
+from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
@@ -97,7 +99,10 @@ class Session(Housekeeping):
     ) -> str:
         """Return what would be submitted for an allocation; nothing is."""
         if isinstance(request, ClusterRequest):
-            return f"The cluster {request.name} of SkyPilot would be used as it is."
+            if request.name:
+                return f"The cluster {request.name} of SkyPilot would be used as it is."
+            name = sky_words.name_for(owner(), request)
+            return shlex.join(("sky", *sky_launch.launch_words(request, name)))
         if request.job:
             return f"Slurm job {request.job} would be used as it is."
         return submission.preview(
@@ -109,6 +114,19 @@ class Session(Housekeeping):
     ) -> tuple[JobState, ...]:
         """Return all allocations of this user, also those of other kernels."""
         return self._allocations.listed(login, access, asker)
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The names of the clusters of SkyPilot that this kernel uses."""
+        return self._allocations.clusters
+
+    def list_clusters(self, asker: NotebookAsker) -> tuple[ClusterState, ...]:
+        """Return all clusters of SkyPilot that this user has. Raises `SpecError` and `Unreachable`."""
+        return sky.read_states(sky.Command(sky_words.status()), asker)
+
+    def take_down(self, cluster: str, asker: NotebookAsker) -> str:
+        """Take a cluster of SkyPilot down, and return what SkyPilot says. Raises `SpecError` and `Unreachable`."""
+        return self._allocations.take_down(cluster, asker)
 
     @property
     def begun(self) -> tuple[str, ...]:

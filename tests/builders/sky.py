@@ -26,7 +26,7 @@ Host {name}
 _PROGRAM = """\
 #!/bin/sh
 printf '%s\\n' "$*" >>{folder}/asked
-test -f {folder}/$1.sh && . {folder}/$1.sh
+if test -f {folder}/$1.sh; then . {folder}/$1.sh; fi
 """
 
 

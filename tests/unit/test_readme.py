@@ -112,7 +112,11 @@ def test_both_commands_are_on_the_first_screen():
 @each_page
 def test_flags_are_those_of_the_magic(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
-    assert named <= {*flags.flag_names(), "--everybody"}  # the last: of `clean`
+    assert named <= {
+        *flags.flag_names(),
+        "--everybody",  # of `clean`
+        "--cluster",  # of `down`
+    }
 
 
 def test_the_page_of_flags_has_them_all():

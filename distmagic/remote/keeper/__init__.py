@@ -7,4 +7,5 @@ modules travel as text (transports/program_text.py), before the bundle is there,
 
     usher.py     one connection: hands its pipes to the keeper of its node, and waits
     keeper.py    one node: starts processes on pipes that ushers bring; the lead's ends the allocation when nobody needs it
+    hold.py      a job in SkyPilot's own queue, so that a cluster does not stop itself while a job of ours runs there
 """

@@ -62,6 +62,7 @@ class FakeSession:
     given: FakeAllocation | None = None
     states: tuple[JobState, ...] = ()
     allocated: tuple[Host, ...] = ()
+    clusters: tuple[str, ...] = ()
     begun: tuple[str, ...] = ()
     begun_places: dict = field(default_factory=dict)
     found: tuple[Job, ...] = ()

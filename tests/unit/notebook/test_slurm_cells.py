@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distmagic.clusters.job_states import JobState
+from distmagic.clusters.sky_words import ClusterState
 from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook.host_commands import allocations_table
 from distmagic.request.allocation import AllocationRequest, ClusterRequest
@@ -71,6 +72,26 @@ def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
     assert lab.session.wanted == ClusterRequest(name="mine")
     assert lab.session.log == ["allocate", "wait"]
     assert "cluster mine of SkyPilot: a1, a2\n" in capsys.readouterr().out
+
+
+def test_clusters_are_listed_and_taken_down_by_name(lab: Lab, capsys):
+    lab.session.list_clusters = lambda _: (
+        ClusterState(name="mine", status="UP", launch="1"),
+        ClusterState(name="other", status="STOPPED", launch="2"),
+    )
+    lab.session.take_down = lambda name, _: f"Terminating cluster {name}...done."
+    lab.session.clusters = ("mine",)
+    lab.value("%distributed allocations sky")
+    assert capsys.readouterr().out == (
+        "cluster  state    notebook\nmine     UP       this notebook\nother    STOPPED\n"
+    )
+    lab.value("%distributed allocations")
+    assert "clusters of SkyPilot in this notebook: mine\n" in capsys.readouterr().out
+    for line in ("--cluster other", "--cluster=other"):
+        lab.value(f"%distributed down {line}")
+        assert capsys.readouterr().out == "Terminating cluster other...done.\n"
+    error = lab.run("%distributed down --cluster").error_in_exec
+    assert isinstance(error, SpecError)
 
 
 def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):

@@ -29,7 +29,6 @@ has started on every node itself. In this order:
     lease.py         what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
     sky_words.py     what SkyPilot's program is told, and what it says of clusters         pure
-    sky.py           that program: each command with a time limit
-    sky_launch.py    launch, hold, take down
+    sky.py           that program: status, launch, hold, down, each with a time limit
     cluster.py       one cluster of SkyPilot: found or launched, reached, given up
 """

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from distmagic.clusters import sky, sky_launch, sky_words
+from distmagic.clusters import sky, sky_words
 from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
@@ -138,11 +138,11 @@ class Cluster:
     def _launch(self, asker: NotebookAsker, tell: Tell) -> None:
         """Launch it. What fails half-way, or is interrupted, is taken down if it was not there before."""
         try:
-            sky_launch.launch(self.request, self.cluster, asker, tell)
+            sky.launch(self.request, self.cluster, asker, tell)
         except BaseException as error:
             left = f"The cluster {self.cluster} was there before, and is left as it is."
             if self._is_new:
-                left = sky_launch.take_down_soon(self.cluster)
+                left = sky.take_down_soon(self.cluster)
             if isinstance(error, DistmagicError):
                 error.hint = f"{left}\n{error.hint}"
             else:
@@ -152,10 +152,10 @@ class Cluster:
 
     def _hold_on(self) -> None:
         """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""
-        sure_s = sky_launch.hold_s(self.request)
+        sure_s = sky.hold_s(self.request)
         if self.is_ours and time.monotonic() > self._held_at + sure_s / 2:
             self._held_at = time.monotonic()
-            sky_launch.hold_in_background(self.request, self.cluster)
+            sky.hold_in_background(self.request, self.cluster)
 
     def _find(self, state: ClusterState) -> None:
         """Read how its hosts are reached."""
@@ -195,7 +195,7 @@ class Cluster:
         said = f"taking down the cluster {self.cluster}"
         print(said, file=sys.stderr)  # noqa: T201 - lines for people
         try:
-            sky_launch.take_down(self.cluster, NotebookAsker(can_ask=False))
+            sky.take_down(self.cluster, NotebookAsker(can_ask=False))
         except DistmagicError as error:
             print(error, file=sys.stderr)  # noqa: T201
 

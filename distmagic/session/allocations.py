@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from distmagic.clusters import sky_launch, slurm, submission
+from distmagic.clusters import sky, slurm, submission
 from distmagic.clusters.allocation import Allocation, found, submitted
 from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
@@ -60,7 +60,7 @@ class Allocations:
         for one in self._all:
             if isinstance(one, Cluster) and one.cluster == cluster:
                 one.leave()
-        return sky_launch.take_down(cluster, asker)
+        return sky.take_down(cluster, asker)
 
     def get(
         self,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from distmagic import sanitize
-from distmagic.clusters import sky, sky_launch, sky_words, submission
+from distmagic.clusters import sky, sky_words, submission
 from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
@@ -102,7 +102,7 @@ class Session(Housekeeping):
             if request.name:
                 return f"The cluster {request.name} of SkyPilot would be used as it is."
             name = sky_words.name_for(owner(), request)
-            return shlex.join(("sky", *sky_launch.launch_words(request, name)))
+            return shlex.join(("sky", *sky.launch_words(request, name)))
         if request.job:
             return f"Slurm job {request.job} would be used as it is."
         return submission.preview(

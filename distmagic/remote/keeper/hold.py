@@ -5,28 +5,12 @@ distmagic, and ends when there was none for `idle_s` seconds. Where the cluster 
 """
 
 import json
-import os
 import sys
 import time
 
+from distmagic.remote.keeper.processes import is_of_job, parents
+
 LOOK_S = 5.0
-_JOB = b"\0DISTMAGIC_JOB="  # as keeper.py has it, which travels apart from this file
-
-
-def has_job() -> bool:
-    """Whether a job of distmagic runs here, its own process not counted."""
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                variables = b"\0" + file.read()
-        except OSError:
-            continue  # it has ended, or is another user's
-        _, found, value = variables.partition(_JOB)
-        if found and not value.startswith((b"-", b"\0")):
-            return True
-    return False
 
 
 def main(text: str) -> None:
@@ -34,7 +18,7 @@ def main(text: str) -> None:
     idle_s = json.loads(text)["idle_s"]
     used_at = time.monotonic()
     while time.monotonic() < used_at + idle_s:
-        if has_job():
+        if any(is_of_job(pid) for pid in parents()):
             used_at = time.monotonic()
         time.sleep(LOOK_S)
 

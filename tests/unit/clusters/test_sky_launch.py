@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.clusters import sky_launch, sky_words
+from distmagic.clusters import sky, sky_words
 from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError
@@ -78,9 +78,9 @@ def test_the_idle_time_is_that_of_the_job_that_holds_it_and_skypilots_own(
     idle_s: float, minutes: str, hold_s: float
 ):
     request = ClusterRequest(idle_s=idle_s, file="/x y.yaml")
-    words = sky_launch.launch_words(request, "mine")
+    words = sky.launch_words(request, "mine")
     assert words[4:] == ("mine", "--idle-minutes-to-autostop", minutes, "--down", "/x y.yaml")  # fmt: skip
-    assert sky_launch.hold_s(request) == hold_s
+    assert sky.hold_s(request) == hold_s
 
 
 def test_a_cluster_is_launched_once_and_held(skypilot: Sky):
@@ -107,7 +107,7 @@ def test_a_cluster_is_launched_once_and_held(skypilot: Sky):
 
 def test_the_job_that_holds_it_is_a_program(skypilot: Sky):
     request = dataclasses.replace(WANTED, idle_s=0.1)
-    *_, line = sky_launch.hold_words(request, NAME)
+    *_, line = sky.hold_words(request, NAME)
     program, *rest = shlex.split(line)
     assert program == "python3"
     rest[-1] = '{"idle_s": 0.0}'

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from distmagic.remote.keeper import hold
+from distmagic.remote.keeper import hold, processes
 from tests.lab.waiting import wait_until
 
 _WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -22,36 +22,30 @@ def waiting(job: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(_WAITS, stdin=subprocess.PIPE, env=variables)
 
 
+@pytest.mark.parametrize(("job", "is_held"), [("1122-aa", True), ("--template", False)])
 def test_it_goes_on_while_a_job_runs_and_ends_after_the_idle_time(
-    monkeypatch: pytest.MonkeyPatch,
+    job: str, is_held: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    looked: list[bool] = []
-    real = hold.has_job
+    looks: list[dict[int, int]] = []
+    process = waiting(job)
 
-    def look() -> bool:
-        looked.append(real())
-        return looked[-1]
+    def look() -> dict[int, int]:
+        looks.append(processes.parents())
+        # Jobs of other tests on this machine are left out.
+        return {pid: 1 for pid in looks[-1] if pid == process.pid}
 
-    job = waiting("1122-101010-aa")
-    # Jobs of other tests on this machine are left out.
-    monkeypatch.setattr(os, "listdir", lambda _: [str(job.pid), "self", "net"])
-    monkeypatch.setattr(hold, "has_job", look)
+    monkeypatch.setattr(hold, "parents", look)
     monkeypatch.setattr(hold, "LOOK_S", 0.01)
     holding = threading.Thread(target=hold.main, args=('{"idle_s": 0.2}',))
     holding.start()
-    wait_until(lambda: any(looked), "the job to be seen")
-    after = time.monotonic() + 0.4
-    wait_until(lambda: time.monotonic() > after, "more than the idle time")
-    assert holding.is_alive()
-    job.communicate()
+    if is_held:
+        after = time.monotonic() + 0.5
+        wait_until(lambda: time.monotonic() > after, "more than the idle time")
+        assert holding.is_alive()
+        process.communicate()
     holding.join(30)
     assert not holding.is_alive()
-
-
-@pytest.mark.parametrize("mark", ["", "--template"])
-def test_what_is_only_kept_loaded_is_no_job(mark: str, monkeypatch):
-    """A template has dashes in place of a job."""
-    process = waiting(mark)
-    monkeypatch.setattr(os, "listdir", lambda _: [str(process.pid), "self", "net"])
-    assert not hold.has_job()
-    process.communicate()
+    assert looks
+    if not is_held:
+        assert process.poll() is None
+        process.communicate()

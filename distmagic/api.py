@@ -15,7 +15,7 @@ from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
@@ -44,7 +44,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     hosts: str | Sequence[Host] | None = None,
-    allocation: AllocationRequest | None = None,
+    allocation: AllocationRequest | ClusterRequest | None = None,
     nproc_per_node: Slots | None = None,
     nnodes: int | tuple[int, int] | None = None,
     max_restarts: int = 0,
@@ -87,7 +87,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: those of the
                              notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has started
                              this program on each, else here
-        allocation           nodes of a scheduler in place of hosts: a `distmagic.request.allocation.AllocationRequest`
+        allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `AllocationRequest`
+                             for Slurm, or a `ClusterRequest` for SkyPilot
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
         max_restarts         restarts of all ranks after a failure

@@ -42,8 +42,13 @@ class Cluster:
     `cluster` is SkyPilot's name of it, and `name` tells this launch of it from others. `error` is set when it is over.
     """
 
-    def __init__(self, request: ClusterRequest, owner: str) -> None:
-        """Raises `SpecError` where neither SkyPilot's program nor a file of the cluster is there."""
+    def __init__(
+        self, request: ClusterRequest, owner: str, *, is_in_doubt: bool = False
+    ) -> None:
+        """Raises `SpecError` where neither SkyPilot's program nor a file of the cluster is there.
+
+        `is_in_doubt`: a host of it did not answer a moment ago, so SkyPilot has to ask the cloud.
+        """
         self.request = request
         self.cluster = request.name or sky_words.name_for(owner, request)
         self.name = f"{SKY}{self.cluster}"
@@ -53,7 +58,7 @@ class Cluster:
         self._is_doubtful = False
         self._is_new = False  # whether there was none of this name before
         self._held_at = -math.inf
-        self._asked = self._ask()
+        self._asked = self._ask(is_in_doubt=is_in_doubt)
 
     @property
     def is_alive(self) -> bool:
@@ -72,15 +77,17 @@ class Cluster:
         return request == self.request or request.name == self.cluster
 
     def check(self, asker: Asker) -> bool:  # noqa: ARG002 - as an allocation's
-        """Return whether it can be used; one that is in doubt is not: the next one asks SkyPilot."""
+        """Return whether it can be used, for a run that is to come; one in doubt is not: the next one asks SkyPilot."""
         if self._is_doubtful:
             self.leave()
+        if self.hosts and self.is_alive:
+            self._hold_on()
         return self.is_alive
 
-    def _ask(self) -> sky.Command | None:
+    def _ask(self, *, is_in_doubt: bool) -> sky.Command | None:
         """Begin to ask SkyPilot; None where its program is not there, but the cluster's file is."""
         try:
-            return sky.Command(sky_words.status())
+            return sky.Command(sky_words.status(asks_cloud=is_in_doubt))
         except SpecError:
             if self.is_ours or not self._file.exists():
                 raise
@@ -105,7 +112,6 @@ class Cluster:
         not answer or can't launch it, and KeyboardInterrupt.
         """
         if self.hosts:
-            self._hold_on()
             return self.hosts
         tell(f"Asking SkyPilot how the cluster {self.cluster} stands.")
         try:

@@ -32,9 +32,9 @@ class ClusterState:
     launch: str
 
 
-def status(*names: str) -> tuple[str, ...]:
-    """Return the arguments that ask for these clusters, all of the user's for none."""
-    return ("status", *names, "--output", "json")
+def status(*, asks_cloud: bool = False) -> tuple[str, ...]:
+    """Return the arguments that ask for all clusters of the user; else as SkyPilot has seen them last."""
+    return ("status", *(("--refresh",) if asks_cloud else ()), "--output", "json")
 
 
 def states(out: str) -> tuple[ClusterState, ...]:

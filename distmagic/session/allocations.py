@@ -72,11 +72,14 @@ class Allocations:
         is_elastic: bool,
     ) -> Allocation | Cluster:
         """Return the allocation that a cell asks for: one that is held, or a new one, which is pending."""
+        is_in_doubt = False
         for one in self.alive:
-            if one.fits(request) and one.check(asker):
-                return one
+            if one.fits(request):
+                if one.check(asker):
+                    return one
+                is_in_doubt = True
         if isinstance(request, ClusterRequest):
-            cluster = Cluster(request, owner)
+            cluster = Cluster(request, owner, is_in_doubt=is_in_doubt)
             self._all.append(cluster)
             return cluster
         queue = self._queue(request.login, access)

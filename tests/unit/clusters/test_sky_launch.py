@@ -129,7 +129,7 @@ def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(
     assert LAUNCH not in skypilot.asked
     monkeypatch.setattr(made, "_held_at", made._held_at - 400.0)
     before = len(skypilot.asked)
-    made.wait(ASKER, lambda _: None)
+    assert made.check(ASKER)
     wait_until(lambda: len(skypilot.asked) > before, "the next one")
     assert skypilot.asked[-1].startswith("exec ")
 

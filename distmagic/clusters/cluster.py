@@ -28,10 +28,15 @@ from distmagic.errors import DistmagicError, SpecError, Unreachable
 from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.hosts import SKY, Host
 from distmagic.request.spec import Access
-from distmagic.transports import Transport
+from distmagic.transports import Process, Transport
 from distmagic.transports.asking import Asker
 
 _PINS = "~/.distmagic/known_hosts"  # the host keys of clusters, a file a launch
+# 192.0.2.1 is nobody's (RFC 5737): the way there is the usual one to other hosts. Nothing is sent.
+_OUTWARD = (
+    'case $1 in "~/"*) p=$HOME/${1#"~/"};; *) p=$1;; esac; shift; '
+    'DISTMAGIC_CLIENT=192.0.2.1 exec "$p" "$@"'
+)
 
 Tell = Callable[[str], object]
 
@@ -184,7 +189,7 @@ class Cluster:
             connect_timeout_s=access.connect_timeout_s,
         )
         try:
-            return connect(host, own, asker, self._pins)
+            return _ForwardedTransport(connect(host, own, asker, self._pins))
         except Unreachable as error:
             self._is_doubtful = True
             error.hint += f"\nsky status {self.cluster} --refresh says whether the cluster is still up."
@@ -211,6 +216,25 @@ class Cluster:
             self._asked.end()
         if self.error is None:
             self.error = SpecError(f"The cluster {self.cluster} was given up.")
+
+
+class _ForwardedTransport:
+    """SSH to a host that may be reached through a forwarded port, as pods and nodes of Slurm are.
+
+    Such a host sees a connection from itself. So it is told an address outside, towards which its own one is looked for.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.warnings = inner.warnings
+
+    def start(self, argv: tuple[str, ...]) -> Process:
+        """Start `argv` there, with that address among its variables."""
+        return self._inner.start(("sh", "-c", _OUTWARD, "sh", *argv))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._inner.close()
 
 
 def _read(file: Path) -> str:

@@ -37,14 +37,14 @@ def kernel(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
 
 @pytest.fixture
 def skypilot(tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Sky:
-    """A user of SkyPilot with a cluster `mine`: two hosts of the lab, the second one behind a command."""
+    """A user of SkyPilot with a cluster `mine`: two hosts of the lab, each behind a command that forwards a port."""
     made = Sky(tmp_path, monkeypatch)
     addresses = tuple(host.address for host in lab.hosts[:2])
-    # The first host leads to both, as SkyPilot's server leads to those of Kubernetes and Slurm.
+    # A host sees connections from itself, as those of Kubernetes do, to whose ports SkyPilot's server leads.
     options = (
         "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     )
-    proxy = f"ssh -i {lab.identity} {options} -W %h:%p root@{addresses[0]}"
+    proxy = f"ssh -i {lab.identity} {options} -W 127.0.0.1:%p root@%h"
     text = entries("mine", addresses, key=str(lab.identity), proxy=proxy)
     made.has("mine", text)
     return made

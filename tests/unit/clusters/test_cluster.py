@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from distmagic.clusters import sky
-from distmagic.clusters.cluster import Cluster
+from distmagic.clusters.cluster import Cluster, _ForwardedTransport
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
 from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.spec import Access
+from distmagic.transports import local
 from tests.builders.sky import Sky, entries
 
 OWNER = "ann@laptop:/home/ann/train.ipynb"
@@ -145,3 +146,17 @@ def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(skypilot: Sky
         "sky status mine --refresh says whether the cluster is still up."
     )
     assert not made.check(ASKER)
+
+
+def test_a_program_there_finds_its_address_towards_others(tmp_path: Path, monkeypatch):
+    """As a host runs what the transport starts; a leading ~/ is its home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    program = tmp_path / "my python"
+    program.write_text('#!/bin/sh\necho $DISTMAGIC_CLIENT; echo "$@"\n')
+    program.chmod(0o755)
+    for written in ("~/my python", str(program)):
+        way = _ForwardedTransport(local.connect())
+        process = way.start((written, "-u", "a 'b'"))
+        assert process.wait(30) == 0
+        assert process.read() == b"192.0.2.1\n-u a 'b'\n"
+        way.close()

@@ -8,10 +8,11 @@ import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from distmagic.connection.prompts import asker_of
+from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
@@ -20,6 +21,7 @@ from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
     Access,
+    JobSpec,
     check_system,
     from_options,
     unknown_option,
@@ -125,91 +127,112 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`.
     """
+    arguments = locals()
     check_system()
     for option in unknown:
-        known = [
-            one
-            for one in inspect.signature(run).parameters
-            if one not in ("fn", "args", "unknown")
-        ]
+        names = inspect.signature(run).parameters
+        known = [name for name in names if name not in ("fn", "args", "unknown")]
         raise unknown_option(option, known)
-    if isinstance(nnodes, int):
-        nnodes = (nnodes, nnodes)
-    # None leaves an option as `access` has it, or as it is for every job.
-    options = {
-        "nproc_per_node": nproc_per_node,
-        "nnodes": nnodes,
-        "max_restarts": max_restarts,
-        "rdzv_backend": rdzv_backend,
-        "rdzv_endpoint": rdzv_endpoint,
-        "rdzv_id": rdzv_id,
-        "master_port": master_port,
-        "local_addr": local_addr,
-        "env": env,
-        "cwd": cwd,
-        "sync": sync,
-        "name": name,
-        "fresh": fresh,
-        "fetch": tuple(fetch),
-        "devices": tuple(str(device) for device in devices),
-        "timeout_s": timeout_s,
-        "hang_timeout_s": hang_timeout_s,
-        "node_lost_after_s": node_lost_after_s,
-        "on_disconnect": on_disconnect,
-        "detach": detach,
-        "ssh_config": ssh_config,
-        "ssh_command": ssh_command,
-        "python": python,
-        "connect_timeout_s": connect_timeout_s,
-        "lease_s": lease_s,
-        "warm_idle_s": warm_idle_s,
-        "cold": cold,
-        "setup": setup,
-        "exec_prefix": exec_prefix,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
     if hosts is None and allocation is None:
         hosts, usual_access = _usual_place()
         access = access or usual_access
-    spec, access = from_options(given, access or Access())
+    spec, access = from_options(_options(arguments), access or Access())
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
-    hosts = hosts or ()
+    hosts = tuple(hosts or ())
     with closing(asker_of()) as asker:
-
-        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached:
-            allocated = (
-                None
-                if allocation is None
-                else session().allocation(allocation, access, asker, spec)
-            )
-            place = Place(
-                session(), access, asker, spec, hosts=hosts, allocation=allocated
-            )
-            try:
-                call = partial(fn, *args, **(kwargs or {}))
-                payload = pack_call(
-                    call,
-                    limit_bytes=payload_limit_bytes,
-                    labels={},
-                    title=_title(fn, args, kwargs or {}),
-                )
-                shown = screen or screen_for()
-                reaching = place.reach(shown)
-            except BaseException:
-                place.cancel()
-                raise
-            return session().launch(reaching, spec, payload, shown)
-
+        call = _Call(
+            function=partial(fn, *args, **(kwargs or {})),
+            title=_title(fn, args, kwargs or {}),
+            spec=spec,
+            allocation=allocation,
+            asker=asker,
+            payload_limit_bytes=payload_limit_bytes,
+            screen=screen,
+        )
         part = None
         if not hosts and allocation is None:
             part = part_of(session(), os.environ)
         if part is None:
-            return launch(tuple(hosts), access)
-        name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
-        found = part.run(digest_of("function", name), access, spec, launch)
+            return call.launch(hosts, access)
+        module = getattr(fn, "__module__", "")
+        digest = digest_of("function", f"{module}.{getattr(fn, '__qualname__', '')}")
+        found = part.run(digest, access, spec, call.launch)
         assert found is not None
         return found
+
+
+# Arguments of `run` that are options neither of the job nor of the way to its hosts.
+_OF_THE_CALL = (
+    "fn",
+    "args",
+    "kwargs",
+    "hosts",
+    "allocation",
+    "access",
+    "payload_limit_bytes",
+    "screen",
+    "unknown",
+)
+
+
+def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the job and of the way to its hosts among the arguments of `run`, as `from_options` takes them.
+
+    None leaves an option as `access` has it, or as it is for every job.
+    """
+    options = {}
+    for name, value in arguments.items():
+        if value is not None and name not in _OF_THE_CALL:
+            options[name] = value
+    nnodes = options.get("nnodes")
+    if isinstance(nnodes, int):
+        options["nnodes"] = (nnodes, nnodes)
+    options["fetch"] = tuple(arguments["fetch"])
+    options["devices"] = tuple(str(device) for device in arguments["devices"])
+    return options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One call of `run`, which is launched as soon as its hosts are known."""
+
+    function: Callable[[], Any]
+    title: str
+    spec: JobSpec
+    allocation: AllocationRequest | None
+    asker: NotebookAsker
+    payload_limit_bytes: int
+    screen: Screen | None
+
+    def launch(self, hosts: tuple[Host, ...], access: Access) -> Run | Detached:
+        """Run it on these hosts, or on nodes of its allocation."""
+        allocation = None
+        if self.allocation is not None:
+            allocation = session().allocation(
+                self.allocation, access, self.asker, self.spec
+            )
+        place = Place(
+            session(),
+            access,
+            self.asker,
+            self.spec,
+            hosts=hosts,
+            allocation=allocation,
+        )
+        try:
+            payload = pack_call(
+                self.function,
+                limit_bytes=self.payload_limit_bytes,
+                labels={},
+                title=self.title,
+            )
+            shown = self.screen or screen_for()
+            reaching = place.reach(shown)
+        except BaseException:
+            place.cancel()
+            raise
+        return session().launch(reaching, self.spec, payload, shown)
 
 
 def _usual_place() -> tuple[Sequence[Host], Access]:

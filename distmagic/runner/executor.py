@@ -110,10 +110,8 @@ class Executor:
         link: Link | None = None
         try:
             link = self._reaching.link(action.host_index)
-            found = {
-                (one.job, one.node_rank)
-                for one in host_requests.list_jobs(link, self._job)
-            }
+            listings = host_requests.list_jobs(link, self._job)
+            found = [(one.job, one.node_rank) for one in listings]
             if (self._job, action.node_rank) not in found:
                 self._fail_attempt(action.node_rank, link, None)
                 return

@@ -1,5 +1,6 @@
 """Heartbeats between the agents of one job, by which each node learns that another node stopped or is lost.
 
+The gang of a job is the group of all its agents, which tell each other whether they still run.
 Here: sealed UDP datagrams, the state of every peer, and the question whether this node must stop because of another
 one. Never here: no process is started or ended (the agent does that), nothing is sent to the notebook except by the
 journal, and no data of the user travels. Read in this order:

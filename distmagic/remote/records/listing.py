@@ -13,7 +13,6 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,7 +199,9 @@ def _reason(folder: Path) -> str:
 def remove(job: str) -> int:
     """Remove what is left of a job that has ended; return the bytes. Raises OSError if it runs."""
     freed = 0
-    for folder in _folders(job):
+    # A list, because folders vanish while it is gone through.
+    here = list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))
+    for folder in here:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
@@ -220,7 +221,3 @@ def _ignore_gone(
     """Go on where a file is gone already."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
-
-
-def _folders(job: str) -> Iterator[Path]:
-    yield from list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))

@@ -282,12 +282,12 @@ def _load(
     memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None
 ) -> Any:
     table = _table(memory, name)
-    places = _Places(memory, table.get("side_files", ()), folder)
-    buffers = (places.view(span) for span in table["buffers"])
+    memories = _Memories(memory, table.get("side_files", ()), folder)
+    buffers = (memories.view(span) for span in table["buffers"])
     tensors = TensorLoader(
-        [places.find(span) for span in table["windows"]], table["rows"]
+        [memories.find(span) for span in table["windows"]], table["rows"]
     )
-    pickled = places.pickled(table.get("omitted", ()))
+    pickled = memories.pickled(table.get("omitted", ()))
     loader = Loader(
         pickled,
         buffers,
@@ -336,7 +336,7 @@ def _table(memory: Memory, name: str) -> dict[str, Any]:
     return table
 
 
-class _Places:
+class _Memories:
     """The memory of a loaded parcel and of its side files.
 
     A span is [offset, bytes] in the parcel, or [offset, bytes, number of the side file].

@@ -200,7 +200,7 @@ class _Call:
     function: Callable[[], Any]
     title: str
     spec: JobSpec
-    allocation: AllocationRequest | None
+    allocation: AllocationRequest | ClusterRequest | None
     asker: NotebookAsker
     payload_limit_bytes: int
     screen: Screen | None

@@ -62,6 +62,7 @@ class Cluster:
         self._pins = ""
         self._is_doubtful = False
         self._is_new = False  # whether there was none of this name before
+        self._stops = False  # whether SkyPilot stops it when its queue is empty
         self._held_at = -math.inf
         self._asked = self._ask(is_in_doubt=is_in_doubt)
 
@@ -164,12 +165,13 @@ class Cluster:
     def _hold_on(self) -> None:
         """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""
         sure_s = sky.hold_s(self.request)
-        if self.is_ours and time.monotonic() > self._held_at + sure_s / 2:
+        if self._stops and time.monotonic() > self._held_at + sure_s / 2:
             self._held_at = time.monotonic()
             sky.hold_in_background(self.request, self.cluster)
 
     def _find(self, state: ClusterState) -> None:
         """Read how its hosts are reached."""
+        self._stops = self.is_ours or state.stops
         names = sky_words.hosts_in(_read(self._file), self.cluster)
         if not names:
             raise SpecError(

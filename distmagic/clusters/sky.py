@@ -37,7 +37,7 @@ EXEC_S = 600.0
 DOWN_S = 600.0
 _SOON_S = 60.0  # for a request to be taken in
 _STOP_MINUTES = 5  # of the idle time: SkyPilot's own part. It looks once a minute
-_LEAST_S = 120.0  # until a job has begun
+_LEAST_S = 300.0  # until a job has begun, which may have much to send first
 _TURN_S = 0.1
 _END_S = 3.0  # between SIGTERM and SIGKILL
 _LAST_S = 2.0  # for the last lines to come
@@ -192,7 +192,9 @@ def hold_words(request: ClusterRequest, cluster: str) -> tuple[str, ...]:
 
 
 def hold_s(request: ClusterRequest) -> float:
-    """Return for how long the queue is not empty when the last job has ended."""
+    """Return for how long the queue is not empty when the last job has ended; of a user's own cluster not for long."""
+    if request.name:
+        return _LEAST_S
     return max(request.idle_s - 60.0 * _stop_minutes(request), _LEAST_S)
 
 

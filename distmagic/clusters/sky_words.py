@@ -25,11 +25,15 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours, and moves of the curs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """A cluster as SkyPilot has it. `status` is UP, INIT, STOPPED or the like; `launch` tells one launch from the next."""
+    """A cluster as SkyPilot has it. `status` is UP, INIT, STOPPED or the like; `launch` tells one launch from the next.
+
+    `stops`: SkyPilot stops it when its queue of jobs was empty for some time.
+    """
 
     name: str
     status: str
     launch: str
+    stops: bool = False
 
 
 def status(*, asks_cloud: bool = False) -> tuple[str, ...]:
@@ -49,7 +53,10 @@ def states(out: str) -> tuple[ClusterState, ...]:
         launch = f"{record.get('cluster_hash', '')}-{record.get('launched_at', '')}"
         found.append(
             ClusterState(
-                name=str(record["name"]), status=str(record["status"]), launch=launch
+                name=str(record["name"]),
+                status=str(record["status"]),
+                launch=launch,
+                stops=record.get("autostop", -1) >= 0,  # minutes
             )
         )
     return tuple(found)

@@ -76,11 +76,15 @@ class Sky:
         (self.folder / f"{command}.sh").write_text(f"{script}\n")
 
     def has(
-        self, name: str, text: str = "", *, status: str = "UP", launch: int = 1
-    ) -> None:
-        """Let there be a cluster; `text` is its file for ssh, "" for none. The time of its launch is `launch`."""
+        self, name: str, text: str = "", *, status: str = "UP", launch: int = 1,
+        autostop: int = -1,
+    ) -> None:  # fmt: skip
+        """Let there be a cluster; `text` is its file for ssh, "" for none. The time of its launch is `launch`.
+
+        `autostop` are the minutes after which SkyPilot stops it, -1 for never.
+        """
         self.clusters[name] = {
-            "name": name, "status": status, "cluster_hash": "7c9f", "launched_at": launch, "autostop": 15,
+            "name": name, "status": status, "cluster_hash": "7c9f", "launched_at": launch, "autostop": autostop,
         }  # fmt: skip
         if text:
             self.file(name).parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ def test_names():
 
 @pytest.mark.parametrize(
     ("idle_s", "minutes", "hold_s"),
-    [(900.0, "5", 600.0), (60.0, "1", 120.0), (3600.0, "5", 3300.0), (1.0, "1", 120.0)],
+    [(900.0, "5", 600.0), (60.0, "1", 300.0), (3600.0, "5", 3300.0), (1.0, "1", 300.0)],
 )
 def test_the_idle_time_is_that_of_the_job_that_holds_it_and_skypilots_own(
     idle_s: float, minutes: str, hold_s: float
@@ -132,6 +132,17 @@ def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(
     assert made.check(ASKER)
     wait_until(lambda: len(skypilot.asked) > before, "the next one")
     assert skypilot.asked[-1].startswith("exec ")
+
+
+def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot: Sky):
+    skypilot.has("of-others", autostop=10)
+    made, _ = launched(ClusterRequest(name="of-others"))
+    wait_until(lambda: len(skypilot.asked) > 1, "the job that holds it")
+    hold = "exec --detach-run --name distmagic-hold of-others "
+    assert skypilot.asked[1].startswith(hold)
+    assert sky.hold_s(made.request) == 300.0
+    made.end()
+    assert len(skypilot.asked) == 2
 
 
 def test_a_launch_that_fails_says_the_last_lines_and_is_taken_down(skypilot: Sky):

@@ -17,11 +17,11 @@ STATUS = """\
 Failed to connect to SkyPilot API server at http://127.0.0.1:46580. Starting a local server.
 [
   {"name": "mine", "status": "UP", "cluster_hash": "a1", "launched_at": 5, "more": [1]},
-  {"name": "old", "status": "STOPPED", "cluster_hash": "b2", "launched_at": 4}
+  {"name": "old", "status": "STOPPED", "cluster_hash": "b2", "launched_at": 4, "autostop": 0}
 ]
 """
 MINE = ClusterState(name="mine", status="UP", launch="a1-5")
-OLD = ClusterState(name="old", status="STOPPED", launch="b2-4")
+OLD = ClusterState(name="old", status="STOPPED", launch="b2-4", stops=True)
 
 
 def test_the_list_of_clusters():

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from distmagic.connection.prompts import NotebookAsker, asker_of
-from distmagic.payload.pack import pack_call
+from distmagic.connection.prompts import asker_of
+from distmagic.errors import SpecError
+from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
@@ -28,6 +29,7 @@ from distmagic.request.spec import (
 )
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
+from distmagic.session.background_run import BackgroundRun
 from distmagic.session.inside import digest_of, part_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
@@ -46,7 +48,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     hosts: str | Sequence[Host] | None = None,
-    allocation: AllocationRequest | ClusterRequest | None = None,
+    allocation: HostsRequest | None = None,
     nproc_per_node: Slots | None = None,
     nnodes: int | tuple[int, int] | None = None,
     max_restarts: int = 0,
@@ -67,6 +69,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     node_lost_after_s: float = 10.0,
     on_disconnect: str = "stop",
     detach: bool = False,
+    background: bool = False,
     access: Access | None = None,
     ssh_config: str | None = None,
     ssh_command: str | None = None,
@@ -80,8 +83,10 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
     screen: Screen | None = None,
     **unknown: NoReturn,
-) -> Run | Detached:
+) -> Run | Detached | BackgroundRun:
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
+
+    With `background` it returns a `BackgroundRun` at once.
 
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
@@ -111,6 +116,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         node_lost_after_s    a host that the others have not heard for this time is lost
         on_disconnect        without the notebook for the length of the lease: "stop" or "keep" going
         detach               return a `Detached` as soon as the job runs; it needs no notebook then
+        background           return at once; the run goes on until `run.wait()`, `run.stop()` or the end of this process
         access               the nine options below in one object; those that are given change it
         ssh_config           OpenSSH configuration instead of ~/.ssh/config
         ssh_command          reach hosts with the system's ssh program, such as "ssh"
@@ -140,26 +146,77 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
     hosts = tuple(hosts or ())
-    with closing(asker_of()) as asker:
-        call = _Call(
-            function=partial(fn, *args, **(kwargs or {})),
-            title=_title(fn, args, kwargs or {}),
-            spec=spec,
-            allocation=allocation,
-            asker=asker,
-            payload_limit_bytes=payload_limit_bytes,
-            screen=screen,
+    if background and detach:
+        raise SpecError("background and detach are both given.", "Keep one of them.")
+    call = _Call(
+        fn=fn,
+        args=args,
+        kwargs=kwargs or {},
+        limit_bytes=payload_limit_bytes,
+        screen=screen,
+        in_background=background,
+    )
+    launch = partial(_launch, call, spec, allocation)
+    part = None
+    if not hosts and allocation is None:
+        part = part_of(session(), os.environ)
+    if part is None:
+        return launch(hosts, access)
+    if background:
+        raise part.refusal("background")
+    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
+    found = part.run(digest_of("function", name), access, spec, launch)
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What runs on every rank, and how it is shown."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    limit_bytes: int
+    screen: Screen | None
+    in_background: bool
+
+    def packed(self) -> Payload:
+        """Return the files that travel."""
+        return pack_call(
+            partial(self.fn, *self.args, **self.kwargs),
+            limit_bytes=self.limit_bytes,
+            labels={},
+            title=_title(self.fn, self.args, self.kwargs),
         )
-        part = None
-        if not hosts and allocation is None:
-            part = part_of(session(), os.environ)
-        if part is None:
-            return call.launch(hosts, access)
-        module = getattr(fn, "__module__", "")
-        digest = digest_of("function", f"{module}.{getattr(fn, '__qualname__', '')}")
-        found = part.run(digest, access, spec, call.launch)
-        assert found is not None
-        return found
+
+
+def _launch(
+    call: _Call,
+    spec: JobSpec,
+    allocation: HostsRequest | None,
+    hosts: tuple[Host, ...],
+    access: Access,
+) -> Run | Detached | BackgroundRun:
+    with closing(asker_of()) as asker:
+        if call.in_background:
+            asker.can_ask = False  # nobody is there for the whole run
+        allocated = None
+        if allocation is not None:
+            allocated = session().allocation(allocation, access, asker, spec)
+        place = Place(session(), access, asker, spec, hosts=hosts, allocation=allocated)
+        try:
+            payload = call.packed()
+            screen = call.screen or screen_for(in_background=call.in_background)
+            if call.in_background:
+                return session().background.begin(
+                    session(), place, spec, payload, screen
+                )
+            reaching = place.reach(screen)
+        except BaseException:
+            place.cancel()
+            raise
+        return session().launch(reaching, spec, payload, screen)
 
 
 # Arguments of `run` that are options neither of the job nor of the way to its hosts.
@@ -172,6 +229,7 @@ _OF_THE_CALL = (
     "access",
     "payload_limit_bytes",
     "screen",
+    "background",
     "unknown",
 )
 
@@ -191,48 +249,6 @@ def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     options["fetch"] = tuple(arguments["fetch"])
     options["devices"] = tuple(str(device) for device in arguments["devices"])
     return options
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One call of `run`, which is launched as soon as its hosts are known."""
-
-    function: Callable[[], Any]
-    title: str
-    spec: JobSpec
-    allocation: AllocationRequest | ClusterRequest | None
-    asker: NotebookAsker
-    payload_limit_bytes: int
-    screen: Screen | None
-
-    def launch(self, hosts: tuple[Host, ...], access: Access) -> Run | Detached:
-        """Run it on these hosts, or on nodes of its allocation."""
-        allocation = None
-        if self.allocation is not None:
-            allocation = session().allocation(
-                self.allocation, access, self.asker, self.spec
-            )
-        place = Place(
-            session(),
-            access,
-            self.asker,
-            self.spec,
-            hosts=hosts,
-            allocation=allocation,
-        )
-        try:
-            payload = pack_call(
-                self.function,
-                limit_bytes=self.payload_limit_bytes,
-                labels={},
-                title=self.title,
-            )
-            shown = self.screen or screen_for()
-            reaching = place.reach(shown)
-        except BaseException:
-            place.cancel()
-            raise
-        return session().launch(reaching, self.spec, payload, shown)
 
 
 def _usual_place() -> tuple[Sequence[Host], Access]:

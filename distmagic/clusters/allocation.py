@@ -31,7 +31,7 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import AllocationRequest, HostsRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import srun_words
@@ -92,7 +92,7 @@ class Allocation:
         """How many nodes it will have."""
         return self.request.nodes
 
-    def fits(self, request: AllocationRequest | ClusterRequest) -> bool:
+    def fits(self, request: HostsRequest) -> bool:
         """Whether it is what a cell asks for."""
         if not isinstance(request, AllocationRequest):
             return False

@@ -25,7 +25,7 @@ from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import ClusterRequest, HostsRequest
 from distmagic.request.hosts import SKY, Host
 from distmagic.request.spec import Access
 from distmagic.transports import Process, Transport
@@ -76,7 +76,7 @@ class Cluster:
         """How many hosts it will have, as far as that is known."""
         return self.request.nodes or 1
 
-    def fits(self, request: AllocationRequest | ClusterRequest) -> bool:
+    def fits(self, request: HostsRequest) -> bool:
         """Whether it is what a cell asks for."""
         if not isinstance(request, ClusterRequest):
             return False

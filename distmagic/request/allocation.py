@@ -94,6 +94,10 @@ class ClusterRequest:
             )
 
 
+# What gives hosts that were not named one by one.
+HostsRequest = AllocationRequest | ClusterRequest
+
+
 def check_option(name: str, value: str) -> None:
     """Raise `SpecError` for an option of sbatch that a user can't give, or a value that it can't have."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):

@@ -62,7 +62,7 @@ class Executor:
         """Begin an action, and return at once. The main thread calls this."""
         if isinstance(action, Send):
             for link in action.links:
-                begin(send_quietly, link, action.message)
+                _send(link, action.message)
         elif isinstance(action, Close):
             begin(action.link.close)
         else:
@@ -201,3 +201,12 @@ class Executor:
         Join: _join,
         StartJoined: _start_joined,
     }
+
+
+def _send(link: Link, message: protocol.Message) -> None:
+    """Send a message without waiting for a host that takes none."""
+    try:
+        begin(send_quietly, link, message)
+    except RuntimeError:
+        # Python ends, and starts no thread any more: hosts are told to end all the same.
+        send_quietly(link, message)

@@ -10,6 +10,8 @@ about it. In this order:
     place.py          where one cell runs; waits for nodes that are still pending
     work_dir.py       what the working directory of a run is called
     programs.py       a script, or a module, on hosts
+    background.py     the runs that go on while the notebook does other things
+    background_run.py     one of them: the thread of its loop, what it is asked meanwhile, and how it ended
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status

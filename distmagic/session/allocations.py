@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 
-from distmagic.clusters import sky, slurm, submission
+from distmagic.clusters import sky, sky_words, slurm, submission
 from distmagic.clusters.allocation import Allocation, found, submitted
 from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
@@ -13,7 +14,7 @@ from distmagic.clusters.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, NodeLost, RunError
 from distmagic.remote.system import memory
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest, HostsRequest
 from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import LOCALHOST, SKY, Host, parse_host
 from distmagic.request.spec import Access
@@ -29,6 +30,27 @@ def keeper_python(access: Access) -> str:
     python = access.python_of("") or "python3"
     # They need no package, and an environment is found only where its nodes are.
     return "python3" if python.startswith(ENVIRONMENT) else python
+
+
+def preview(
+    request: HostsRequest,
+    access: Access,
+    owner: str,
+    *,
+    is_elastic: bool,
+) -> str:
+    """Return what a scheduler would be told; nothing is."""
+    if isinstance(request, AllocationRequest):
+        if request.job:
+            return f"Slurm job {request.job} would be used as it is."
+        python = keeper_python(access)
+        return submission.preview(
+            request, python, access.lease_s, is_elastic=is_elastic
+        )
+    if request.name:
+        return f"The cluster {request.name} of SkyPilot would be used as it is."
+    name = sky_words.name_for(owner, request)
+    return shlex.join(("sky", *sky.launch_words(request, name)))
 
 
 class Allocations:
@@ -64,7 +86,7 @@ class Allocations:
 
     def get(
         self,
-        request: AllocationRequest | ClusterRequest,
+        request: HostsRequest,
         access: Access,
         asker: Asker,
         owner: str,

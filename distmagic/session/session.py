@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,11 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from distmagic import sanitize
-from distmagic.clusters import sky, sky_words, submission
 from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
-from distmagic.clusters.sky_words import ClusterState
+from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
@@ -31,18 +28,19 @@ from distmagic.planning import plan as planning
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
 from distmagic.render.screen import Screen
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
-from distmagic.runner.prepare import check_pythons, prepare
+from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
-from distmagic.session.allocations import Allocations, keeper_python
+from distmagic.session.allocations import Allocations, preview
+from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
-from distmagic.session.owner import owner
+from distmagic.session.owner import new_job, owner
 from distmagic.session.work_dir import work_dir
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
@@ -59,6 +57,8 @@ class Session(Housekeeping):
         self._connections = connections or Connections(self._connect)
         self._allocations = Allocations(connect)
         self.inside: Inside | None = None  # set by `inside.part_of`
+        self.background = BackgroundRuns()
+        self.history = RunHistory()
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[
             Host, tuple[Access, str]
@@ -77,11 +77,7 @@ class Session(Housekeeping):
         )
 
     def allocation(
-        self,
-        request: AllocationRequest | ClusterRequest,
-        access: Access,
-        asker: NotebookAsker,
-        spec: JobSpec,
+        self, request: HostsRequest, access: Access, asker: NotebookAsker, spec: JobSpec
     ) -> Allocation | Cluster:
         """Return the allocation of a run that is to come; where none is held, one is submitted and pending.
 
@@ -91,23 +87,9 @@ class Session(Housekeeping):
             request, access, asker, owner(), is_elastic=spec.is_elastic
         )
 
-    def preview(
-        self,
-        request: AllocationRequest | ClusterRequest,
-        access: Access,
-        spec: JobSpec,
-    ) -> str:
+    def preview(self, request: HostsRequest, access: Access, spec: JobSpec) -> str:
         """Return what would be submitted for an allocation; nothing is."""
-        if isinstance(request, ClusterRequest):
-            if request.name:
-                return f"The cluster {request.name} of SkyPilot would be used as it is."
-            name = sky_words.name_for(owner(), request)
-            return shlex.join(("sky", *sky.launch_words(request, name)))
-        if request.job:
-            return f"Slurm job {request.job} would be used as it is."
-        return submission.preview(
-            request, keeper_python(access), access.lease_s, is_elastic=spec.is_elastic
-        )
+        return preview(request, access, owner(), is_elastic=spec.is_elastic)
 
     def allocations(
         self, login: str, access: Access, asker: NotebookAsker
@@ -119,10 +101,6 @@ class Session(Housekeeping):
     def clusters(self) -> tuple[str, ...]:
         """The names of the clusters of SkyPilot that this kernel uses."""
         return self._allocations.clusters
-
-    def list_clusters(self, asker: NotebookAsker) -> tuple[ClusterState, ...]:
-        """Return all clusters of SkyPilot that this user has. Raises `SpecError` and `Unreachable`."""
-        return sky.read_states(sky.Command(sky_words.status()), asker)
 
     def take_down(self, cluster: str, asker: NotebookAsker) -> str:
         """Take a cluster of SkyPilot down, and return what SkyPilot says. Raises `SpecError` and `Unreachable`."""
@@ -191,13 +169,11 @@ class Session(Housekeeping):
         with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
             inside = begins_in(payload, spec.sync, Path.cwd())
-            if payload is None:
-                check_pythons(there)
             lease_s = reaching.access.lease_s
             plan, _ = prepare(
                 there,
                 spec,
-                _new_job(),
+                new_job(),
                 lease_s=lease_s,
                 owner=owner(),
                 work=replace(work_dir(spec, payload), inside=inside),
@@ -208,13 +184,18 @@ class Session(Housekeeping):
 
     def own_link(self, access: Access) -> Link:
         """Open one more link to this machine."""
+        return self.link_to(LOCALHOST, access)
+
+    def link_to(self, host: Host, access: Access) -> Link:
+        """Open one more link to a host."""
         with closing(asker_of()) as asker:
-            python = python_of(LOCALHOST, access)
-            return self._connections.link(LOCALHOST, access, asker, python, build())
+            python = python_of(host, access)
+            return self._connections.link(host, access, asker, python, build())
 
     def launch(
-        self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen
-    ) -> Run | Detached:
+        self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen,
+        job: str = "",
+    ) -> Run | Detached:  # fmt: skip
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
         Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for
@@ -231,7 +212,7 @@ class Session(Housekeeping):
             reaching.cancel()
             raise
         work = work_dir(spec, payload)
-        job = _new_job()
+        job = job or new_job()
         self._begun[job] = reaching.hosts, reaching.access
         if len(self._begun) > _BEGUN:
             del self._begun[next(iter(self._begun))]
@@ -298,6 +279,7 @@ class Session(Housekeeping):
             ) as asker:  # that of the run was closed when the run was over
                 return reaching.link_after_run(host_indices[node_rank], asker)
 
+        self.history.add(state)
         error = verdict(state)
         if error is None and followed.was_interrupted:
             error = Cancelled(INTERRUPTED_WHEN_OVER)
@@ -387,8 +369,9 @@ class Session(Housekeeping):
     def close(self) -> None:
         """End what hosts keep loaded, where a conversation rests, and close all connections.
 
-        Allocations end too, but for those on which a detached job runs.
+        Runs in the background end before. Allocations end too, but for those on which a detached job runs.
         """
+        self.background.close()
         self._connections.close()
         self._allocations.leave()
         inside, self.inside = self.inside, None
@@ -413,7 +396,3 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
         else:
             names = sanitize.lines(", ".join(map(str, paths)))  # a host has chosen them
             print(f"fetched {names}", file=sys.stderr)  # noqa: T201
-
-
-def _new_job() -> str:
-    return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)

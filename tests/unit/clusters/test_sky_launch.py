@@ -15,8 +15,8 @@ from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError
 from distmagic.request.allocation import ClusterRequest
-from distmagic.request.spec import Access, JobSpec
-from distmagic.session import session
+from distmagic.request.spec import Access
+from distmagic.session import allocations
 from tests.builders.sky import Sky, entries
 from tests.lab.waiting import wait_until
 
@@ -204,12 +204,12 @@ def test_giving_it_back_takes_down_what_was_launched_and_nothing_else(
     assert skypilot.asked[count:] == [STATUS]
 
 
-def test_a_dry_run_says_what_would_be_launched(skypilot: Sky, monkeypatch):
-    monkeypatch.setattr(session, "owner", lambda: OWNER)
-    made = session.Session()
-    assert made.preview(WANTED, Access(), JobSpec()) == f"sky {LAUNCH}"
-    named = ClusterRequest(name="mine")
-    assert made.preview(named, Access(), JobSpec()) == (
+def test_a_dry_run_says_what_would_be_launched(skypilot: Sky):
+    def shown(request: ClusterRequest) -> str:
+        return allocations.preview(request, Access(), OWNER, is_elastic=False)
+
+    assert shown(WANTED) == f"sky {LAUNCH}"
+    assert shown(ClusterRequest(name="mine")) == (
         "The cluster mine of SkyPilot would be used as it is."
     )
     assert skypilot.asked == []

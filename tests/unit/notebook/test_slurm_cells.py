@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from distmagic.clusters.job_states import JobState
-from distmagic.clusters.sky_words import ClusterState
 from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook.host_commands import allocations_table
 from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.hosts import Host
+from tests.builders.sky import Sky
 from tests.unit.notebook.fakes import FakeAllocation, Lab
 
 CELL = (
@@ -74,11 +78,14 @@ def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
     assert "cluster mine of SkyPilot: a1, a2\n" in capsys.readouterr().out
 
 
-def test_clusters_are_listed_and_taken_down_by_name(lab: Lab, capsys):
-    lab.session.list_clusters = lambda _: (
-        ClusterState(name="mine", status="UP", launch="1"),
-        ClusterState(name="other", status="STOPPED", launch="2"),
-    )
+def test_clusters_are_listed_and_taken_down_by_name(
+    lab: Lab, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    skypilot = Sky(tmp_path, monkeypatch)
+    lab.value("%distributed allocations sky")
+    assert capsys.readouterr().out == "SkyPilot has no cluster\n"
+    skypilot.has("mine")
+    skypilot.has("other", status="STOPPED")
     lab.session.take_down = lambda name, _: f"Terminating cluster {name}...done."
     lab.session.clusters = ("mine",)
     lab.value("%distributed allocations sky")

@@ -5,6 +5,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     the cell's line   --request/flags.parse_line-->        Request: a JobSpec (what; no host in it) and an Access
     --hosts, settings --request/config.choose_hosts-->     Hosts
     --on slurm        --clusters/allocation-->             Hosts that a scheduler gives
+    --on sky          --clusters/cluster-->                Hosts of a cluster of SkyPilot
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
     Payload, --sync   --payload/work_files.with_tree-->    Payload: also the files that hosts find in their working directory

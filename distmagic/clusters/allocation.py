@@ -31,8 +31,9 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, HostsRequest
 from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from distmagic.transports import srun_words
 from distmagic.transports.asking import Asker
 from distmagic.transports.srun import Node, SrunTransport
@@ -88,6 +89,17 @@ class Allocation:
     def is_alive(self) -> bool:
         """Whether it can be used, as far as is known."""
         return self.error is None and not self._is_over.is_set()
+
+    @property
+    def awaited(self) -> int:
+        """How many nodes it will have."""
+        return self.request.nodes
+
+    def fits(self, request: HostsRequest) -> bool:
+        """Whether it is what a cell asks for."""
+        if not isinstance(request, AllocationRequest):
+            return False
+        return request == self.request or bool(request.job and request.job == self.job)
 
     def check(self, asker: Asker) -> bool:
         """Return whether it can be used; where the pipe of its lease is broken, by a look and another pipe.
@@ -217,7 +229,7 @@ class Allocation:
 
     # ---- held
 
-    def transport(self, host: Host, asker: Asker) -> SrunTransport:
+    def transport(self, host: Host, access: Access, asker: Asker) -> SrunTransport:  # noqa: ARG002 - as a cluster's
         """Return the way to one of the nodes. Raises `AllocationEnded` if they are ours no longer."""
         self._shell.connect(asker)
         if self.error is None and host.name in self._connected:

@@ -177,8 +177,13 @@ def _key(host: Host, access: Access) -> _Key:
     )
 
 
-def connect(host: Host, access: Access, asker: Asker) -> Transport:
-    """Return a transport to a host: this machine without SSH, the system's client if one is named, else paramiko."""
+def connect(
+    host: Host, access: Access, asker: Asker, pins: str | None = None
+) -> Transport:
+    """Return a transport to a host: this machine without SSH, the system's client if one is named, else paramiko.
+
+    With `pins` the first key that the host shows over SSH is trusted, and kept in that file.
+    """
     if host.is_local:
         from distmagic.transports import local
 
@@ -186,7 +191,7 @@ def connect(host: Host, access: Access, asker: Asker) -> Transport:
     if access.ssh_command:
         from distmagic.transports import ssh_command
 
-        return ssh_command.connect(host, access, asker)
+        return ssh_command.connect(host, access, asker, pins)
     from distmagic.transports.ssh import ssh
 
-    return ssh.connect(host, access, asker)
+    return ssh.connect(host, access, asker, pins)

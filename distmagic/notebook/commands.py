@@ -130,6 +130,10 @@ def _complete_env(words: Sequence[str], names: Names) -> list[str]:
     return list(file_commands.ENV_FLAGS)
 
 
+def _complete_down(words: Sequence[str], _names: Names) -> list[str]:
+    return ["--cluster"] if len(words) < 2 else []
+
+
 def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
     return list(help_pages.topics())
 
@@ -312,7 +316,7 @@ SUBCOMMANDS = (
         usages=(
             Usage(
                 arguments="[PLACE]",
-                text="list your allocations of Slurm; take hold of slurm:JOB",
+                text="list your allocations of Slurm, or sky's clusters; take hold of slurm:JOB or sky:NAME",
             ),
         ),
         handler=host_commands.allocations,
@@ -321,8 +325,10 @@ SUBCOMMANDS = (
         name="down",
         usages=(
             Usage(arguments="", text="end what is kept, connections and allocations"),
+            Usage(arguments="--cluster NAME", text="take a cluster of SkyPilot down"),
         ),
         handler=host_commands.down,
+        complete=_complete_down,
     ),
     Subcommand(
         name="help",

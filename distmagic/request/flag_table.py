@@ -64,10 +64,13 @@ FLAGS = (
     ),
     Flag(
         "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; sky: a cluster that SkyPilot launches; sky:NAME: one that is there; "
+        "none: whatever has started this",
         "PLACE",
     ),
     Flag("nodes", "nodes of the allocation (1)", "N", number_of("--nodes")),
+    Flag("gpus", "GPUs on each node of --on sky, with their kind: L4:4", "KIND[:N]"),
+    Flag("sky", "task of SkyPilot whose resources and setup --on sky takes", "FILE"),
     Flag("gpus-per-node", "GPUs on each node, as sbatch takes them", "N"),
     Flag("partition", "partition of the allocation", "NAME"),
     Flag("time", "time limit of the allocation, as sbatch takes it: 2:00:00", "TIME"),

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from distmagic.errors import SpecError
 from distmagic.request import flag_parser
-from distmagic.request.allocation import AllocationRequest, parse_place
+from distmagic.request.allocation import (
+    AllocationRequest,
+    HostsRequest,
+    check_not_of_cluster,
+    cluster_of,
+    is_cluster,
+    parse_place,
+    sky_task,
+)
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_table import NO_SYSTEM, SBATCH_FLAGS
 from distmagic.request.hosts import Host, Slots
@@ -47,7 +55,7 @@ class Request:
     access: Access = field(default_factory=Access)
     hosts: tuple[Host, ...] | None = None
     hostfile: str | None = None
-    allocation: AllocationRequest | None = None
+    allocation: HostsRequest | None = None
     ignores_system: bool = False
     export: ExportRequest | None = None
     python_hosts: tuple[str, ...] = ()
@@ -184,7 +192,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
-        "setup": args.setup if args.on is None else None,
+        "setup": args.setup if args.on is None or is_cluster(args.on) else None,
         "exec_prefix": args.exec_prefix,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
@@ -199,7 +207,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
 
 def _allocation(
     args: argparse.Namespace, environ: Mapping[str, str]
-) -> AllocationRequest | None:
+) -> HostsRequest | None:
     """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
     options = _resources(args)
     for name, value in (
@@ -213,6 +221,8 @@ def _allocation(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
+    if not (args.on and is_cluster(args.on)):
+        check_not_of_cluster(args.gpus, args.sky)
     if args.on in (None, NO_SYSTEM):
         return None
     if args.hosts is not None or args.hostfile is not None:
@@ -220,6 +230,11 @@ def _allocation(
             "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
             "Keep one of them.",
         )
+    if is_cluster(args.on):
+        file = args.sky and sky_task(args.sky)
+        asked = {"nodes": args.nodes, "gpus": args.gpus, "file": file}
+        of_slurm = [name for name, _ in options]
+        return cluster_of(args.on, {**asked, "idle_s": args.idle}, of_slurm)
     login, job = parse_place(args.on)
     if not (login or job or options or args.nodes):
         job = environ.get(

@@ -23,6 +23,7 @@ from distmagic.errors import (
     Unreachable,
 )
 from distmagic.request.allocation import AllocationRequest
+from distmagic.request.spec import Access
 from distmagic.transports import local, srun, srun_words
 from distmagic.transports.srun import Node, SrunTransport
 from tests.builders.keepers import request_of
@@ -242,20 +243,20 @@ def test_a_step_that_is_refused_for_a_while_is_tried_again(login, made):
 def test_a_job_that_completes_says_how_a_moment_later(login, made):
     squeue(login, RUNNING)
     (first, _) = made.wait(ASKER, print)
-    made.transport(first, ASKER)
+    made.transport(first, Access(), ASKER)
     squeue(login, COMPLETING, COMPLETING, CANCELLED)
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
-        made.transport(first, ASKER)
+        made.transport(first, Access(), ASKER)
     asked = len(login.asked)
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
-        made.transport(first, ASKER)
+        made.transport(first, Access(), ASKER)
     assert len(login.asked) == asked, "it is known by now"
 
 
 def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login, made):
     squeue(login, RUNNING)
     (_, second) = made.wait(ASKER, print)
-    way = made.transport(second, ASKER)
+    way = made.transport(second, Access(), ASKER)
     expired = "srun: error: Slurm job 17 has expired\n"
     login.answers["srun"] = [Said(err=expired, code=1)]
     squeue(login, CANCELLED)
@@ -268,8 +269,8 @@ def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login
 def test_one_core_is_a_warning_of_the_first_node(login, made):
     squeue(login, RUNNING)
     first, second = made.wait(ASKER, print)
-    assert made.transport(first, ASKER).warnings == (ONE_CORE,)
-    assert made.transport(second, ASKER).warnings == ()
+    assert made.transport(first, Access(), ASKER).warnings == (ONE_CORE,)
+    assert made.transport(second, Access(), ASKER).warnings == ()
 
 
 def test_the_end_of_one_that_is_held_tells_its_keeper_and_not_slurm(login, made):

@@ -39,6 +39,10 @@ class FakeAllocation:
     hosts: tuple[Host, ...] = ()
     failure: BaseException | None = None
 
+    @property
+    def awaited(self) -> int:
+        return self.request.nodes
+
     def wait(self, asker, tell):
         tell("Slurm job 17 is pending.")
         self.log.append("wait")
@@ -63,6 +67,7 @@ class FakeSession:
     given: FakeAllocation | None = None
     states: tuple[JobState, ...] = ()
     allocated: tuple[Host, ...] = ()
+    clusters: tuple[str, ...] = ()
     begun: tuple[str, ...] = ()
     begun_places: dict = field(default_factory=dict)
     found: tuple[Job, ...] = ()

@@ -589,7 +589,7 @@ FOR_ALL = (
         ),
         (
             "down now",
-            "%distributed down takes nothing after it.\nIt ends the connections to all hosts, and this notebook's allocations.",
+            "%distributed down takes nothing after it but --cluster NAME.\nAlone it ends the connections to all hosts, and this notebook's allocations.",
         ),
     ],
 )

@@ -232,6 +232,24 @@ def test_the_address_that_ssh_came_to(monkeypatch, connection, address):
     assert facts.route("")[0] == address
 
 
+@pytest.mark.parametrize(
+    "connection", ["127.0.0.1 50000 127.0.0.1 22", "UNKNOWN 65535 UNKNOWN 65535", ""]
+)
+def test_a_host_behind_a_forwarded_port_has_its_address_towards_others(
+    monkeypatch, connection
+):
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    monkeypatch.setenv("DISTMAGIC_CLIENT", "192.0.2.1")
+    monkeypatch.setattr(facts, "_address_towards", {"192.0.2.1": "10.0.0.7"}.get)
+    assert facts.route("")[0] == "10.0.0.7"
+
+    def no_way(_: str) -> str:
+        raise OSError
+
+    monkeypatch.setattr(facts, "_address_towards", no_way)
+    assert facts.route("")[0] == "127.0.0.1"
+
+
 def test_a_free_port_is_free():
     with socket.socket() as probe:
         port = facts.free_port("127.0.0.1")

@@ -83,6 +83,9 @@ def _command(name: str, words: Sequence[str]) -> int:
     if request.export is not None:
         print(exporting.export_program(program, request, chosen.hosts))
         return 0
+    if request.workflow is not None:
+        programs.run_workflow(request, program, screen_for())
+        return 0
     part = None
     if chosen.is_default and not request.allocation and not request.ignores_system:
         part = part_of(session(), os.environ)

@@ -1,4 +1,4 @@
-"""Gets hosts from a scheduler, and keeps them until nobody needs them. Slurm is the one scheduler so far.
+"""Gets hosts from a scheduler, Slurm, and keeps them until nobody needs them; and speaks with OSMO, which runs whole jobs.
 
 The way of the data. What is asked for and what Slurm says are words, understood in pure modules; few lines act.
 
@@ -25,4 +25,6 @@ has started on every node itself. In this order:
     queue.py         pending jobs: one question for all of them, less and less often
     lease.py         what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
+    osmo_words.py    what the program `osmo` says: states, refusals, lines of a log        pure
+    osmo.py          submit, look, follow the log, cancel, fetch
 """

@@ -63,7 +63,9 @@ def python_of(job: Job) -> str:
 
 
 def launcher(job: Job) -> tuple[str, ...]:
-    """Return the words that start torchrun: its own program, or as a module of the interpreter that the user named."""
+    """Return the words that start the ranks: torchrun, itself or as a module of the user's interpreter; or the program's own."""
+    if job.program.launcher:
+        return (python_of(job), *job.program.launcher)
     if not job.python:
         return ("torchrun",)
     return (quoting.program_path(job.python), "-m", "torch.distributed.run")

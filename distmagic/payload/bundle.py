@@ -1,6 +1,6 @@
 """The bundle: one zip with all that a host needs besides Python and torch.
 
-    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker or template
+    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker, template or task
     distmagic/             the package's __init__ and the half that travels, remote/
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
@@ -15,9 +15,11 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import io
 import marshal
 import os
 import threading
+import zipfile
 from pathlib import Path
 from types import CodeType
 
@@ -37,6 +39,7 @@ ROLES = {
     "engine": "distmagic.remote.engine.engine",
     "worker": "distmagic.remote.rank.worker",
     "template": "distmagic.remote.contact.template",
+    "task": "distmagic.remote.contact.task",
 }
 
 if __name__ == "__main__":
@@ -45,6 +48,8 @@ if __name__ == "__main__":
     importlib.import_module(ROLES[sys.argv[1]]).main(sys.argv[2:])
 '''
 
+# Only a task of a platform without channels needs these: `with_task`.
+_OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
 
 _BUILDING = threading.Lock()
 
@@ -61,6 +66,16 @@ def build() -> blobs.LocalBlob:
     return bundle
 
 
+def with_task() -> bytes:
+    """Return the bundle together with what a task of a platform runs that has no channel to the notebook."""
+    here = Path(__file__).parents[1]
+    zipped = io.BytesIO(build().path.read_bytes())
+    with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in _OF_TASKS:
+            archive.write(here / name, f"distmagic/{name}")
+    return zipped.getvalue()
+
+
 @functools.cache
 def _built() -> blobs.LocalBlob:
     files = _files()
@@ -73,7 +88,9 @@ def _files() -> dict[str, Path]:
     here = Path(__file__).parents[1]
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
-        files[f"distmagic/{file.relative_to(here).as_posix()}"] = file
+        name = file.relative_to(here).as_posix()
+        if name not in _OF_TASKS:
+            files[f"distmagic/{name}"] = file
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:
         raise DistmagicError(

@@ -27,6 +27,7 @@ from distmagic.request.spec import (
 
 _USUAL = JobSpec()
 NO_SYSTEM = "none"  # after --on
+OSMO = "osmo"
 SBATCH_FLAGS = (
     "gpus-per-node",
     "partition",
@@ -64,7 +65,7 @@ FLAGS = (
     ),
     Flag(
         "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; osmo; none: whatever has started this",
         "PLACE",
     ),
     Flag("nodes", "nodes of the allocation (1)", "N", number_of("--nodes")),
@@ -105,8 +106,8 @@ FLAGS = (
         "reach no host, write files that start the same job on: " + ", ".join(SYSTEMS),
         "SYSTEM DIR",
     ),
-    Flag("image", "container image of --export osmo and sing", "NAME"),
-    Flag("results", "dataset or URL that gets what --export osmo writes", "NAME"),
+    Flag("image", "container image of --on osmo, --export osmo and sing", "NAME"),
+    Flag("results", "dataset or URL that gets what a job of OSMO writes", "NAME"),
     Flag(
         "connect-timeout",
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",

@@ -16,7 +16,7 @@ from typing import NoReturn
 from distmagic.errors import SpecError
 from distmagic.request.allocation import AllocationRequest, parse_place
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_table import FLAGS, NO_SYSTEM, SBATCH_FLAGS
+from distmagic.request.flag_table import FLAGS, NO_SYSTEM, OSMO, SBATCH_FLAGS
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
@@ -43,7 +43,7 @@ class Request:
 
     `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
     `--on none`: that a scheduler has started this process counts for nothing. `export` is the folder that is to be
-    written in place of a run. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
+    written in place of a run, `workflow` what `--on osmo` submits. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
     arguments `args` are the words after `--`.
     """
@@ -55,6 +55,7 @@ class Request:
     allocation: AllocationRequest | None = None
     ignores_system: bool = False
     export: ExportRequest | None = None
+    workflow: ExportRequest | None = None
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
     names_nproc: bool = False
@@ -94,6 +95,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         allocation=_allocation(args, defaults.environ),
         ignores_system=args.on == NO_SYSTEM,
         export=_export(args),
+        workflow=_workflow(args),
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
@@ -232,7 +234,7 @@ def _allocation(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
-    if args.on in (None, NO_SYSTEM):
+    if args.on in (None, NO_SYSTEM, OSMO):
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
@@ -276,10 +278,10 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
     """Return what is to be written in place of a run. Raises `SpecError` for flags that only a run has."""
     if args.export is None:
         for name in ("image", "results"):
-            if getattr(args, name) is not None:
+            if getattr(args, name) is not None and args.on != OSMO:
                 raise SpecError(
-                    f"--{name} is for files that are exported.",
-                    "Add --export osmo DIR, or leave it out.",
+                    f"--{name} is for OSMO, and for files that are exported.",
+                    "Add --on osmo or --export osmo DIR, or leave it out.",
                 )
         return None
     for name in _OF_RUNS:
@@ -294,6 +296,10 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
             f"--export {system} has hosts that {system} chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
+    return _folder(args, system, folder)
+
+
+def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest:
     given = {"setup": args.setup, "image": args.image, "results": args.results}
     known = {name: value for name, value in given.items() if value is not None}
     return ExportRequest(
@@ -303,6 +309,24 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
         options=tuple(_resources(args)),
         **known,
     )
+
+
+def _workflow(args: argparse.Namespace) -> ExportRequest | None:
+    """Return the workflow that `--on osmo` submits. Raises `SpecError` for hosts, and for a scheduler's other flags."""
+    if args.on != OSMO:
+        return None
+    if args.hosts is not None or args.hostfile is not None:
+        raise SpecError(
+            "--on osmo has hosts that OSMO chooses, and --hosts or --hostfile names some.",
+            "Leave them out; --nodes N says how many.",
+        )
+    for name in ("idle", "dry_run"):
+        if getattr(args, name):
+            raise SpecError(
+                f"--{name.replace('_', '-')} means nothing with --on osmo.",
+                "Leave it out. --export osmo DIR shows what would be submitted.",
+            )
+    return _folder(args, OSMO, ".")
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

@@ -25,4 +25,5 @@ Beside them:
     node_row.py      what the table keeps of a node, and of a host that is to join
     interrupts.py    counts Ctrl-C for the loop
     outcome.py       the `Run` that is left: results, logs, metrics
+    workflow.py      a run that OSMO starts: no links, its log becomes the events that the same loop folds
 """

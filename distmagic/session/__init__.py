@@ -11,6 +11,7 @@ about it. In this order:
     work_dir.py       what the working directory of a run is called
     programs.py       a script, or a module, on hosts
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
+    osmo.py           a run as a workflow of OSMO: what it carries
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
     owner.py          under which name hosts know who began a job

@@ -13,4 +13,5 @@ Read in this order:
     mutual_tls        TLS between two ends that hold the same certificate
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents
+    task              where no notebook can open a channel: talks to a contact in its place, and writes to a log
 """

@@ -320,7 +320,7 @@ def _workflow(args: argparse.Namespace) -> ExportRequest | None:
             "--on osmo has hosts that OSMO chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
-    for name in ("idle", "dry_run"):
+    for name in ("idle", "dry_run", "exec_prefix", "ssh_command", "local_addr"):
         if getattr(args, name):
             raise SpecError(
                 f"--{name.replace('_', '-')} means nothing with --on osmo.",

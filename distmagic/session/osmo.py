@@ -53,6 +53,13 @@ def check(request: Request) -> None:
         if getattr(request.spec, name):
             flag = name.removesuffix("_s").replace("_", "-")
             raise SpecError(f"--{flag} means nothing with --on osmo: {why}")
+    assert request.workflow is not None
+    results = request.workflow.results
+    if results and "://" not in results:
+        raise SpecError(
+            f"--results {results}: OSMO has had no datasets for this since June 2026.",
+            "Write the URL of a storage: --results s3://bucket/folder.",
+        )
     if request.spec.is_elastic:
         raise SpecError(
             "--nnodes MIN:MAX: a workflow of OSMO has as many tasks as it is submitted with.",
@@ -72,7 +79,7 @@ def run(request: Request, payload: Payload, screen: Screen) -> Run:
     workflow = WorkflowRun(text, tasks, _planned(job), payload.title, restarts, screen)
     left = workflow.run()
     url = job.request.results
-    if "://" in url:
+    if url:
         folder = Path(f"{workflow.workflow_id}-results")
         osmo.fetch(url, folder)
         print(f"fetched {url} to {folder}", file=sys.stderr)  # noqa: T201 - a line for people

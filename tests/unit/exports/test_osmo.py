@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from distmagic.errors import SpecError
-from distmagic.exports import start_ranks, systems
+from distmagic.exports import osmo, start_ranks, systems
 from distmagic.exports.job import File, Job, Program
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
@@ -210,3 +210,16 @@ def test_ranks_outside_the_world():
     done = start("--size=8", "--offset=20", "--world_size=24", "--", "x.py")
     assert done.returncode == 2
     assert "ranks 20 to 27 are not in a world of 24" in done.stderr
+
+
+def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes() -> None:
+    launcher = ("-u", "/tmp/distmagic/program/distmagic.zip", "task", "/tmp")
+    program = Program(files=(), words=(), launcher=launcher)
+    one = job("osmo", nodes=2, program=program)
+    assert rules_broken(osmo.workflow(one)) == []
+    node = texts(systems.files(one))["node.sh"]
+    assert "OUTPUT_DIR" not in "".join(
+        line for line in node.splitlines() if not line.startswith("#")
+    )
+    assert "exec python3 -u /tmp/distmagic/program/distmagic.zip task /tmp" in node
+    assert '--node-rank="$NODE_RANK"' in node

@@ -66,6 +66,15 @@ def exported() -> dict[str, str]:
             results="s3://bucket/kept",
             options=(("gpus-per-node", "L40:8"), ("cpus-per-task", "16"), ("mem", "64G")),
         ),
+        "run": job(
+            "osmo",
+            nodes=2,
+            program=Program(
+                files=(File(path="start", data=b"{}"),),
+                words=(),
+                launcher=("-u", "/tmp/distmagic/program/distmagic.zip", "task", "/tmp"),
+            ),
+        ),
         "c10d": job("osmo", nodes=2, spec={"rdzv_backend": "c10d", "max_restarts": 1}),
     }  # fmt: skip
     found = {}

@@ -27,6 +27,8 @@ venv := .venv
 bin := $(abspath $(venv))/bin
 pip := $(bin)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 export PATH := $(bin):$(PATH)
+# Tests start hundreds of Pythons. Where byte code is not kept, each of them compiles the whole package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help check test chaos demo bench picture lint clean setup
 .DELETE_ON_ERROR:

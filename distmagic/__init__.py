@@ -11,7 +11,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     Hosts             --connection/reach.Reaching-->       a Link to each host, and its Facts
     Facts             --planning/preflight-->              errors that name the host and the cure
     all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
-    Plan, Payload     --runner/launch-->                   agents that run, and links to them
+    Plan, Payload     --runner/start-->                    agents that run, and links to them
     links             --runner/event_queue-->              Event, Event, ...
     Events            --state/fold-->                      RunState: all that is known of a run
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
@@ -33,6 +33,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
     clusters/inside/   the nodes of a job that all run the same notebook or script find each other
     connection/    links to hosts: opened, kept idle, used again
+    connection/requests/   what one host is asked over a link: each function a request and its answer
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure

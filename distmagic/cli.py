@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from distmagic.errors import Cancelled, DistmagicError, SpecError
-from distmagic.request import flags
+from distmagic.request import flag_parser, flags
 from distmagic.request.config import Distmagic, choose_hosts
 from distmagic.request.program import USAGE, split_program
 from distmagic.request.spec import check_system
@@ -64,7 +64,7 @@ def _command(name: str, words: Sequence[str]) -> int:
     if name != "run":
         raise SpecError(f"distmagic {name} is not known.", f"Write distmagic {USAGE}.")
     if words and words[0] in ("-h", "--help"):
-        print(f"usage: distmagic {USAGE}\n\n{flags.help_text()}")
+        print(f"usage: distmagic {USAGE}\n\n{flag_parser.help_text()}")
         return 0
     own, program = split_program(words)
     check_system()

@@ -1,10 +1,11 @@
-"""Opens links to hosts, keeps them idle between runs, and asks one host one thing.
+"""Opens links to hosts, and keeps them idle between runs; what is asked over a link is in requests/.
 
 A `Link` is a conversation with one `contact` process on a host, over a process that a transport started there. Nothing
 here decides what a run does next, and no module here knows of more than one job. Every wrong byte of a host becomes a
 `ProtocolError`, every end of file a `ConnectionLost`, and each names the host. In this order:
 
-    link.py           one link: boot, facts, files, start, events
+    link.py           one link: requests and answers, a job's events, bytes of files
+    opening.py        opens one: starts Python on the host, sends the bundle, takes the facts
     limits.py         a limit for each field of what a host may send; whatever hosts send is read through it
     capacity.py       whether this machine's limits leave room for so many hosts
     connections.py    the kernel's open connections, one for each host; the only place that connects
@@ -12,10 +13,6 @@ here decides what a run does next, and no module here knows of more than one job
     lease_keeper.py   renews the lease of a job over the links to its hosts
     parallel.py       the same act on all hosts at the same time, and one error for all
     reach.py          the first link to each host of a run, opened in the background, and the one way to further links
-    job_requests.py   what one host is asked about a job: logs, stacks, small results, a new node
-    file_requests.py  what one host is asked about files of the user
-    remote_files.py   files of a host: listed, fetched to this machine, sent there
-    progress_line.py  one line on stderr that says how far a transfer is
     certificate.py    a certificate by which hosts of one delivery, or nodes of one job, know each other
     prompts.py        questions to the user, asked by threads and answered on the main thread
 """

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from distmagic.connection import capacity
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
+from distmagic.connection.opening import open_link
 from distmagic.connection.parallel import in_parallel
 from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
 from distmagic.payload.blobs import LocalBlob
@@ -59,11 +60,11 @@ class Connections:
         known = self._known(key)
         if known is not None:
             try:
-                return Link.open(host, known, python, bundle, access.before_python)
+                return open_link(host, known, python, bundle, access.before_python)
             except (ConnectionLost, Unreachable):
                 self.drop(known)
         transport = self._connected(key, host, access, asker)
-        return Link.open(host, transport, python, bundle, access.before_python)
+        return open_link(host, transport, python, bundle, access.before_python)
 
     def _known(self, key: _Key) -> Transport | None:
         with self._lock:

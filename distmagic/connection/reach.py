@@ -180,7 +180,7 @@ class Reaching:
 
         Questions go to `asker`, by default to the one of the run. Without `can_ask` a question raises
         `AuthenticationError` at once. Raises `SpecError` for a host that this notebook does not know, and what
-        `Link.open` raises.
+        `open_link` raises.
         """
         if host_index == UNKNOWN_HOST:
             raise SpecError(

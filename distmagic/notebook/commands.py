@@ -25,7 +25,7 @@ from distmagic.notebook import (
 )
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.settings import Notebook
-from distmagic.request import flags
+from distmagic.request import flag_parser, flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def _complete_job(words: Sequence[str], names: Names) -> list[str]:
 
 def _complete_run(words: Sequence[str], _names: Names) -> list[str]:
     if words[-1].startswith("-"):
-        return list(flags.flag_names())
+        return list(flag_parser.flag_names())
     return sorted(str(path) for path in Path().glob("*.py"))
 
 
@@ -310,7 +310,7 @@ def execute(notebook: Notebook, line: str) -> object:
         print(usage_text())
         return None
     if words[0] in ("-h", "--help"):
-        print(f"{usage_text()}\n\n{flags.help_text()}")
+        print(f"{usage_text()}\n\n{flag_parser.help_text()}")
         return None
     command = find(words[0])
     with closing(asker_of(notebook.shell)) as asker:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Names
-from distmagic.request.flags import flag_names
+from distmagic.request.flag_parser import flag_names
 from distmagic.request.hosts import SLOT_WORDS
 from distmagic.request.spec import BACKENDS
 

@@ -14,7 +14,7 @@ from distmagic.notebook.job_commands import known_hosts, reach
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:
-    from distmagic.connection.remote_files import RemoteFolder
+    from distmagic.connection.requests.remote_files import RemoteFolder
 
 _PATTERN = "*?["  # a part of a path with one of these is a pattern
 

@@ -26,7 +26,7 @@ from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import run_local
 from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
-from distmagic.request import flags, notebook_place
+from distmagic.request import flag_parser, flags, notebook_place
 from distmagic.request.config import settings_of
 from distmagic.request.spec import check_system
 
@@ -75,7 +75,7 @@ class Magics:
         that gets a name, by an assignment or -o, is no value: IPython's Out would keep it when the name is gone.
         """
         if flags.asks_help(line):
-            print(flags.help_text())
+            print(flag_parser.help_text())
             return None
         names: list[str] = []
         try:

@@ -12,7 +12,7 @@ from distmagic import sanitize
 from distmagic.errors import RunError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
-from distmagic.request import flags
+from distmagic.request import flag_parser, flags
 from distmagic.request.program import USAGE, split_program
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run(line: CommandLine) -> object:
     """Run a program and return the run, if it gets no name. Raises what a cell raises."""
     if line.words and line.words[0] in ("-h", "--help"):
-        print(f"%distributed {USAGE}\n\n{flags.help_text()}")
+        print(f"%distributed {USAGE}\n\n{flag_parser.help_text()}")
         return None
     names: list[str] = []
     try:

@@ -10,6 +10,7 @@ reaches a host or runs the cell; config.py alone reads a file, the hostfile. Rea
     export.py        for which system a folder is to be written, and where
     flag_values.py   the text after a flag becomes its value
     flag_table.py    all flags
+    flag_parser.py   flags of a line, one by one, their help and their names
     flags.py         the line of `%%distributed` becomes a `Request`
     program.py       a script and its arguments, behind such flags
     config.py        the notebook's settings, and which hosts count

@@ -1,28 +1,23 @@
 """The magic's line, read: `%%distributed --hosts gpu-a:4 --nproc-per-node 4 -o run` becomes a `Request`. Pure.
 
-torchrun's flags keep torchrun's names, with hyphens or underscores. The table in flag_table.py holds them all; the
-help text and the tab completion come from it too.
+torchrun's flags keep torchrun's names, with hyphens or underscores. flag_parser.py reads them; here follows what they
+ask for together.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
 from distmagic.errors import SpecError
+from distmagic.request import flag_parser
 from distmagic.request.allocation import AllocationRequest, parse_place
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_table import FLAGS, NO_SYSTEM, OSMO, SBATCH_FLAGS
+from distmagic.request.flag_table import NO_SYSTEM, OSMO, SBATCH_FLAGS
 from distmagic.request.hosts import Host, Slots
-from distmagic.request.spec import (
-    PAYLOAD_LIMIT_BYTES,
-    Access,
-    JobSpec,
-)
+from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec
 
 _USUAL = JobSpec()
 
@@ -79,7 +74,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
     if "--" in own:
         place = own.index("--")
         own, script_args = own[:place], own[place + 1 :]
-    args = _parse(own)
+    args = flag_parser.parse(own)
     if script_args and not args.script:
         raise SpecError(
             f"-- {' '.join(script_args)}: only a script has arguments.",
@@ -137,27 +132,6 @@ def _without_comment(line: str) -> str:
 def asks_help(line: str) -> bool:
     """Whether `line` asks for the help text instead of a run."""
     return any(word in ("-h", "--help") for word in split(line))
-
-
-def help_text() -> str:
-    """Return the help of `%%distributed`."""
-    return _parser().format_help()
-
-
-def flag_names() -> tuple[str, ...]:
-    """Return every long flag, for tab completion."""
-    return ("--help", *(f"--{flag.name}" for flag in FLAGS))
-
-
-def values_after(word: str) -> int:
-    """Return how many words of the line after a flag are its own: 1 after `--hosts`, none after `--hosts=gpu-a`."""
-    name = _hyphened(word)
-    if name == "-o":
-        return 1
-    for flag in FLAGS:
-        if name == f"--{flag.name}":
-            return len(flag.metavar.split())
-    return 0
 
 
 def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
@@ -327,103 +301,3 @@ def _workflow(args: argparse.Namespace) -> ExportRequest | None:
                 "Leave it out. --export osmo DIR shows what would be submitted.",
             )
     return _folder(args, OSMO, ".")
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    args, unknown = _parser().parse_known_args([_hyphened(word) for word in words])
-    if unknown:
-        raise _unknown(unknown[0])
-    return args
-
-
-def _hyphened(word: str) -> str:
-    """Return a word of the line with the hyphens of a flag's name in place of underscores; a value stays as it is."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
-# Flags of other launchers for what has another name here, and whose nearest name here is something else.
-_FOREIGN = dict.fromkeys(
-    (
-        "--nprocs",
-        "--nproc",
-        "--num-processes",
-        "--gpus",
-        "--ngpus",
-        "--num-gpus",
-        "-np",
-        "-n",
-    ),
-    "--nproc-per-node",
-)
-
-
-def _unknown(word: str) -> SpecError:
-    if not word.startswith("-"):
-        return SpecError(
-            f"{word!r} is not a flag.",
-            f"Hosts are named with --hosts {word}; %distributed --help lists all flags.",
-        )
-    name = word.partition("=")[0]
-    if name in _FOREIGN:
-        return SpecError(
-            f"{name} is not a flag of %%distributed.",
-            f"The number of ranks on each host is {_FOREIGN[name]}.",
-        )
-    close = (
-        difflib.get_close_matches(name, flag_names(), n=1)
-        if name.startswith("--")
-        else []
-    )
-    guess = f"Did you mean {close[0]}? " if close else ""
-    return SpecError(
-        f"{name} is not a flag of %%distributed.",
-        f"{guess}%distributed --help lists all flags.",
-    )
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse that neither prints nor exits."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(
-            f"{message.removeprefix('argument ')}.",
-            "%distributed --help lists all flags.",
-        )
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="%%distributed",
-        description="Run the cell's last expression on every rank of the hosts, under torchrun.",
-        add_help=False,
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(
-            prog, max_help_position=32, width=110
-        ),
-    )
-    parser.add_argument("-h", "--help", action="store_true", help="print this text")
-    for flag in FLAGS:
-        names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
-        if not flag.metavar:
-            parser.add_argument(*names, action="store_true", help=flag.help)
-        elif flag.name == "export":
-            parser.add_argument(
-                *names, nargs=2, metavar=tuple(flag.metavar.split()), help=flag.help
-            )
-        elif flag.name in ("env", "fetch", "python", "slurm"):  # may be repeated
-            parser.add_argument(
-                *names,
-                metavar=flag.metavar,
-                type=flag.read,
-                action="append",
-                default=[],
-                help=flag.help,
-            )
-        else:
-            parser.add_argument(
-                *names, metavar=flag.metavar, type=flag.read, help=flag.help
-            )
-    return parser

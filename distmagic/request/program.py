@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distmagic.errors import SpecError
-from distmagic.request import flags
+from distmagic.request import flag_parser
 
 USAGE = "run [FLAGS] SCRIPT [ARGUMENTS], or run [FLAGS] -m MODULE [ARGUMENTS]"
 
@@ -32,7 +32,7 @@ def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
         if words[place] == "--":
             place += 1
             break
-        place += 1 + flags.values_after(words[place])
+        place += 1 + flag_parser.values_after(words[place])
     if place >= len(words):
         raise SpecError("No script is named.", f"Write {USAGE}.")
     before = [word for word in words[:place] if word != "--"]

@@ -15,9 +15,10 @@ are changed in one place, between two events, and an interrupt or a button is ju
 No decision about a run is made on a thread, and nothing here is shown or formatted: the state goes to a `Screen`.
 Read launch.py first, then run_loop.py, node_table.py, actions.py and executor.py. The blocking acts are these:
 
+    connect.py       links to all hosts of the run
     prepare.py       asks reached hosts what the plan needs to know, and makes the plan
+    start.py         starts every node; where one can't start, those that had started are stopped
     delivery.py      brings the payload to all hosts, large files from host to host
-    rollback.py      stops what had started when another host could not start
     node_joiner.py   brings a host into an elastic job that runs
 
 Beside them:
@@ -25,5 +26,4 @@ Beside them:
     node_row.py      what the table keeps of a node, and of a host that is to join
     interrupts.py    counts Ctrl-C for the loop
     outcome.py       the `Run` that is left: results, logs, metrics
-    workflow.py      a run that OSMO starts: no links, its log becomes the events that the same loop folds
 """

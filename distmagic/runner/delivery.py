@@ -22,6 +22,7 @@ from typing import TypeVar
 from distmagic.connection.certificate import one_time_secret
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import join_errors, threads_for
+from distmagic.connection.requests.blob_requests import deliver
 from distmagic.errors import ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
@@ -159,15 +160,17 @@ class Delivery:
             meter.reach(sent_bytes)
 
         files = tuple(self._files[blob.sha256] for blob in blobs)
-        self._links[node].deliver(files, tell)
+        deliver(self._links[node], files, tell)
 
     def _straight(self, node: int, blobs: Sequence[Blob]) -> None:
         """Send a node what it is known to lack."""
         meter = self._meters[node]
         start = meter.size_bytes
         files = tuple(self._files[blob.sha256] for blob in blobs)
-        self._links[node].deliver(
-            files, lambda sent_bytes, _: meter.reach(start + sent_bytes)
+        deliver(
+            self._links[node],
+            files,
+            lambda sent_bytes, _: meter.reach(start + sent_bytes),
         )
         meter.reach(
             start + sum(blob.size_bytes for blob in blobs)

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
-from distmagic.connection import job_requests
 from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import begin, in_parallel
 from distmagic.connection.reach import Reaching
+from distmagic.connection.requests import host_requests, job_requests
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
     Action,
@@ -110,7 +110,10 @@ class Executor:
         link: Link | None = None
         try:
             link = self._reaching.link(action.host_index)
-            found = {(one.job, one.node_rank) for one in link.jobs(self._job)}
+            found = {
+                (one.job, one.node_rank)
+                for one in host_requests.list_jobs(link, self._job)
+            }
             if (self._job, action.node_rank) not in found:
                 self._fail_attempt(action.node_rank, link, None)
                 return

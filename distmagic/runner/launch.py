@@ -10,45 +10,39 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel, raise_first, threads_for
+from distmagic.connection.parallel import in_parallel, threads_for
 from distmagic.connection.reach import Reaching
-from distmagic.errors import ConnectionLost, DistmagicError, PreflightError, Unreachable
+from distmagic.connection.requests import job_requests
+from distmagic.errors import ConnectionLost, DistmagicError
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
-from distmagic.planning.plan import Plan, at_port
-from distmagic.planning.start_messages import start_message
+from distmagic.planning.plan import Plan
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import WorkDir
 from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
 from distmagic.runner import interrupts
-from distmagic.runner.delivery import Delivery
+from distmagic.runner.connect import connect, given_back
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.prepare import check_pythons, prepare
-from distmagic.runner.rollback import cancelled, roll_back
 from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.runner.start import Start
 from distmagic.state.decide import Limits
 from distmagic.state.events import (
-    Connected,
     Planned,
-    Sending,
-    Starting,
     Swept,
-    Unusable,
     Warned,
 )
 from distmagic.state.fold import begin
@@ -99,10 +93,10 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             _new_id,
         )
         with loop.opening():
-            links = _connect(
+            links = connect(
                 loop, reaching, enough_hosts(spec, reaching), needs_remote=True
             )
-            with _given_back(reaching, links):
+            with given_back(reaching, links):
                 check_orphans(
                     found_jobs([link.facts.running for link in links]), owner, followed
                 )
@@ -111,7 +105,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
-            start = _Start(
+            start = Start(
                 loop=loop, reaching=reaching, plan=plan, payload=payload, links=links
             )
             lead, lost = start.run()
@@ -162,7 +156,7 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
             _new_id,
         )
         with loop.opening():
-            there = _connect(loop, reaching, enough=1)
+            there = connect(loop, reaching, enough=1)
         links = dict(zip(reaching.present, there, strict=True))
         addresses = [""] * len(reaching.hosts)
         for node, link in links.items():
@@ -261,36 +255,6 @@ def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
     return low if len(reaching.hosts) <= high else None
 
 
-# ---- reaching and planning
-
-
-def _connect(
-    loop: RunLoop, reaching: Reaching, enough: int | None, *, needs_remote: bool = False
-) -> tuple[Link, ...]:  # fmt: skip
-    """Return a link to each host, showing meanwhile how far each of them is. Arguments and errors are those of `settle`."""
-    for host_index, future in enumerate(reaching.futures):
-        future.add_done_callback(partial(_report, loop.queue, host_index))
-    try:
-        loop.wait_for(reaching.futures)
-    except KeyboardInterrupt:
-        raise reaching.interrupted() from None
-    except BaseException:
-        reaching.cancel()
-        raise
-    return reaching.settle(enough, needs_remote=needs_remote)
-
-
-def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
-    if future.cancelled():
-        return
-    error = future.exception()
-    if error is None:
-        queue.tell(Connected(), node_rank=host_index)
-    else:
-        why = error.message if isinstance(error, DistmagicError) else repr(error)
-        queue.tell(Unusable(why=why), node_rank=host_index)
-
-
 def _plan(
     loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
 ) -> Plan:  # fmt: skip
@@ -324,160 +288,6 @@ def _plan(
     return plan
 
 
-@contextmanager
-def _given_back(reaching: Reaching, links: Sequence[Link]) -> Iterator[None]:
-    """Where the block ends with an error of ours, let the links rest: the next cell begins over them.
-
-    After anything else, an interrupt say, an answer may be on its way over them: they are closed.
-    """
-    try:
-        yield
-    except DistmagicError:
-        in_parallel(reaching.give_back, reaching.present, links)
-        raise
-    except BaseException:
-        in_parallel(Link.close, links)
-        raise
-
-
-# ---- starting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
-    """The part of a launch in which hosts are sent what they lack, and their agents start. `links` are by node rank."""
-
-    loop: RunLoop
-    reaching: Reaching
-    plan: Plan
-    payload: Payload
-    links: tuple[Link, ...]
-
-    def run(self) -> tuple[protocol.StartNode, dict[int, str]]:
-        """Return the message that started the lead, and the nodes without which an elastic job begins, with why.
-
-        If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
-        """
-        pool = threads_for(len(self.links), "start")
-        # Nodes that have started have a lease, and a slow host may take longer than that to start.
-        lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
-        started: list[Future[None]] = []
-        try:
-            self.loop.result(pool.submit(self._deliver))
-            requests = self._requests(self.loop.result(pool.submit(self._at_free_port)))
-            for node_rank, request in enumerate(requests):
-                self.loop.note(Starting(), node_rank=node_rank)
-                started.append(
-                    pool.submit(self._start_node, node_rank, request, lease_keeper)
-                )
-            self.loop.wait_for(started)
-            lost = lost_at_start(self.plan, [future.exception() for future in started])
-            if not lost:
-                raise_first(started)
-            self._tell_of_work_dirs()
-        except BaseException as error:
-            unsure = roll_back(self.links, started)
-            in_parallel(partial(self._give_up, started), range(len(self.links)))
-            if isinstance(error, KeyboardInterrupt):
-                raise cancelled(began=bool(started), unsure=unsure) from None
-            if isinstance(error, ConnectionLost) and not error.hint:
-                error.hint = "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
-            raise
-        finally:
-            lease_keeper.close()
-            pool.shutdown(wait=False)
-        return requests[0], lost
-
-    def _tell_of_work_dirs(self) -> None:
-        for node_rank, link in enumerate(self.links):
-            if link.work is not None and link.work.notice:
-                self.loop.note(
-                    Warned(text=f"{link.host.name}: {link.work.notice}"),
-                    node_rank=node_rank,
-                )
-
-    def _at_free_port(self) -> Plan:
-        """Return the plan with a port that is free now: minutes may have gone by since it was made."""
-        if not self.plan.chose_port:
-            return self.plan
-        try:
-            port = self.links[0].free_port(self.plan.nodes[0].address)
-        except PreflightError:  # a port of this address can't be tried there: the one from before is as good as any
-            return self.plan
-        return at_port(self.plan, port)
-
-    def _requests(self, plan: Plan) -> list[protocol.StartNode]:
-        secret = secrets.token_hex(32)  # of the gang channel
-        requests = []
-        for node, link in zip(plan.nodes, self.links, strict=True):
-            requests.append(start_message(plan, node, self.payload, secret, link.warm))
-        return requests
-
-    def _start_node(
-        self, node_rank: int, request: protocol.StartNode, lease_keeper: LeaseKeeper
-    ) -> None:
-        self.links[node_rank].start(request)
-        lease_keeper.keep_over_one_more(self.links[node_rank])
-
-    def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
-        """Close a link. One whose host has refused to start has nothing more to say, and may rest."""
-        if _has_refused(started, node_rank):
-            self.reaching.give_back(
-                self.reaching.present[node_rank], self.links[node_rank]
-            )
-        else:
-            self.links[node_rank].close()
-
-    def _deliver(self) -> None:
-        queue = self.loop.queue
-
-        def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
-            queue.tell(
-                Sending(sent_bytes=sent_bytes, total_bytes=total_bytes),
-                node_rank=node_rank,
-            )
-
-        def note(node_rank: int, text: str) -> None:
-            host = self.links[node_rank].host.name
-            queue.tell(Warned(text=f"{host}: {text}"), node_rank=node_rank)
-
-        addresses = [node.address for node in self.plan.nodes]
-        Delivery(self.links, addresses, self.payload.blobs, tell, note).run()
-
-
-def _has_refused(started: Sequence[Future[None]], node_rank: int) -> bool:
-    """Whether the host of this node has answered that it does not start it."""
-    if (
-        node_rank >= len(started)
-        or not started[node_rank].done()
-        or started[node_rank].cancelled()
-    ):
-        return False
-    return isinstance(started[node_rank].exception(), PreflightError)
-
-
-def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[int, str]:
-    """Return the nodes without which an elastic job can begin, and why they did not start; {} if it can't, or needn't.
-
-    `errors` are what the start of each node ended with.
-    """
-    failed: dict[int, str] = {}
-    for node_rank, error in enumerate(errors):
-        if error is None:
-            continue
-        if node_rank == 0 or not isinstance(error, (ConnectionLost, Unreachable)):
-            return {}
-        first_line, _, _ = str(error).partition("\n")
-        failed[node_rank] = first_line
-    is_enough = len(errors) - len(failed) >= plan.terms.min_nodes
-    if plan.join_template is None or not is_enough:
-        return {}
-    return failed
-
-
-# ---- the end
-
-
 def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
     """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives that up."""
     job = loop.state.job
@@ -489,7 +299,7 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
         row = table.rows[node_rank]
         try:
             with closing(reaching.link(row.host_index, broken=row.link)) as link:
-                survivors = link.sweep(job, node_rank).survivors
+                survivors = job_requests.sweep(link, job, node_rank).survivors
                 link.finish()
         except DistmagicError:
             return  # out of reach: its own lease ends it, and the verdict says so

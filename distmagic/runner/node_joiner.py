@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from distmagic.connection import job_requests
 from distmagic.connection.link import Link
+from distmagic.connection.requests import blob_requests, host_requests, job_requests
 from distmagic.errors import ProtocolError, SpecError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
@@ -66,12 +67,12 @@ class NodeJoiner:
                 (lead.host.name, link.host.name), (lead.facts, link.facts)
             )
             self._begun = self._begun or job_requests.get_start(lead, self.job)
-        link.deliver(self._lacking(link, self._begun))
+        blob_requests.deliver(link, self._lacking(link, self._begun))
         assert self._begun.membership is not None
-        route = link.route_to(self._begun.membership.lead_address)
+        route = host_requests.route_to(link, self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
             hosts = job_requests.add_node(lead, self.job, link.host.name, request_id)
-        link.sweep(self.job)  # what an agent has left that was killed
+        job_requests.sweep(link, self.job)  # what an agent has left that was killed
         reached = Reached(host=link.host, facts=link.facts, route=route)
         return start_messages.join_message(
             self._begun, hosts, reached, local_cwd=str(Path.cwd())
@@ -111,7 +112,8 @@ class NodeJoiner:
     def _fetch(self, local: LocalBlob) -> None:
         with closing(self._open_lead()) as lead:
             try:
-                blobs.receive(local, lambda write: lead.fetch_blob(local.blob, write))
+                fetch = partial(blob_requests.fetch_blob, lead, local.blob)
+                blobs.receive(local, fetch)
             except OSError as error:
                 name = lead.host.name
                 raise ProtocolError(

@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from distmagic.connection import job_requests
 from distmagic.connection.link import Link
 from distmagic.connection.reach import UNKNOWN_HOST
+from distmagic.connection.requests import job_requests
 from distmagic.errors import (
     ConnectionLost,
     DistmagicError,

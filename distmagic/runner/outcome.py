@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from distmagic import sanitize
-from distmagic.connection.link import LOG_LIMIT_BYTES, Link
-from distmagic.connection.progress_line import ProgressLine
-from distmagic.connection.remote_files import RemoteFolder
+from distmagic.connection.link import Link
+from distmagic.connection.requests import job_requests
+from distmagic.connection.requests.progress_line import ProgressLine
+from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
 from distmagic.remote.values import parcel
@@ -88,7 +89,9 @@ class Run:
         for node_rank in nodes:
             for name in names:
                 data = io.BytesIO()
-                self._files.fetch(node_rank, name, data.write, LOG_LIMIT_BYTES)
+                self._files.fetch(
+                    node_rank, name, data.write, job_requests.LOG_LIMIT_BYTES
+                )
                 texts.append(data.getvalue().decode(errors="replace"))
         return sanitize.log("".join(texts))
 
@@ -176,7 +179,7 @@ class _Files:
                 job=self._job, node_rank=node_rank, name=name, offset=done
             )
             try:
-                link.fetch(request, take, limit_bytes=limit_bytes - done)
+                job_requests.fetch(link, request, take, limit_bytes=limit_bytes - done)
             except ConnectionLost:
                 link.close()
                 if done == before:

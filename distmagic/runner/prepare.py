@@ -8,6 +8,7 @@ from pathlib import Path
 
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, join_errors
+from distmagic.connection.requests.host_requests import route_to
 from distmagic.errors import PreflightError
 from distmagic.planning import plan as planning
 from distmagic.planning import preflight
@@ -84,7 +85,7 @@ def _routes(links: Sequence[Link]) -> list[Route]:
     lead, *others = links
     peers = [link.facts.address for link in others if not link.host.is_local]
     if lead.host.is_local and peers:
-        first = lead.route_to(peers[0])
+        first = route_to(lead, peers[0])
     else:
         first = Route(address=lead.facts.address, interface=lead.facts.interface)
-    return [first, *in_parallel(lambda link: link.route_to(first.address), others)]
+    return [first, *in_parallel(lambda link: route_to(link, first.address), others)]

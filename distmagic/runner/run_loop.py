@@ -16,7 +16,6 @@ a question to the user is answered within it.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, DistmagicError
+from distmagic.remote.system.gc_pause import heap_left_alone
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.render.screen import Screen, UserRequest
@@ -200,7 +200,7 @@ class RunLoop:
         self._wants_detach = detach
         try:
             # An interrupt that is raised in the middle would lose an event.
-            with _heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
+            with heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
                 began_s = self._clock()
                 self._perform(table.follow(links, began_s, lost or {}))
                 while not self._is_done():
@@ -370,43 +370,6 @@ class RunLoop:
                 self._perform(self._table.receive(event))
         with suppress(Exception):
             self._screen.finish(self.state)
-
-
-class _Heap:
-    """The notebook's own objects, which the garbage collector need not look at while a run goes on."""
-
-    def __init__(self) -> None:
-        self._is_ours = (
-            gc.get_freeze_count() == 0
-        )  # else it is somebody else's decision
-        self._is_frozen = False
-
-    def freeze(self) -> None:
-        """Leave out of all collections what lives now. Garbage goes before: it would not be found any more."""
-        if self._is_ours and not self._is_frozen:
-            self._is_frozen = True
-            gc.collect()
-            gc.freeze()
-
-    def unfreeze(self) -> None:
-        """Have all objects collected again."""
-        if self._is_frozen:
-            gc.unfreeze()
-
-
-@contextmanager
-def _heap_left_alone() -> Iterator[_Heap]:
-    """Yield the heap, which a long run may freeze. Afterwards it is as before.
-
-    A thousand ranks at 10 Hz make the collector look through all that lives several times a second: a third of the
-    whole cost. A short run must leave it alone: each freeze begins Python's count for the next full collection anew,
-    and a notebook that freezes in every cell would never have one.
-    """
-    heap = _Heap()
-    try:
-        yield heap
-    finally:
-        heap.unfreeze()
 
 
 def clock_since(began_s: float) -> Callable[[], float]:

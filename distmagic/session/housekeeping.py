@@ -8,7 +8,6 @@ from concurrent.futures import Future, as_completed, wait
 from dataclasses import dataclass
 from functools import partial
 
-from distmagic.connection import job_requests
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import (
     in_parallel,
@@ -17,7 +16,8 @@ from distmagic.connection.parallel import (
     threads_for,
 )
 from distmagic.connection.reach import Reaching
-from distmagic.connection.remote_files import RemoteFolder
+from distmagic.connection.requests import host_requests, job_requests
+from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning.jobs import Job, found_jobs
 from distmagic.remote.wire.protocol import (
@@ -63,7 +63,11 @@ class Housekeeping:
         """
         with reaching.opened(enough=1) as links:
             listings = dict(
-                zip(links, in_parallel(Link.jobs, list(links.values())), strict=True)
+                zip(
+                    links,
+                    in_parallel(host_requests.list_jobs, list(links.values())),
+                    strict=True,
+                )
             )
         return found_jobs(
             [listings.get(host_index, ()) for host_index in range(len(reaching.hosts))]
@@ -126,7 +130,9 @@ class Housekeeping:
         was_interrupted = False
         try:
             for node in asked:
-                stops[node] = pool.submit(links[node].stop, job.name, node)
+                stops[node] = pool.submit(
+                    job_requests.stop, links[node], job.name, node
+                )
             while wait(stops.values(), _LOOK_S).not_done:
                 pass  # an interrupt that comes just before a wait is noticed when it is over
         except KeyboardInterrupt:
@@ -174,7 +180,7 @@ class Housekeeping:
         names = sorted({job.name for job in jobs})
 
         def from_host(link: Link) -> int:
-            return sum(link.remove(name) for name in names)
+            return sum(host_requests.remove_job(link, name) for name in names)
 
         with reaching.opened(enough=1) as links:
             return sum(in_parallel(from_host, list(links.values())))
@@ -183,7 +189,10 @@ class Housekeeping:
         """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
         with reaching.opened(enough=1) as links:
             return tuple(
-                in_parallel(partial(Link.clear, removes=removes), list(links.values()))
+                in_parallel(
+                    partial(host_requests.prune_blobs, removes=removes),
+                    list(links.values()),
+                )
             )
 
     def work_dirs(self, reaching: Reaching) -> dict[str, tuple[KeptWorkDir, ...]]:
@@ -193,7 +202,7 @@ class Housekeeping:
             return {
                 link.host.name: found
                 for link, found in zip(
-                    there, in_parallel(Link.work_dirs, there), strict=True
+                    there, in_parallel(host_requests.list_work_dirs, there), strict=True
                 )
             }
 
@@ -204,7 +213,8 @@ class Housekeeping:
 
         def from_host(link: Link) -> int:
             return sum(
-                link.remove_work_dir(name) for name in names.get(link.host.name, ())
+                host_requests.remove_work_dir(link, name)
+                for name in names.get(link.host.name, ())
             )
 
         with reaching.opened(enough=1) as links:

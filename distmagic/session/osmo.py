@@ -4,7 +4,7 @@
     what the tasks write (remote/contact/task.py) -> osmo workflow logs -> events -> the view of any run
     an interrupt                            -> osmo workflow cancel
 
-Here: what the workflow carries, and what it can't have. runner/workflow.py submits and follows it.
+Here: what the workflow carries, and what it can't have. workflow.py submits and follows it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from distmagic.remote.wire.protocol import JobTerms, StartNode
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.runner.outcome import Run
-from distmagic.runner.workflow import WorkflowRun
 from distmagic.session.owner import owner
 from distmagic.session.work_dir import work_dir
+from distmagic.session.workflow import WorkflowRun
 from distmagic.state.events import Planned
 
 _ZIP = "distmagic.zip"

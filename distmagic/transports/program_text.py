@@ -1,4 +1,4 @@
-"""A module of `remote/keeper/` as one argument of `python3 -c`: it runs where nothing of ours is yet. Pure."""
+"""A program of `remote/keeper/` as one argument of `python3 -c`: it runs where nothing of ours is yet. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+
+_PACKAGE = "distmagic.remote.keeper"
+# The modules that a program imports from its package. Each stands before those that import it.
+_PARTS = {
+    "keeper": ("processes", "allocation_lease", "listening"),
+    "usher": (),
+}
+_LOADER = """\
+import sys, types
+def _load(name, text):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+"""
 
 
 def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str, ...]:
@@ -28,8 +41,24 @@ def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str,
 
 @functools.cache
 def _one_line(role: str) -> str:
-    spec = importlib.util.find_spec(f"distmagic.remote.keeper.{role}")
+    packed = base64.b64encode(zlib.compress(_program(role).encode(), 9)).decode()
+    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
+
+
+def _program(role: str) -> str:
+    """Return the text of a program: it makes modules of its parts, as imported ones would be, and goes on as `role`."""
+    if not _PARTS[role]:
+        return _source(f"{_PACKAGE}.{role}")
+    text = [_LOADER]
+    for name in _PARTS[role]:
+        module = f"{_PACKAGE}.{name}"
+        text.append(f"_load({module!r}, {_source(module)!r})\n")
+    text.append(_source(f"{_PACKAGE}.{role}"))
+    return "".join(text)
+
+
+def _source(module: str) -> str:
+    spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
-    packed = base64.b64encode(zlib.compress(Path(spec.origin).read_bytes(), 9)).decode()
-    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
+    return Path(spec.origin).read_text()

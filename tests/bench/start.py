@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from distmagic.request import flags
+from distmagic.request import flag_parser
 from tests.bench import contestants
 from tests.bench.bench import Bench
 from tests.bench.contestants import Contestant, Place, Took
@@ -108,7 +108,7 @@ def _said(error: Exception) -> str:
 
 
 def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
-    if "--cold" in flags.flag_names():
+    if "--cold" in flag_parser.flag_names():
         with contestants.distmagic_kernel(place) as run:
             _one(bench, took, {}, "cold", lambda: run("--cold"))
     with contestants.distmagic_kernel(place) as run:

@@ -35,8 +35,10 @@ class LocalKeeper:
 
     def __enter__(self) -> LocalKeeper:  # noqa: PYI034 - typing.Self is of Python 3.11
         node = {"SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "here"}
+        python, *words = program_text.command(sys.executable, "keeper", self._settings)
+        # Without any package: on a node there is none of ours before the bundle has come.
         self.process = subprocess.Popen(
-            program_text.command(sys.executable, "keeper", self._settings), env={**os.environ, **node},
+            [python, "-I", "-S", *words], env={**os.environ, **node},
             stdin=subprocess.PIPE, stderr=self._log, start_new_session=True,
         )  # fmt: skip
         return self

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from distmagic.connection.link import Link
+from distmagic.connection.requests import job_requests
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.state.model import RunState
@@ -44,15 +45,15 @@ class Stage(runner.Watch):
         self.hits = [one for one in pair.strikes if one.moment.phase == "beginning"]
 
     def __enter__(self) -> Stage:  # noqa: PYI034 - typing.Self is of Python 3.11
-        wrappers = {
-            "pour": self._pour,
-            "answer": self._answer,
-            "start": self._start,
-            "fetch": self._fetch,
-        }
-        for name, wrap in wrappers.items():
+        wrappers: tuple[tuple[Any, str, Callable[..., object]], ...] = (
+            (Link, "pour", self._pour),
+            (Link, "answer", self._answer),
+            (Link, "start", self._start),
+            (job_requests, "fetch", self._fetch),
+        )
+        for owner, name, wrap in wrappers:
             self._patches.enter_context(
-                mock.patch.object(Link, name, wrap(getattr(Link, name)))
+                mock.patch.object(owner, name, wrap(getattr(owner, name)))
             )
         for strike in self._pending:
             if strike.moment.phase == "connecting":

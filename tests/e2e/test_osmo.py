@@ -15,9 +15,8 @@ import pytest
 from distmagic.errors import Cancelled, NoResult, RunError, WorkerFailed
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
-from distmagic.runner import workflow
 from distmagic.runner.outcome import Run
-from distmagic.session import osmo
+from distmagic.session import osmo, workflow
 from tests.builders.osmo_service import Service, playing
 from tests.e2e.runner import Watch
 from tests.lab import Lab

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.api import session
-from distmagic.connection.remote_files import RemoteFolder
+from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import runner
@@ -125,7 +125,7 @@ class BreaksOnce:
 def test_a_large_file_goes_on_where_its_connection_broke(
     ended, tmp_path, monkeypatch, way
 ):
-    from distmagic.connection import remote_files
+    from distmagic.connection.requests import remote_files
 
     breaks = BreaksOnce(ended, 20_000_000)
 

@@ -40,6 +40,7 @@ PACKAGES = (
     "transports",
     "transports.ssh",
     "connection",
+    "connection.requests",
     "clusters",
     "clusters.inside",
     "runner",

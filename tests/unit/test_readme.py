@@ -11,7 +11,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic.notebook import commands
-from distmagic.request import flags
+from distmagic.request import flag_parser, flags
 from distmagic.request.cell import parse_cell
 from distmagic.request.config import Distmagic
 from distmagic.request.hosts import parse_hosts
@@ -112,7 +112,7 @@ def test_both_commands_are_on_the_first_screen():
 @each_page
 def test_flags_are_those_of_the_magic(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
-    assert named <= {*flags.flag_names(), "--everybody"}  # the last: of `clean`
+    assert named <= {*flag_parser.flag_names(), "--everybody"}  # the last: of `clean`
 
 
 def test_the_page_of_flags_has_them_all():
@@ -121,7 +121,7 @@ def test_the_page_of_flags_has_them_all():
         line for line in page.read_text().splitlines() if line.startswith("| `-")
     )
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", rows))
-    assert named == set(flags.flag_names()) - {
+    assert named == set(flag_parser.flag_names()) - {
         "--help",
         "--output",
     }  # the latter is -o there
@@ -134,7 +134,7 @@ def test_flags_keep_torchruns_names():
     theirs = {
         name for action in get_args_parser()._actions for name in action.option_strings
     }
-    assert set(flags.flag_names()) >= TORCHRUN
+    assert set(flag_parser.flag_names()) >= TORCHRUN
     assert theirs >= TORCHRUN
 
 

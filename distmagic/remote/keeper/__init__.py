@@ -2,9 +2,14 @@
 
 Under Slurm everything that a step has started ends with the step. So a keeper runs in a step that lasts as long as the
 allocation, and starts there what is asked for. A connection is an srun task that only ushers: it hands its three pipes
-to the keeper over a unix socket, and tells how the process ended. Nothing here knows of torch, jobs or the bundle: both
-modules travel as text (transports/program_text.py), before the bundle is there, and run on any Python from 3.6 on.
+to the keeper over a unix socket, and tells how the process ended. Nothing here knows of torch, jobs or the bundle. Two
+programs begin here, `usher` and `keeper`. They travel as text (transports/program_text.py), before the bundle is there,
+and run on any Python from 3.6 on. A module that they import from here stands in the table there, and is imported by
+`from distmagic.remote.keeper.NAME import ...`: the package itself is not there.
 
-    usher.py     one connection: hands its pipes to the keeper of its node, and waits
-    keeper.py    one node: starts processes on pipes that ushers bring; the lead's ends the allocation when nobody needs it
+    usher.py             one connection: hands its pipes to the keeper of its node, and waits
+    keeper.py            one node: starts processes on pipes that ushers bring; the lead's ends the allocation when nobody needs it
+    allocation_lease.py  when the lead's ends it; pure
+    listening.py         the keeper's socket, and what keepers left that were killed
+    processes.py         processes of the node: started, sent signals, found in /proc
 """

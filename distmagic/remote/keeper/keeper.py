@@ -29,22 +29,29 @@ import select
 import shutil
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
 import time
 from typing import Any
 
+from distmagic.remote.keeper.allocation_lease import AllocationLease
+from distmagic.remote.keeper.listening import listen
+from distmagic.remote.keeper.processes import (
+    has_job,
+    parents,
+    send_signal,
+    start_process,
+    write_quietly,
+)
+
 KILL_S = (
     2.0  # between SIGTERM and SIGKILL, for the process of a connection that is gone
 )
 END_S = 20.0  # for all that was started to end; Slurm itself kills after its KillWait, 30 s where it is not changed
-LOOK_S = 5.0  # between two looks if a job still runs, when nobody renews the lease
 _TURN_S = 1.0
 _LONGEST = 1 << 20  # of a request
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
-_JOB = b"\0DISTMAGIC_JOB="  # in the variables of an agent and its ranks; a template has dashes after it
 _WARNINGS = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -66,45 +73,12 @@ class Connection:
         self.kill_at = 0.0  # when a process whose usher is gone is killed
 
 
-class Lease:
-    """When the lead ends by itself. Pure; all times are of one clock, in seconds."""
-
-    def __init__(self, now: float, settings: "dict[str, Any]") -> None:
-        self._lease_s, self._idle_s = settings["lease_s"], settings["idle_s"]
-        self._until = now + settings["first_lease_s"]
-        self._used_at = now
-
-    def renew(self, now: float) -> None:
-        """The notebook is there."""
-        self._until = now + self._lease_s
-
-    def give_up(self, now: float) -> None:
-        """The notebook is about to be gone."""
-        self._until = now
-
-    def use(self, now: float) -> None:
-        """A connection was made."""
-        self._used_at = now
-
-    def is_due(self, now: float) -> bool:
-        """Whether it is worth a look if a job runs."""
-        return bool(now > self._until or now > self._used_at + self._idle_s)
-
-    def is_over(self, now: float, *, has_job: bool) -> bool:
-        """Whether the allocation ends now."""
-        if has_job:
-            self._used_at = now
-            self._until = max(self._until, now + LOOK_S)
-            return False
-        return self.is_due(now)
-
-
 class Keeper:
     """The keeper of one node, from its socket's first day to its last."""
 
     def __init__(self, settings: "dict[str, Any]") -> None:
         self._leads = settings["leads"]
-        self._lease = Lease(time.time(), settings)
+        self._lease = AllocationLease(time.time(), settings)
         self._node = "." + (os.environ.get("SLURMD_NODENAME") or socket.gethostname())
         job = os.environ["SLURM_JOB_ID"]
         self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{job}{self._node}"
@@ -128,29 +102,9 @@ class Keeper:
         ctypes.CDLL(None).prctl(
             _SUBREAPER, 1, 0, 0, 0
         )  # what loses its parent becomes a child of ours
-        self._listener = self._listen()
+        self._listener = listen(self._folder, self._node)
         self._needs_others = settings["needs_others"]
         self._others = _start_others(settings)
-
-    def _listen(self) -> socket.socket:
-        """Listen in a directory that gets its name when its socket answers: one that does not is a dead keeper's."""
-        for name in os.listdir("/tmp"):
-            is_ours = name.startswith(f"distmagic-{os.getuid()}-slurm.")
-            if is_ours and name.endswith(self._node):
-                _remove_dead("/tmp/" + name)
-        if os.path.lexists(self._folder) and not _is_own(self._folder):
-            raise OSError(f"{self._folder} is not this user's alone")
-        new = f"{self._folder}.{os.getpid()}"
-        os.mkdir(new, 0o700)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(new + "/keeper")
-        listener.listen(64)
-        try:
-            os.rename(new, self._folder)
-        except OSError:
-            shutil.rmtree(new)
-            sys.exit(0)  # another keeper of this job serves the node
-        return listener
 
     def _end_soon(self, *_: object) -> None:
         self._is_ending = self._is_ended_by_slurm = True
@@ -173,7 +127,7 @@ class Keeper:
     def _is_over(self) -> bool:
         now = time.time()
         return self._lease.is_due(now) and self._lease.is_over(
-            now, has_job=_has_job(os.getpid())
+            now, has_job=has_job(os.getpid())
         )
 
     def _turn(self) -> None:
@@ -250,9 +204,9 @@ class Keeper:
             self._leases[connection.pipes[0]] = connection
             _remove_log()
             self._lease.renew(time.time())
-            _write(connection.pipes[1], b"ready\n")
+            write_quietly(connection.pipes[1], b"ready\n")
             return
-        connection.pid, code = _start(
+        connection.pid, code = start_process(
             request["argv"], connection.pipes, request.get("client", "")
         )
         self._close_pipes(connection)
@@ -274,7 +228,7 @@ class Keeper:
         """An usher is gone: its step is over, and the process that has its pipes must not hold them."""
         self._close(connection)
         if connection.pid:
-            _send(connection.pid, signal.SIGTERM)
+            send_signal(connection.pid, signal.SIGTERM)
             connection.kill_at = time.time() + KILL_S
             self._orphans.append(connection)
 
@@ -327,7 +281,7 @@ class Keeper:
             self._orphans
         ):  # none of them is reaped yet, so their numbers are still theirs
             if time.time() > connection.kill_at:
-                _send(connection.pid, signal.SIGKILL)
+                send_signal(connection.pid, signal.SIGKILL)
 
     def _end(self) -> None:
         """Send SIGTERM to every child, also to those that become ours when their parent has ended; wait for them."""
@@ -340,7 +294,7 @@ class Keeper:
         while time.time() < end_s:
             self._reap()
             children = [
-                pid for pid, parent in _parents().items() if parent == os.getpid()
+                pid for pid, parent in parents().items() if parent == os.getpid()
             ]
             if self._is_ended_by_slurm and self._others is not None:
                 # Slurm ends the others too; an srun to a node that is dead would wait for it.
@@ -350,30 +304,8 @@ class Keeper:
             for pid in children:
                 if pid not in told:
                     told.add(pid)
-                    _send(pid, signal.SIGTERM)
+                    send_signal(pid, signal.SIGTERM)
             time.sleep(0.02)
-
-
-def _is_own(folder: str) -> bool:
-    """Whether a directory is this user's alone, and no link."""
-    about = os.lstat(folder)
-    return (
-        about.st_uid == os.getuid()
-        and stat.S_ISDIR(about.st_mode)
-        and not about.st_mode & 0o077
-    )
-
-
-def _remove_dead(folder: str) -> None:
-    """Remove the directory of a keeper of this user that was killed: nothing answers at its socket."""
-    if not _is_own(folder):
-        return
-    client = socket.socket(socket.AF_UNIX)
-    try:
-        client.connect(folder + "/keeper")
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-    client.close()
 
 
 def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None":
@@ -389,75 +321,6 @@ def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None
     )
     child.returncode = 0  # it is waited for by `_reap`
     return child
-
-
-def _start(argv: "list[str]", pipes: "list[int]", client: str) -> "tuple[int, int]":
-    """Start a process on three pipes; return (pid, 0), or (0, the code that a shell gives where it can't be)."""
-    home = os.path.expanduser("~")
-    environment = dict(os.environ)
-    environment["DISTMAGIC_CLIENT"] = client
-    words = [os.path.expanduser(argv[0]), *argv[1:]]
-    try:
-        child = subprocess.Popen(
-            words, stdin=pipes[0], stdout=pipes[1], stderr=pipes[2], cwd=home if os.path.isdir(home) else "/",
-            env=environment, start_new_session=True,
-        )  # fmt: skip
-    except (OSError, ValueError) as error:
-        _write(pipes[2], f"{words[0]}: {error}\n".encode())
-        return 0, 127 if isinstance(error, FileNotFoundError) else 126
-    child.returncode = 0  # it is waited for by `_reap`
-    return child.pid, 0
-
-
-def _write(number: int, data: bytes) -> None:
-    try:
-        os.write(number, data)
-    except OSError:
-        pass  # nobody reads it any more
-
-
-def _send(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it ended by itself
-
-
-def _parents() -> "dict[int, int]":
-    """Return {process: its parent} of all that runs, without zombies."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    words = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue  # it ended meanwhile
-            if words[0] not in (b"Z", b"X"):
-                found[int(name)] = int(words[1])
-    return found
-
-
-def _has_job(top: int) -> bool:
-    """Whether a process below `top` belongs to a job of distmagic."""
-    parents = _parents()
-    below = {top}
-    more = True
-    while more:
-        new = {pid for pid, parent in parents.items() if parent in below} - below
-        below |= new
-        more = bool(new)
-    return any(_is_of_job(pid) for pid in below - {top})
-
-
-def _is_of_job(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = b"\0" + file.read()
-    except OSError:
-        return False
-    _, found, value = variables.partition(_JOB)
-    return bool(found) and not value.startswith((b"-", b"\0"))
 
 
 def _remove_log() -> None:

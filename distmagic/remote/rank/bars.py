@@ -20,7 +20,7 @@ from typing import Any
 
 from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.report import bar_ids
-from distmagic.remote.wire.protocol import Bar
+from distmagic.remote.wire.parts import Bar
 
 _STD = "tqdm.std"
 _STAND_INS = ("tqdm.notebook", "tqdm.autonotebook")

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from distmagic.remote.wire.protocol import WorkDir
+from distmagic.remote.wire.parts import WorkDir
 
 
 def of_work_dir(work: WorkDir | None) -> list[str]:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from distmagic.remote.wire.protocol import Bar
+from distmagic.remote.wire.parts import Bar
 
 KEPT_ROWS = (
     500  # kept while the agent takes none; of more rows every second one is dropped

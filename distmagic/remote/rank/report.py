@@ -1,6 +1,6 @@
 """A rank's progress on its way to the agent: `report` and `track` for users, `post_bar` for bars of tqdm.
 
-Progress is sent as `protocol.Progress` lines over the rank's socket, see `outbox`. The agent may be slow or stopped for a
+Progress is sent as `Progress` lines over the rank's socket, see `outbox`. The agent may be slow or stopped for a
 while, so nothing here waits for it, except `flush` at the very end. There is no thread: what can't be sent goes with a
 later call. Threads, signal handlers and finalizers of tqdm bars thus never wait for each other.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from distmagic.remote.rank.outbox import TOGETHER, LoggedRow, Outbox, Source
-from distmagic.remote.wire.protocol import Bar
+from distmagic.remote.wire.parts import Bar
 
 T = TypeVar("T")
 

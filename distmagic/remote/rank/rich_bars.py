@@ -17,7 +17,7 @@ from typing import Any
 from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.bars import is_standard
 from distmagic.remote.rank.report import bar_ids
-from distmagic.remote.wire.protocol import Bar
+from distmagic.remote.wire.parts import Bar
 
 _IDS = "_distmagic_ids"  # attribute of a display: {number of a task: number of its bar}
 _POSTED_S = "_distmagic_posted_s"  # attribute of a display: when it was posted last

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from distmagic.remote.wire.protocol import Frame, Thread
+from distmagic.remote.wire.parts import Frame, Thread
 
 SIGNAL = (
     signal.SIGRTMAX - 3

@@ -35,8 +35,10 @@ from distmagic.remote.rank import (
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
-from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import clipped, text_of
+from distmagic.remote.wire.codec import encode
+from distmagic.remote.wire.events import Ended, Worker
+from distmagic.remote.wire.parts import Failure
 from distmagic.remote.wire.vocabulary import RankOutcome
 
 _F_SETPIPE_SZ = 1031  # fcntl(2)
@@ -134,11 +136,11 @@ def _say_hello(rank: Rank) -> socket.socket:
             fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
             continue  # over the user's limit for pipes: the default size will do
-    hello = protocol.Worker(
+    hello = Worker(
         rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
         round=rank.round,
     )  # fmt: skip
-    socket.send_fds(conn, [protocol.encode(hello)], [out[0], err[0]])
+    socket.send_fds(conn, [encode(hello)], [out[0], err[0]])
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out[1], 1), (err[1], 2)):
         os.dup2(source, target)
@@ -170,11 +172,9 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
     return fresh
 
 
-def _ended(
-    rank: Rank, outcome: RankOutcome, code: int = 0, **more: object
-) -> protocol.Ended:
+def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> Ended:
     use = process_groups.use()
-    return protocol.Ended(
+    return Ended(
         rank=rank.rank,
         restart=rank.restart,
         outcome=outcome,
@@ -207,7 +207,7 @@ def _clear_main(main: types.ModuleType) -> None:
     gc.collect()
 
 
-def _keep(rank: Rank, value: object) -> protocol.Ended:
+def _keep(rank: Rank, value: object) -> Ended:
     """Write the return value to its file; return the end to report."""
     _stop_handlers()
     if (
@@ -251,7 +251,7 @@ def _not_kept(rank: Rank, value: object, error: OSError) -> str:
     return f"its result is lost: it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
 
 
-def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
+def _exited(rank: Rank, stop: SystemExit) -> Ended:
     """Return the end to report for `sys.exit`: no code or 0 is a return, a text goes to stderr and means code 1."""
     if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         return _ended(rank, "returned", result_bytes=0)
@@ -264,13 +264,13 @@ def _exited(rank: Rank, stop: SystemExit) -> protocol.Ended:
     )
 
 
-def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> protocol.Ended:
+def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> Ended:
     is_ours = isinstance(
         error, parcel.ParcelError
     )  # the call can't be loaded: a traceback would show our frames only
     text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
-    failure = protocol.Failure(
+    failure = Failure(
         type=type(error).__name__, message=clipped(text_of(error), _MAX_MESSAGE_BYTES),
         traceback=clipped(text, _MAX_TRACEBACK_BYTES),
     )  # fmt: skip
@@ -307,7 +307,7 @@ def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None
         summary = summary.__context__
 
 
-def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
+def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
     """Report the end, then exit as any Python program does: threads, atexit, flush."""
     report.end()
     for stream in (sys.stdout, sys.stderr):
@@ -320,7 +320,7 @@ def _finish(rank: Rank, conn: socket.socket, ended: protocol.Ended) -> None:
             ended.code
         )  # a child that the function has forked: it reports nothing for this rank
     try:
-        _report_end(rank, conn, protocol.encode(ended))
+        _report_end(rank, conn, encode(ended))
     except OSError:
         sys.exit(1)  # the agent is gone
     sys.exit(ended.code)

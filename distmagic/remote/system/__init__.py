@@ -12,5 +12,5 @@ order:
     logout.py       whether processes survive log-out
     socket_peer.py  the user at the other end of a unix socket
     torchrun_variables.py  the variables that torchrun gives to ranks
-    gc_pause.py     pauses the garbage collector
+    gc_pause.py     spares the garbage collector objects that stay: loaded modules, a notebook's own
 """

@@ -35,14 +35,12 @@ from distmagic.remote.values.side_files import SideFile, Value
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
-_TRAILER = struct.Struct(
-    "<QQ16s"
-)  # offset and size of the table, and the end's own mark
+# Offset and size of the table, and the end's own mark.
+_TRAILER = struct.Struct("<QQ16s")
 _END = b"end of parcel 1\n"
 
-Memory = (
-    mmap.mmap | bytearray
-)  # of a file that is mapped, or of bytes that never were in one; both can be written to
+# Of a file that is mapped, or of bytes that never were in one; both can be written to.
+Memory = mmap.mmap | bytearray
 
 
 class ParcelError(Exception):
@@ -235,9 +233,8 @@ class _Sink:
                 if self.sha256 is not None:
                     self.sha256.update(part)
         except OSError as error:
-            self.error = (
-                error  # kept, since pickling some object may raise an OSError as well
-            )
+            # Kept, since pickling some object may raise an OSError as well.
+            self.error = error
             raise
         return len(view)
 

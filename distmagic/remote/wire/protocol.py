@@ -4,7 +4,8 @@ A line is `{"t": type, "n": sequence number, ...fields}`. Events of a job are nu
 everything else has n = 0. Unknown types and fields are ignored, so halves of different age understand each other
 within one `PROTOCOL`. Binary (bundle, payload, results) follows a line that tells its size, never inside a line.
 The messages stand in requests.py, answers.py and events.py, and what they are made of in parts.py; codec.py writes and
-reads them. `tests/golden/wire.jsonl` freezes one line per type.
+reads them; ranks import events.py and parts.py alone, since making all these classes takes tens of milliseconds.
+`tests/golden/wire.jsonl` freezes one line per type.
 """
 
 from __future__ import annotations

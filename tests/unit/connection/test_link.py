@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distmagic.connection import job_requests
-from distmagic.connection import link as links
+from distmagic.connection import opening
 from distmagic.connection.link import Link
+from distmagic.connection.opening import open_link
+from distmagic.connection.requests import blob_requests, host_requests, job_requests
 from distmagic.errors import (
     ConnectionLost,
     DistmagicError,
@@ -39,7 +40,7 @@ def bundle(tmp_path) -> LocalBlob:
 
 
 def opened(process: FakeProcess, bundle: LocalBlob) -> Link:
-    return Link.open(HOST, FakeTransport(process), "python3", bundle)
+    return open_link(HOST, FakeTransport(process), "python3", bundle)
 
 
 def talking(*pieces: bytes, **more: object) -> tuple[Link, FakeProcess]:
@@ -61,7 +62,7 @@ def refusal(process: FakeProcess, bundle: LocalBlob) -> DistmagicError:
 def test_a_host_that_has_the_bundle(bundle):
     process = FakeProcess(reply(), lines(FACTS))
     transport = FakeTransport(process)
-    link = Link.open(HOST, transport, "/opt/python", bundle)
+    link = open_link(HOST, transport, "/opt/python", bundle)
     assert link.facts == FACTS
     assert transport.argv == ("/opt/python", "-u", "-c", boot.BOOTSTRAP)
     assert process.written == boot.program("ab" * 32) + b"0\n"
@@ -197,7 +198,7 @@ def test_a_first_answer_that_is_none(bundle, text):
 
 
 def test_a_host_that_is_silent(bundle, monkeypatch):
-    monkeypatch.setattr(links, "BOOT_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(opening, "BOOT_TIMEOUT_S", 0.02)
     error = refusal(FakeProcess(b"banner\n", hang=True), bundle)
     assert isinstance(error, Unreachable)
     assert str(error) == (
@@ -218,7 +219,7 @@ def test_a_connection_that_ends_in_the_middle(bundle):
 def test_asking_for_the_way():
     route = p.Route(address="10.0.0.1", interface="eth0")
     link, process = talking(lines(route))
-    assert link.route_to("10.0.0.2") == route
+    assert host_requests.route_to(link, "10.0.0.2") == route
     assert process.requests == [p.GetRoute(peer="10.0.0.2")]
 
 
@@ -235,10 +236,10 @@ def test_only_what_is_lacking_is_sent(tmp_path):
     )
     offer = p.OfferBlobs(blobs=tuple(one.blob for one in blobs))
     link, process = talking(lines(p.MissingBlobs(sha256=("b" * 64,)), p.MissingBlobs()))
-    assert link.deliver(blobs) == 600_000
+    assert blob_requests.deliver(link, blobs) == 600_000
     assert process.written == p.encode(offer) + b"c" * 600_000
     link, process = talking(lines(p.MissingBlobs()))
-    assert link.deliver(blobs) == 0
+    assert blob_requests.deliver(link, blobs) == 0
     assert process.written == p.encode(offer)
 
 
@@ -264,14 +265,14 @@ def test_only_what_is_lacking_is_sent(tmp_path):
 def test_a_refusal(what, hint):
     link, _ = talking(lines(p.Refused(what=what, error="no space left")))
     with pytest.raises(PreflightError) as caught:
-        link.route_to("")
+        host_requests.route_to(link, "")
     assert (caught.value.message, caught.value.hint) == ("gpu-a: no space left.", hint)
 
 
 def test_another_answer_than_the_one_expected():
     link, _ = talking(lines(p.MissingBlobs()))
     with pytest.raises(ProtocolError) as caught:
-        link.route_to("")
+        host_requests.route_to(link, "")
     assert str(caught.value) == "gpu-a sent MissingBlobs in place of Route."
 
 
@@ -292,7 +293,7 @@ def test_another_answer_than_the_one_expected():
 def test_what_is_not_of_the_protocol(data, message):
     link, _ = talking(data)
     with pytest.raises(ProtocolError) as caught:
-        link.route_to("")
+        host_requests.route_to(link, "")
     assert str(caught.value) == message
 
 
@@ -348,17 +349,17 @@ def test_a_job_of_another_version_is_not_followed():
 
 
 def test_an_agent_that_does_not_end_its_job(monkeypatch):
-    monkeypatch.setattr(links, "STOP_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(job_requests, "STOP_TIMEOUT_S", 0.02)
     link, process = talking(lines(EVENTS[0], EVENTS[1], first=1), hang=True)
     with pytest.raises(Unreachable) as caught:
-        link.stop("j", 0)
+        job_requests.stop(link, "j", 0)
     assert str(caught.value) == (
         "gpu-a: connected, but job j did not confirm its end within 0.02 s.\n"
         "Is the machine overloaded, or its home directory's file server down? Try: ssh gpu-a true"
     )
     assert process.requests == [
         p.FollowJob(job="j", node_rank=0),
-        p.StopNode(grace_s=links.STOP_GRACE_S),
+        p.StopNode(grace_s=job_requests.STOP_GRACE_S),
     ]
 
 
@@ -440,7 +441,9 @@ def test_a_file_comes_in_pieces():
     )
     got: list[bytes] = []
     fetch = p.GetFile(job="j", node_rank=0, name="rank0.result")
-    assert link.fetch(fetch, got.append, limit_bytes=len(data)) == len(data)
+    assert job_requests.fetch(link, fetch, got.append, limit_bytes=len(data)) == len(
+        data
+    )
     assert b"".join(got) == data
     assert max(map(len, got)) <= 1 << 18
     assert process.requests == [fetch]
@@ -450,8 +453,8 @@ def test_a_file_comes_in_pieces():
 def test_an_empty_file():
     link, _ = talking(lines(p.Data(size_bytes=0)))
     assert (
-        link.fetch(
-            p.GetFile(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0
+        job_requests.fetch(
+            link, p.GetFile(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0
         )
         == 0
     )
@@ -460,7 +463,8 @@ def test_an_empty_file():
 def test_a_file_that_is_cut():
     link, _ = talking(lines(p.Data(size_bytes=100)) + b"only this")
     with pytest.raises(ConnectionLost):
-        link.fetch(
+        job_requests.fetch(
+            link,
             p.GetFile(job="j", node_rank=0, name="x"),
             lambda data: None,
             limit_bytes=100,
@@ -470,7 +474,7 @@ def test_a_file_that_is_cut():
 def test_a_sweep():
     final = p.Final(reason="swept", survivors=("python (pid 7, state D)",))
     link, process = talking(lines(final))
-    assert link.sweep("j") == final
+    assert job_requests.sweep(link, "j") == final
     assert process.requests == [p.SweepJob(job="j")]
 
 
@@ -485,9 +489,9 @@ def test_of_a_list_of_jobs_without_end_the_first_are_kept(monkeypatch):
         terms=p.JobTerms(lease_s=60.0),
     )
     line = lines(p.Jobs(jobs=(one,) * 3))
-    monkeypatch.setattr(links, "_LISTING_BYTES", 2 * len(line))
+    monkeypatch.setattr(host_requests, "_LISTING_BYTES", 2 * len(line))
     link, _ = talking(line * 50, lines(p.Jobs()))
-    assert link.jobs() == (one,) * 6
+    assert host_requests.list_jobs(link) == (one,) * 6
 
 
 def test_of_stacks_without_end_the_first_are_kept(monkeypatch):
@@ -541,5 +545,5 @@ def test_any_bytes_are_an_error_that_names_the_host(data):
     for text in (data, lines(EVENTS[0], first=1) + data):
         link, _ = talking(text)
         with pytest.raises((ProtocolError, ConnectionLost)) as caught:
-            link.route_to("")
+            host_requests.route_to(link, "")
         assert caught.value.message.startswith("gpu-a")

@@ -36,7 +36,7 @@ from distmagic.errors import (
 from distmagic.notebook import help_pages, local_run, magic
 from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
-from distmagic.request import flags, notebook_place
+from distmagic.request import flag_parser, notebook_place
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session import inside
@@ -682,7 +682,7 @@ def completions(lab, line: str) -> list[str]:
 
 def test_tab_offers_nothing_of_pythons_beside_flags(lab):
     found = completions(lab, "%%distributed --")
-    assert set(found) <= set(flags.flag_names())
+    assert set(found) <= set(flag_parser.flag_names())
     assert "--nproc-per-node" in found
     assert "--__build_class__" not in found
     lab.shell.user_ns["nprocs"] = 4

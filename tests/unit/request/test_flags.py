@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES, Names
 from distmagic.notebook.completion import Completer
-from distmagic.request import flag_values, flags
+from distmagic.request import flag_parser, flag_values, flags
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
@@ -187,9 +187,9 @@ def test_sizes(text, size):
 
 
 def test_help_names_every_flag():
-    text = flags.help_text()
+    text = flag_parser.help_text()
     assert text.startswith("usage: %%distributed ")
-    assert all(name in text for name in flags.flag_names())
+    assert all(name in text for name in flag_parser.flag_names())
     assert flags.asks_help("--hosts a -h")
     assert not flags.asks_help("--hosts a")
 
@@ -367,7 +367,7 @@ def test_values_of_flags_are_completed(text, candidates):
     ],
 )
 def test_flags_are_completed(text):
-    assert set(flags.flag_names()) < set(COMPLETER.candidates(text))
+    assert set(flag_parser.flag_names()) < set(COMPLETER.candidates(text))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distmagic.connection import job_requests
 from distmagic.connection.link import Link
+from distmagic.connection.requests import job_requests
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.actions import (

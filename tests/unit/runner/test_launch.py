@@ -24,8 +24,8 @@ from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import launch
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
-from distmagic.runner.launch import lost_at_start
 from distmagic.runner.run_loop import RunLoop
+from distmagic.runner.start import lost_at_start
 from distmagic.state.events import Lost
 from distmagic.state.model import RunState
 from tests.builders.events import at, begun

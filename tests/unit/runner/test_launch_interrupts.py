@@ -11,7 +11,7 @@ import pytest
 
 from distmagic.errors import Cancelled
 from distmagic.remote.wire import protocol as p
-from distmagic.runner import rollback, run_loop
+from distmagic.runner import run_loop, start
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, reach, runs_on
 from tests.builders.jobs import (
@@ -111,7 +111,7 @@ def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path):
 def test_an_interrupt_while_hosts_start_names_those_that_do_not_confirm_their_end(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(rollback, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(start, "_PATIENCE_S", 0.2)
     a, b = two(runs_on)
     b.answers[p.StartNode] = pressing()
     assert cancelled(tmp_path, a, b) == (

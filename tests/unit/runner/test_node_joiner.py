@@ -126,32 +126,33 @@ class FakeLink:
     def close(self):
         self.is_open = False
 
-    def sweep(self, job):
-        self.said.append(f"sweep {job}")
-
-    def route_to(self, peer):
-        self.said.append(f"ask {peer}")
-        return self.route
+    def query(self, request, kind):
+        self.said.append(request)
+        return self.route if kind is p.Route else p.Final(reason="swept")
 
     def send(self, message):
         self.said.append(message)
 
     def answer(self, kind):
-        (request,) = [
-            message for message in self.said if isinstance(message, p.CheckBlobs)
+        if isinstance(self.said[-1], p.GetBlob):
+            return kind(size_bytes=len(self.has[self.said[-1].sha256]))
+        asked = [
+            message
+            for message in self.said
+            if isinstance(message, p.CheckBlobs | p.OfferBlobs)
         ]
-        return kind(
-            sha256=tuple(
-                blob.sha256 for blob in request.blobs if blob.sha256 not in self.has
-            )
-        )
+        names = [blob.sha256 for blob in asked[-1].blobs]
+        return kind(sha256=tuple(name for name in names if name not in self.has))
 
-    def deliver(self, files):
-        self.said.append([local.path.read_bytes() for local in files])
+    def pour(self, local):
+        data = local.path.read_bytes()
+        self.said.append(data)
+        yield len(data)
 
-    def fetch_blob(self, blob, write):
-        self.said.append(blob)
-        write(self.has[blob.sha256])
+    def take(self, size_bytes, write):
+        data = self.has[self.said[-1].sha256]
+        assert len(data) == size_bytes
+        write(data)
 
     def start(self, request):
         self.said.append(request)
@@ -199,9 +200,11 @@ def test_the_notebook_that_began_the_job_has_all_that_is_needed_itself(payload):
         local_cwd="",
     )
     assert link.said[1:] == [
-        [DATA["code"], DATA["volume"]],
-        "ask 10.0.0.1",
-        "sweep j-1",
+        p.OfferBlobs(blobs=(payload.code.blob, payload.side_files[0].blob)),
+        DATA["code"],
+        DATA["volume"],
+        p.GetRoute(peer="10.0.0.1"),
+        p.SweepJob(job="j-1"),
     ]
     assert [said for one in lead.links for said in one.said] == [
         p.AddNode(host="gpu-c", request_id="a1")
@@ -220,18 +223,18 @@ def test_another_notebook_asks_the_lead_for_all_of_it(payload, tmp_path, monkeyp
         "00ff",
         payload.call.blob.sha256,
     )
-    assert link.said[1] == [DATA["code"], DATA["volume"]]
+    assert link.said[2:4] == [DATA["code"], DATA["volume"]]
     asked = [said for one in lead.links for said in one.said]
     assert asked == [
         p.GetStart(),
-        payload.code.blob,
-        payload.side_files[0].blob,
+        p.GetBlob(sha256=payload.code.blob.sha256),
+        p.GetBlob(sha256=payload.side_files[0].blob.sha256),
         p.AddNode(host="gpu-c", request_id="a1"),
     ]
     assert places.blob(payload.code.blob.sha256).read_bytes() == DATA["code"]
     newcomers.admit(FakeLink(C), "a1")
     assert [said for one in lead.links[-3:] for said in one.said] == [
-        payload.call.blob,
+        p.GetBlob(sha256=payload.call.blob.sha256),
         p.AddNode(host="gpu-c", request_id="a1"),
     ]
 
@@ -240,7 +243,7 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
     lead = Lead(begun(payload, A, B)[0], has=DATA)
     monkeypatch.setattr(
-        FakeLink, "fetch_blob", lambda self, blob, write: write(b"x" * blob.size_bytes)
+        FakeLink, "take", lambda self, size_bytes, write: write(b"x" * size_bytes)
     )
     with pytest.raises(
         ProtocolError,
@@ -265,7 +268,7 @@ def test_the_lead_lets_nobody_in(payload, answer, message):
     with pytest.raises(SpecError) as caught:
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
     assert caught.value.message == message
-    assert "sweep j-1" not in link.said, "it may run there"
+    assert p.SweepJob(job="j-1") not in link.said, "it may run there"
 
 
 def test_a_job_that_is_not_elastic_takes_in_nobody(payload):

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from distmagic import render, sanitize
 from distmagic.connection.link import Link
+from distmagic.connection.opening import open_link
+from distmagic.connection.requests import host_requests, job_requests
 from distmagic.errors import DistmagicError, ProtocolError, WorkerFailed
 from distmagic.notebook import job_commands as job_lists
 from distmagic.payload.blobs import LocalBlob
@@ -95,7 +97,7 @@ def hosts(tmp_path: Path) -> Iterator[Callable[..., Link]]:
     """Return a function that opens a conversation with a host that says this after its facts."""
     made: list[Hosts] = []
 
-    def open_link(
+    def opened(
         said: bytes = b"", again: bytes = b"", times: int = 0, first: bytes = b""
     ) -> Link:
         head = first or BANNER + b"\n" + p.encode(FACTS)
@@ -103,9 +105,9 @@ def hosts(tmp_path: Path) -> Iterator[Callable[..., Link]]:
         bundle = LocalBlob(
             blob=p.Blob(sha256="ab" * 32, size_bytes=0), path=Path("/dev/null")
         )
-        return Link.open(Host(name="gpu-a"), made[-1], "python3", bundle)
+        return open_link(Host(name="gpu-a"), made[-1], "python3", bundle)
 
-    yield open_link
+    yield opened
     for one in made:
         one.close()
 
@@ -178,7 +180,10 @@ def test_a_first_answer_full_of_escapes(hosts):
 )
 def test_an_answer_that_is_none(hosts, line):
     link, got = hosts(line), bytearray()
-    said = refused(lambda: link.fetch(FETCH, got.extend, limit_bytes=MB), most=64 * MB)
+    said = refused(
+        lambda: job_requests.fetch(link, FETCH, got.extend, limit_bytes=MB),
+        most=64 * MB,
+    )
     assert said.startswith("gpu-a")
     assert not got
 
@@ -186,7 +191,7 @@ def test_an_answer_that_is_none(hosts, line):
 def test_a_file_that_is_not_the_one_announced(hosts):
     link = hosts(p.encode(p.Data(size_bytes=10**18)))
     with pytest.raises(ProtocolError) as caught:
-        link.fetch(FETCH, pytest.fail, limit_bytes=MB)
+        job_requests.fetch(link, FETCH, pytest.fail, limit_bytes=MB)
     assert caught.value.message == (
         "gpu-a: rank0.result is 1,000,000,000,000,000,000 bytes long; at most 1,048,576 are taken."
     )
@@ -195,9 +200,9 @@ def test_a_file_that_is_not_the_one_announced(hosts):
 
 def test_a_refusal_full_of_escapes(hosts):
     said = refused(
-        lambda: hosts(
-            p.encode(p.Refused(what="start", error=TERMINAL * 3000))
-        ).route_to("")
+        lambda: host_requests.route_to(
+            hosts(p.encode(p.Refused(what="start", error=TERMINAL * 3000))), ""
+        )
     )
     assert len(said) < 3000
     assert all(char.isprintable() or char == "\n" for char in said)
@@ -207,7 +212,8 @@ def test_jobs_with_names_that_write_on_the_terminal(hosts):
     one = p.JobListing(job=TERMINAL, node_rank=0, hosts=(TERMINAL,) * 3, began_s=float("nan"), protocol=p.PROTOCOL,
                    terms=p.JobTerms(lease_s=1.0, owner=TERMINAL, awaited=(TERMINAL,)),
                    is_running=False, reason=TERMINAL, size_bytes=2**63)  # fmt: skip
-    listed = hosts(p.encode(p.Jobs(jobs=(one,) * 300)) + p.encode(p.Jobs())).jobs()
+    link = hosts(p.encode(p.Jobs(jobs=(one,) * 300)) + p.encode(p.Jobs()))
+    listed = host_requests.list_jobs(link)
     assert len(listed) == 300
     shown = job_lists.table(found_jobs([listed]), 0.0)
     assert all(char.isprintable() or char == "\n" for char in shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
 import pytest
@@ -33,47 +33,64 @@ def wide(chars: int, number: int) -> str:
     return f"{number} {WIDE}" + "x" * chars
 
 
-def flood(rank: int, number: int) -> dict[type, dict[str, object]]:
-    """Return an event of each type, each as large as a line of `LINE_BYTES` can make it; no two texts are the same."""
+def flood(kind: type, rank: int, number: int) -> dict[str, object]:
+    """Return an event of a type, as large as a line of `LINE_BYTES` can make it; no two texts are the same."""
+    return FLOODS[kind](rank, number)
+
+
+def progress(rank: int, number: int) -> dict[str, object]:
+    row = {"at_s": number, "metrics": {wide(180, name): number for name in range(60)}}
+    bars = [
+        {"id": i, "desc": wide(190, i), "unit": wide(190, i), "postfix": wide(490, i)}
+        for i in range(40)
+    ]
+    return {"rank": rank, "restart": 0, "at_s": number, "rows": [row] * 3, "bars": bars, "device": wide(190, number)}  # fmt: skip
+
+
+def stacks(rank: int, number: int) -> dict[str, object]:
     frame = {
         "file": wide(190, number),
         "line": number,
         "function": wide(190, rank),
         "text": wide(190, number + 1),
     }
+    threads = [{"frames": [frame] * 50}] * 3
+    return {"request_id": str(number // 1000), "rank": rank, "local_rank": 0, "threads": threads}  # fmt: skip
+
+
+def ended(rank: int, number: int) -> dict[str, object]:
     failure = {
         "type": wide(1900, number),
         "message": wide(39_000, number),
         "traceback": wide(70_000, number),
     }
-    row = {"at_s": number, "metrics": {wide(180, name): number for name in range(60)}}
-    bars = [
-        {"id": i, "desc": wide(190, i), "unit": wide(190, i), "postfix": wide(490, i)}
-        for i in range(40)
-    ]
-    one = {"rank": rank, "restart": 0}
-    return {
-        p.Hello: {"protocol": 2, "job": wide(900, number), "node_rank": 0, "hostname": wide(900, number), "pid": 1},
-        p.Endpoint: {"state": "unreached", "detail": wide(1900, number)},
-        p.Worker: {**one, "local_rank": 0, "world_size": WORLD, "pid": number},
-        p.Progress: {**one, "at_s": number, "rows": [row] * 3, "bars": bars, "device": wide(190, number)},
-        p.Output: {"rank": number, "stream": "stdout", "offset": 0, "text": f"{wide(1900, number)}\n" * 30 + wide(1900, rank)},
-        p.Ended: {**one, "outcome": "raised", "code": 1, "failure": failure, "meaning": wide(1900, number)},
-        p.EngineEnded: {"code": 1, "exits": [{"rank": rank, "local_rank": 0, "pid": 1, "code": 1}] * 50},
-        p.Notice: {"text": wide(1900, number)},
-        p.PeerState: {"node_rank": number % NODES, "state": "joined"},
-        p.NodeAdded: {"request_id": "a", "hosts": [wide(900, i) for i in range(NODES)]},
-        p.Stacks: {"request_id": str(number // 1000), "rank": rank, "local_rank": 0, "threads": [{"frames": [frame] * 50}] * 3},
-        p.NodeStopping: {"reason": wide(1900, number)},
-        p.Detached: {"why": wide(1900, number)},
-        p.Skipped: {"through": number},
-        p.StacksDone: {"request_id": str(number), "ranks": number},
-        p.Final: {"reason": wide(1900, number), "survivors": [wide(290, i) for i in range(300)]},
-    }  # fmt: skip
+    return {"rank": rank, "restart": 0, "outcome": "raised", "code": 1, "failure": failure, "meaning": wide(1900, number)}  # fmt: skip
+
+
+FLOODS: dict[type, Callable[[int, int], dict[str, object]]] = {
+    p.Hello: lambda rank, number: {"protocol": 2, "job": wide(900, number), "node_rank": 0, "hostname": wide(900, number), "pid": 1},
+    p.Endpoint: lambda rank, number: {"state": "unreached", "detail": wide(1900, number)},
+    p.Worker: lambda rank, number: {"rank": rank, "restart": 0, "local_rank": 0, "world_size": WORLD, "pid": number},
+    p.Progress: progress,
+    p.Output: lambda rank, number: {
+        "rank": number, "stream": "stdout", "offset": 0, "text": f"{wide(1900, number)}\n" * 30 + wide(1900, rank)
+    },
+    p.Ended: ended,
+    p.EngineEnded: lambda rank, number: {"code": 1, "exits": [{"rank": rank, "local_rank": 0, "pid": 1, "code": 1}] * 50},
+    p.Notice: lambda rank, number: {"text": wide(1900, number)},
+    p.PeerState: lambda rank, number: {"node_rank": number % NODES, "state": "joined"},
+    p.NodeAdded: lambda rank, number: {"request_id": "a", "hosts": [wide(900, i) for i in range(NODES)]},
+    p.Stacks: stacks,
+    p.NodeStopping: lambda rank, number: {"reason": wide(1900, number)},
+    p.Detached: lambda rank, number: {"why": wide(1900, number)},
+    p.Skipped: lambda rank, number: {"through": number},
+    p.StacksDone: lambda rank, number: {"request_id": str(number), "ranks": number},
+    p.Final: lambda rank, number: {"reason": wide(1900, number), "survivors": [wide(290, i) for i in range(300)]},
+}  # fmt: skip
 
 
 def test_the_flood_has_an_event_of_every_type():
-    assert set(flood(0, 0)) == {
+    assert set(FLOODS) == {
         kind for kind in codec._NAMES if kind.__module__ == events.__name__
     }
 
@@ -89,25 +106,24 @@ def event(node: int, kind: type, content: dict[str, object]) -> Event:
     )
 
 
-def flooded(kinds: set[type], rounds: int) -> RunState:
-    """Return the state after all ranks have begun, and all nodes have sent so many rounds of events of these types."""
+def begun() -> RunState:
+    """Return the state after all ranks have begun."""
     state = begin("j", [f"h{node}" for node in range(NODES)])
-    begun = [(rank // RANKS_A_NODE, flood(rank, 0)[p.Worker]) for rank in range(WORLD)]
-    state = fold(state, [event(node, p.Worker, content) for node, content in begun])
+    for rank in range(WORLD):
+        content = flood(p.Worker, rank, 0)
+        state = fold(state, [event(rank // RANKS_A_NODE, p.Worker, content)])
     assert len(state.workers) == WORLD
-    for number in range(rounds):
+    return state
+
+
+def flooded(state: RunState, kinds: Iterable[type], rounds: range) -> RunState:
+    """Return the state after all nodes have sent these rounds of events of these types."""
+    for number in rounds:
         for node in range(NODES):
-            contents = flood(
-                RANKS_A_NODE * node + number % RANKS_A_NODE, 1000 * number + node
-            )
-            state = fold(
-                state,
-                [
-                    event(node, kind, contents[kind])
-                    for kind in contents
-                    if kind in kinds
-                ],
-            )
+            rank = RANKS_A_NODE * node + number % RANKS_A_NODE
+            for kind in kinds:
+                content = flood(kind, rank, 1000 * number + node)
+                state = fold(state, [event(node, kind, content)])
     return state
 
 
@@ -131,29 +147,30 @@ def parts(value: object) -> Iterator[object]:
         yield from value
 
 
-@pytest.mark.parametrize("kind", flood(0, 0), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", FLOODS, ids=lambda kind: kind.__name__)
 def test_a_flood_of_one_type_from_64_hosts(kind):
     """However often it comes: after more rounds hardly more is kept, or little is."""
-    few = size_of(flooded({kind}, 4), set())
-    many = size_of(flooded({kind}, 6), set())
+    state = flooded(begun(), [kind], range(4))
+    few = size_of(state, set())
+    many = size_of(flooded(state, [kind], range(4, 6)), set())
     assert many < KEPT_BYTES / 2
     assert many < max(1.2 * few, 8 << 20)
 
 
 def test_a_flood_of_all_types_from_64_hosts():
-    assert size_of(flooded(set(flood(0, 0)), 4), set()) < KEPT_BYTES
+    state = flooded(begun(), FLOODS, range(4))
+    assert size_of(state, set()) < KEPT_BYTES
 
 
 def test_what_waits_for_the_lead_is_bounded_in_bytes():
     """All hosts but the first claim a later round, so that their events are held: each may hold half a mebibyte."""
     state = begin("j", [f"h{node}" for node in range(NODES)])
-    ahead = {**flood(0, 0)[p.Worker], "round": 1}
+    ahead = {**flood(p.Worker, 0, 0), "round": 1}
     state = fold(state, [event(node, p.Worker, ahead) for node in range(1, NODES)])
     for number in range(5):
-        contents = flood(0, number)
         kinds = (p.Progress, p.Output, p.Ended, p.EngineEnded, p.Final, p.Stacks)
         found = [
-            event(node, kind, contents[kind])
+            event(node, kind, flood(kind, 0, number))
             for kind in kinds
             for node in range(1, NODES)
         ]

@@ -25,6 +25,8 @@ from typing import Any
 import pytest
 
 from distmagic.connection.link import Link
+from distmagic.connection.opening import open_link
+from distmagic.connection.requests import host_requests, job_requests
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.planning import preflight
@@ -69,7 +71,7 @@ class PlayedAgent:
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     """A conversation with this machine, which has a home directory of its own."""
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
-    found = Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+    found = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
     yield found
     found.close()
 
@@ -152,11 +154,11 @@ def test_an_agent_of_another_version_is_not_spoken_to(
         "began_s": 1.5,
     }
     (places.job_dir(agent.job, 0) / listing.FILE).write_text(json.dumps(about))
-    assert [(one.job, one.is_running, one.protocol) for one in link.jobs()] == [
-        (agent.job, True, 1)
-    ]
+    assert [
+        (one.job, one.is_running, one.protocol) for one in host_requests.list_jobs(link)
+    ] == [(agent.job, True, 1)]
     with pytest.raises(PreflightError) as caught:
-        link.stop(agent.job, 0)
+        job_requests.stop(link, agent.job, 0)
     assert str(caught.value) == f"localhost: {p.another_version(agent.job, 1)}."
 
 
@@ -184,13 +186,13 @@ def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     with closing(
-        Link.open(LOCALHOST, LocalTransport(), str(python), bundle.build())
+        open_link(LOCALHOST, LocalTransport(), str(python), bundle.build())
     ) as other:
         assert other.facts.write_error == "[Errno 27] File too large"
         other.attach(p.FollowJob(job=agent.job, node_rank=0))
         agent.leave()
         assert list(other.events()) == [(1, HELLO), (2, FINAL)]
-        assert other.jobs() == ()
+        assert host_requests.list_jobs(other) == ()
         with pytest.raises(PreflightError) as caught:
             preflight.check("gpu-a", other.facts, None)
     assert str(caught.value) == (
@@ -210,7 +212,7 @@ def test_a_full_disk_without_the_bundle(
     with pytest.raises(
         PreflightError, match=f"^localhost: can't write to {tmp_path}/other: "
     ):
-        Link.open(LOCALHOST, LocalTransport(), str(python), made)
+        open_link(LOCALHOST, LocalTransport(), str(python), made)
 
 
 @pytest.mark.parametrize(("role", "lives"), [("agent", True), ("worker", False)])
@@ -233,9 +235,9 @@ def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(
         process.stdout.readline()
         os.utime(run_dir, (1, 1))
         with closing(
-            Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+            open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
         ) as other:
-            other.route_to("")  # it has swept by now
+            host_requests.route_to(other, "")  # it has swept by now
         assert (process.poll() is None) is lives
         assert run_dir.exists() is lives
     finally:
@@ -270,7 +272,7 @@ def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
         for rank, agent in enumerate(agents[:2]):
             processes.note(agent.pid, places.make_run_dir(job, rank) / places.PID)
             stack.callback(shutil.rmtree, places.run_dir(job, rank), ignore_errors=True)
-        assert link.sweep(job, node_rank) == p.Final(reason="swept")
+        assert job_requests.sweep(link, job, node_rank) == p.Final(reason="swept")
         assert [
             rank for rank, agent in enumerate(agents) if agent.poll() is None
         ] == left
@@ -285,11 +287,11 @@ def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         listing.remember(folder, start)
         (folder / journal.FILE).touch()
-    found = link.jobs()
+    found = host_requests.list_jobs(link)
     assert sum(len(p.encode(p.Jobs(jobs=(one,)))) for one in found) > p.MAX_LINE_BYTES
     assert sorted(one.job for one in found) == sorted(f"job-{n}" for n in range(100))
-    assert [one.job for one in link.jobs("job-7")] == ["job-7"]
-    assert link.jobs("job-777") == ()
+    assert [one.job for one in host_requests.list_jobs(link, "job-7")] == ["job-7"]
+    assert host_requests.list_jobs(link, "job-777") == ()
 
 
 def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
@@ -304,11 +306,12 @@ def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
             conn.setblocking(False)
             if conn.connect_ex(str(path)) == errno.EAGAIN:
                 break  # no more connections fit into its queue
-        assert [(one.job, one.is_running) for one in link.jobs(agent.job)] == [
-            (agent.job, True)
-        ]
+        assert [
+            (one.job, one.is_running)
+            for one in host_requests.list_jobs(link, agent.job)
+        ] == [(agent.job, True)]
         with pytest.raises(PreflightError) as caught:
-            link.stop(agent.job, 0)
+            job_requests.stop(link, agent.job, 0)
     assert str(caught.value) == (
         f"localhost: the agent of job {agent.job} takes no connection: its process is stopped, or waits for a disk."
     )
@@ -338,9 +341,9 @@ def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
     assert str(caught.value) == (
         f"localhost: the agent of job {agent.job} (pid {process.pid}) has been stopped by a signal for 0.5 s."
     )
-    assert [one.job for one in link.jobs(agent.job)] == [agent.job], (
-        "the conversation goes on"
-    )
+    assert [one.job for one in host_requests.list_jobs(link, agent.job)] == [
+        agent.job
+    ], "the conversation goes on"
 
 
 def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
@@ -385,12 +388,13 @@ def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     (folder / "rank0.result").write_bytes(b"12345")
-    link.fetch(
+    job_requests.fetch(
+        link,
         p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2),
         lambda data: None,
         limit_bytes=5,
     )
-    link.route_to("")
+    host_requests.route_to(link, "")
     assert sorted(path.name for path in folder.iterdir()) == [
         "rank0.result",
         "rank0.result.fetched",
@@ -438,7 +442,7 @@ def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
 
 FLOODED = """
 import errno, os, socket
-from distmagic.remote.contact import contact
+from distmagic.remote.contact import agents, contact
 from distmagic.remote.records import places
 from distmagic.remote.wire import protocol as p
 
@@ -454,7 +458,7 @@ def start_agent(request, listener, *_):
     return lambda: None
 
 places.BACKLOG = 4
-contact._exec = start_agent
+agents._exec = start_agent
 contact.Contact(0o22).run()
 """
 
@@ -488,16 +492,16 @@ def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
 
 
 def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> None:
-    port = link.free_port("127.0.0.1")
+    port = host_requests.free_port(link, "127.0.0.1")
     with (
         socket.socket() as there,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
     ):
         there.bind(("127.0.0.1", port))
         other.bind(("127.0.0.1", port))
-        assert link.free_port("127.0.0.1") != port
+        assert host_requests.free_port(link, "127.0.0.1") != port
     with pytest.raises(PreflightError):
-        link.free_port("192.0.2.1")
+        host_requests.free_port(link, "192.0.2.1")
 
 
 # ---- working directories
@@ -506,7 +510,7 @@ def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> 
 def test_working_directories_are_told_and_removed(link: Link) -> None:
     path = work_dirs.prepare(p.WorkDir(name="train", origin="nb"), "job-1", 0).path
     (path / "snapshot").write_bytes(b"12345")
-    (kept,) = link.work_dirs()
+    (kept,) = host_requests.list_work_dirs(link)
     assert (kept.name, kept.origin, kept.size_bytes, kept.is_used) == (
         "train",
         "nb",
@@ -516,10 +520,10 @@ def test_working_directories_are_told_and_removed(link: Link) -> None:
     with pytest.raises(
         PreflightError, match="job job-1 uses the working directory train"
     ):
-        link.remove_work_dir("train")
+        host_requests.remove_work_dir(link, "train")
     work_dirs.leave(path, "job-1", 0)
-    assert link.remove_work_dir("train") == 5
-    assert link.work_dirs() == ()
+    assert host_requests.remove_work_dir(link, "train") == 5
+    assert host_requests.list_work_dirs(link) == ()
 
 
 # ---- the first program

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.connection.file_requests import find_files, read_file
 from distmagic.connection.link import Link
-from distmagic.connection.remote_files import RemoteFolder
+from distmagic.connection.opening import open_link
+from distmagic.connection.requests.file_requests import find_files, read_file
+from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, PreflightError, SpecError
 from distmagic.payload import bundle
 from distmagic.remote.records import listing, places
@@ -33,13 +34,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def open_link() -> Link:
-    return Link.open(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+def opened() -> Link:
+    return open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
 
 
 @pytest.fixture
 def link(home: Path) -> Iterator[Link]:
-    found = open_link()
+    found = opened()
     yield found
     found.close()
 
@@ -94,7 +95,7 @@ def test_a_file_of_any_name_goes_there_and_back(
     source = tmp_path / "source"
     source.mkdir()
     (source / os.fsdecode(name)).write_bytes(b"x" * 3_000_000 + name)
-    folder = RemoteFolder(Folder(path="in"), open_link)
+    folder = RemoteFolder(Folder(path="in"), opened)
     assert folder.send(source) == [f"source/{os.fsdecode(name)}"]
     there = home / "in" / "source" / os.fsdecode(name)
     assert there.read_bytes() == b"x" * 3_000_000 + name
@@ -107,7 +108,7 @@ def test_files_keep_what_their_owner_may_do(home: Path, tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"1")
     (tmp_path / "script").write_bytes(b"2")
     (tmp_path / "script").chmod(0o755)
-    folder = RemoteFolder(Folder(path=str(tmp_path / "to")), open_link)
+    folder = RemoteFolder(Folder(path=str(tmp_path / "to")), opened)
     umask = os.umask(0o022)
     try:
         for name in ("plain", "script"):
@@ -128,7 +129,7 @@ class Breaking:
         self.sent = 0
 
     def open(self) -> Link:
-        link = open_link()
+        link = opened()
         if not self.breaks:
             return link
         left = self.breaks.pop(0)
@@ -170,7 +171,7 @@ def test_a_later_call_goes_on_too_and_one_that_finds_the_file_sends_nothing(
     (home / "in").mkdir()
     part = home / "in" / f".distmagic-{sha256[:32]}.part"
     part.write_bytes(data[:2_000_000])
-    folder = RemoteFolder(Folder(path="in"), open_link)
+    folder = RemoteFolder(Folder(path="in"), opened)
     folder.send(tmp_path / "big.bin")
     assert (home / "in" / "big.bin").read_bytes() == data
     assert not part.exists()
@@ -188,7 +189,7 @@ def test_a_part_of_another_file_is_found_out(home: Path, tmp_path: Path) -> None
     sha256 = hashlib.sha256(data).hexdigest()
     part = home / "in" / f".distmagic-{sha256[:32]}.part"
     part.write_bytes(b"another")
-    folder = RemoteFolder(Folder(path="in"), open_link)
+    folder = RemoteFolder(Folder(path="in"), opened)
     with pytest.raises(
         PreflightError, match=r"'big\.bin' has changed while it was sent"
     ):
@@ -204,20 +205,20 @@ def test_where_nothing_can_be_written_the_host_says_why(
     (home / "file").write_bytes(b"")
     (home / "one").mkdir()
     with pytest.raises(PreflightError, match="one is a folder"):
-        RemoteFolder(Folder(path="~"), open_link).send(tmp_path / "one")
+        RemoteFolder(Folder(path="~"), opened).send(tmp_path / "one")
     with pytest.raises(PreflightError, match="Not a directory"):
-        RemoteFolder(Folder(path="file/in"), open_link).send(tmp_path / "one")
+        RemoteFolder(Folder(path="file/in"), opened).send(tmp_path / "one")
 
 
 def test_links_are_not_sent(home: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with pytest.raises(SpecError, match="has no file"):
-        RemoteFolder(Folder(path="in"), open_link).send(source)
+        RemoteFolder(Folder(path="in"), opened).send(source)
     (source / "real").write_bytes(b"1")
     (source / "link").symlink_to("/etc/passwd")
     (source / "loop").symlink_to(source)
-    sent = RemoteFolder(Folder(path="in"), open_link).send(source)
+    sent = RemoteFolder(Folder(path="in"), opened).send(source)
     assert sent == ["source/real"]
     with pytest.raises(SpecError, match="is no file and no folder of this machine"):
-        RemoteFolder(Folder(path="in"), open_link).send(tmp_path / "nothing")
+        RemoteFolder(Folder(path="in"), opened).send(tmp_path / "nothing")

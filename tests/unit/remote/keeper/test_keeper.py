@@ -11,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote.keeper import keeper, usher
-from distmagic.remote.keeper.keeper import LOOK_S, Lease
+from distmagic.remote.keeper import (
+    allocation_lease,
+    keeper,
+    listening,
+    processes,
+    usher,
+)
+from distmagic.remote.keeper.allocation_lease import LOOK_S, AllocationLease
 from distmagic.transports import Process, program_text
 from tests.builders.keepers import LocalKeeper
 from tests.lab.waiting import wait_until
@@ -45,7 +51,9 @@ def sleeper(transport: LocalKeeper) -> int:
     return int(process.read())
 
 
-@pytest.mark.parametrize("module", [keeper, usher])
+@pytest.mark.parametrize(
+    "module", [allocation_lease, keeper, listening, processes, usher]
+)
 def test_they_run_on_old_pythons(module):
     ast.parse(Path(module.__file__).read_text(), feature_version=(3, 6))
     assert "from __future__" not in Path(module.__file__).read_text()
@@ -124,7 +132,7 @@ def kill_other(node: LocalKeeper) -> None:
     """Kill the keeper of the other node, which is a child of the lead's here, as srun's task is not."""
     folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{node.job}.there")
     wait_until((folder / "keeper").exists, "the other keeper to be up")
-    for pid, parent in keeper._parents().items():
+    for pid, parent in processes.parents().items():
         if parent == node.process.pid:
             os.kill(pid, signal.SIGKILL)
 
@@ -196,7 +204,7 @@ def test_a_job_that_runs_holds_the_allocation_without_a_notebook(monkeypatch):
 
 
 def test_the_lease_in_time():
-    lease = Lease(100.0, {"first_lease_s": 30, "lease_s": 10, "idle_s": 50})
+    lease = AllocationLease(100.0, {"first_lease_s": 30, "lease_s": 10, "idle_s": 50})
     assert not lease.is_over(129.0, has_job=False)
     lease.renew(129.0)
     assert not lease.is_due(139.0)

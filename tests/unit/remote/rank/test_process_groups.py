@@ -22,8 +22,12 @@ process_groups.install()
 print("torch is not imported:", process_groups.use(), "torch" in sys.modules)
 import torch, torch.distributed as dist
 from torch.distributed import destroy_process_group
-rank, folder = int(sys.argv[1]), sys.argv[2]
-print("torch is imported:", process_groups.use())
+print("torch is imported:", process_groups.use(), flush=True)
+import torch._dynamo  # as DistributedDataParallel does
+folder = sys.argv[1]
+other = os.fork()  # two ranks, for which torch is loaded once
+rank = 1 if other == 0 else 0
+sys.stdout = open(os.path.join(folder, f"rank {{rank}}"), "w")
 
 def init(name, world=2):
     process_groups._notes.use = "none"
@@ -69,9 +73,10 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 meet("second")
 print("two after each other:", process_groups.use())
 dist.destroy_process_group()
+if rank == 0:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 EXPECTED = """\
-torch is imported: none
 nothing is done: unused unused
 all_reduce: used used
 send: used used
@@ -86,19 +91,19 @@ two after each other: used
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_whether_a_rank_was_in_a_process_group_and_used_it(warm, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK.format(warm=warm), str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=env
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    try:
-        told = [rank.communicate(timeout=100)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert told == [f"torch is not imported: none {warm}\n{EXPECTED}"] * 2
+    done = subprocess.run(
+        [sys.executable, "-c", RANK.format(warm=warm), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=100,
+        env=env,
+    )
+    assert done.stdout == (
+        f"torch is not imported: none {warm}\ntorch is imported: none\n"
+    )
+    assert (tmp_path / "rank 0").read_text() == EXPECTED
+    assert (tmp_path / "rank 1").read_text() == EXPECTED
 
 
 ODD = """

@@ -1,12 +1,12 @@
-"""What hosts are asked about one job: logs, stacks, small results, its first orders, a new node."""
+"""What hosts are asked about one job: its end, logs, files, stacks, small results, its first orders, a new node."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TypeVar
 
-from distmagic.connection.link import BOOT_TIMEOUT_S, LOG_LIMIT_BYTES, Link
+from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
 from distmagic.planning.jobs import Job
@@ -16,12 +16,58 @@ from distmagic.state.hangs import Explanation, explain
 
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
+STOP_GRACE_S = 3.0
+# An agent takes the grace and 10 s more at the longest; the rest is for the job's events, which all come first.
+STOP_TIMEOUT_S = 60.0
+LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
     1 << 20,
     64 << 20,
 )  # results of one rank, and of one node, that come at once
 _MAX_RANKS = 4096  # of one node, whose stacks are taken
 _STACK_BYTES = 4 << 20  # of one node; those of a rank are 20 KB at most, and mostly 5
+
+
+def stop(link: Link, job: str, node_rank: int) -> None:
+    """End a job on this node, which runs; returns when nothing of it is left.
+
+    Raises `Unreachable` where that takes longer than `STOP_TIMEOUT_S`, and what `Link.events` raises.
+    """
+    with link.bounded(STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
+        link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
+        link.send(protocol.StopNode(grace_s=STOP_GRACE_S))
+        for _ in link.events():
+            continue
+
+
+def sweep(link: Link, job: str, node_rank: int | None = None) -> protocol.Final:
+    """End what is left there of this node, and what dead agents of this job left; return what could not be ended."""
+    request = protocol.SweepJob(job=job, node_rank=node_rank)
+    return link.query(request, protocol.Final)
+
+
+def fetch(
+    link: Link,
+    request: protocol.GetFile,
+    write: Callable[[bytes], object],
+    *,
+    limit_bytes: int,
+) -> int:
+    """Hand a file of a job to `write`, piece by piece; return its size.
+
+    Raises `PreflightError` if it isn't there, and `ProtocolError`, having taken nothing, if it is larger than
+    `limit_bytes`; the conversation is at its end then.
+    """
+    link.send(request)
+    size = link.answer(protocol.Data).size_bytes
+    if not 0 <= size <= limit_bytes:
+        link.close()
+        raise ProtocolError(
+            f"{link.host.name}: {request.name} is {size:,} bytes long; at most {limit_bytes:,} are taken.",
+            f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
+        )
+    link.take(size, write)
+    return size
 
 
 def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
@@ -31,7 +77,7 @@ def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
         name = journal.log_name(rank, stream)
         try:
             request = protocol.GetFile(job=job, node_rank=node_rank, name=name)
-            link.fetch(request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
+            fetch(link, request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
             has_run = True
         except PreflightError:
             continue
@@ -57,7 +103,7 @@ def small_results(
         request = protocol.GetFile(
             job=job, node_rank=node_rank, name=f"rank{rank}.result"
         )
-        link.fetch(request, data.extend, limit_bytes=size)
+        fetch(link, request, data.extend, limit_bytes=size)
         found[rank] = bytes(data)
     return found
 

@@ -13,8 +13,8 @@ import pytest
 from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, PreflightError, Unreachable
 from distmagic.remote.wire import protocol as p
-from distmagic.runner import rollback
-from distmagic.runner.rollback import cancelled, roll_back
+from distmagic.runner import start
+from distmagic.runner.start import cancelled, roll_back
 from tests.builders.hosts import HANG_UP, FakeHost, reach, runs_on
 from tests.builders.messages import START
 
@@ -126,7 +126,7 @@ def test_a_start_under_way_is_waited_for_and_stopped(stage):
     ids=["hangs up", "has survivors", "is silent"],
 )
 def test_a_host_that_does_not_confirm_its_end_is_named(stage, monkeypatch, answer):
-    monkeypatch.setattr(rollback, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(start, "_PATIENCE_S", 0.2)
     stage.a.answers[p.StopNode] = answer
     unsure = stage.roll_back(stage.start(stage.links[0]), stage.start(stage.links[1]))
     assert unsure == ["gpu-a"]
@@ -134,7 +134,7 @@ def test_a_host_that_does_not_confirm_its_end_is_named(stage, monkeypatch, answe
 
 
 def test_a_host_that_never_answers_its_start_is_named(stage, monkeypatch):
-    monkeypatch.setattr(rollback, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(start, "_PATIENCE_S", 0.2)
     is_asked = threading.Event()
 
     def keep_silent(_: p.Message) -> list[p.Message | bytes]:

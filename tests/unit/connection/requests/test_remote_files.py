@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.connection.remote_files import RemoteFolder
+from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, ProtocolError, SpecError
 from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import found_files

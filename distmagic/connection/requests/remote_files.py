@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from distmagic.connection.file_requests import (
+from distmagic.connection.link import Link
+from distmagic.connection.requests.file_requests import (
     Reopening,
     find_files,
     read_file,
     reopening,
     write_file,
 )
-from distmagic.connection.link import Link
-from distmagic.connection.progress_line import ProgressLine
+from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.errors import NoResult, PayloadError, ProtocolError, SpecError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.records import found_files

@@ -1,0 +1,90 @@
+"""Opens a link: starts Python on the host, sends it the bundle if it lacks that, and takes its facts."""
+
+from __future__ import annotations
+
+from distmagic.connection import limits
+from distmagic.connection.link import BOOT_TIMEOUT_S, Link
+from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
+from distmagic.payload.blobs import LocalBlob
+from distmagic.planning import preflight
+from distmagic.remote.contact import boot
+from distmagic.remote.wire import protocol
+from distmagic.request.command_prefix import interpreter_words
+from distmagic.request.hosts import Host
+from distmagic.transports import Process, Transport
+
+_NOISE_BYTES = 1 << 20  # of log-in banners before our first line
+
+
+def open_link(
+    host: Host,
+    transport: Transport,
+    python: str,
+    bundle: LocalBlob,
+    before_python: tuple[str, ...] = (),
+) -> Link:
+    """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
+
+    `before_python` are words in front of the Python on its command line.
+    """
+    words = (*before_python, *interpreter_words(python))
+    process = transport.start((*words, "-u", "-c", boot.BOOTSTRAP))
+    link = Link(host, process, transport)
+    link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
+    try:
+        with link.bounded(BOOT_TIMEOUT_S):
+            _boot(link, process, python, bundle)
+            link.facts = link.answer(protocol.Facts)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _boot(link: Link, process: Process, python: str, bundle: LocalBlob) -> None:
+    try:
+        link.write(boot.program(bundle.blob.sha256))
+        reply = _boot_reply(link)
+    except ConnectionLost:  # it may end even before anything can be sent
+        raise _no_python(link, process, python) from None
+    name = link.host.name
+    preflight.check_system(name, reply.system)
+    link.python = reply.python
+    preflight.check_oldest_python(name, reply.python, str(reply.executable))
+    if reply.error:
+        raise PreflightError(
+            name,
+            f"can't write to {reply.home}: {reply.error}.",
+            "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
+        )
+    if reply.have:
+        link.write(b"0\n")
+    else:
+        size = f"{bundle.blob.size_bytes}\n"
+        link.write(size.encode() + bundle.path.read_bytes())
+
+
+def _boot_reply(link: Link) -> limits.FirstReply:
+    """Return the first line that is ours; log-in shells may have printed anything before it."""
+    noise = 0
+    while noise < _NOISE_BYTES:
+        line = link.line()
+        noise += len(line) + 1
+        start = line.find(boot.MARK)
+        if start >= 0:
+            return limits.first_reply(line[start + len(boot.MARK) :], link.host.name)
+    raise ProtocolError(
+        f"{link.host.name}: its log-in shell prints without end.",
+        "Look at its start-up files.",
+    )
+
+
+def _no_python(link: Link, process: Process, python: str) -> Exception:
+    """Return why no Python has answered on the host."""
+    if link.is_closed:
+        return ConnectionLost(f"{link.host.name}: the connection was closed.")
+    code = process.wait(2.0)
+    words = process.stderr().split()
+    return preflight.no_python(
+        link.host.name, python, code, " ".join(words), link.host.by_hand
+    )

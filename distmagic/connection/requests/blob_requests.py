@@ -1,0 +1,44 @@
+"""What a host is asked about files of a payload: to take those that it lacks, to send one that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distmagic.connection.link import Link
+from distmagic.errors import ProtocolError
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import Blob
+
+
+def deliver(
+    link: Link,
+    blobs: tuple[LocalBlob, ...],
+    tell: Callable[[int, int], object] = lambda *_: None,
+) -> int:
+    """Bring the host what it lacks; return the bytes sent. `tell` is called with (bytes sent so far, bytes in all)."""
+    link.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
+    wanted = link.answer(protocol.MissingBlobs).sha256
+    sending = [local for local in blobs if local.blob.sha256 in wanted]
+    total = sum(local.blob.size_bytes for local in sending)
+    sent = 0
+    tell(sent, total)
+    for local in sending:
+        for size in link.pour(local):
+            sent += size
+            tell(sent, total)
+    if sending:
+        link.answer(protocol.MissingBlobs)
+    return total
+
+
+def fetch_blob(link: Link, blob: Blob, write: Callable[[bytes], object]) -> None:
+    """Hand a blob that the host has to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
+    link.send(protocol.GetBlob(sha256=blob.sha256))
+    size = link.answer(protocol.Data).size_bytes
+    if size != blob.size_bytes:
+        link.close()
+        raise ProtocolError(
+            f"{link.host.name}: a file is {size:,} bytes long, and should be {blob.size_bytes:,}."
+        )
+    link.take(size, write)

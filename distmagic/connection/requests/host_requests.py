@@ -1,0 +1,53 @@
+"""What a host is asked about itself, and about what it keeps: jobs, blobs, working directories."""
+
+from __future__ import annotations
+
+from distmagic.connection import limits
+from distmagic.connection.link import BOOT_TIMEOUT_S, Link
+from distmagic.remote.wire import protocol
+
+# Of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller.
+_LISTING_BYTES = 16 << 20
+
+
+def route_to(link: Link, peer: str) -> protocol.Route:
+    """Return the address, and its interface, from which this host dials `peer`; "": its address towards this notebook."""
+    return link.query(protocol.GetRoute(peer=peer), protocol.Route)
+
+
+def free_port(link: Link, address: str) -> int:
+    """Return a port of this host's own `address` that is free now. Raises `PreflightError` where it has no such address."""
+    return link.query(protocol.GetFreePort(address=address), protocol.FreePort).port
+
+
+def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
+    """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
+    found: list[protocol.JobListing] = []
+    size_bytes = 0
+    with link.bounded(BOOT_TIMEOUT_S):
+        link.send(protocol.ListJobs(job=job))
+        while some := link.answer(protocol.Jobs).jobs:
+            size_bytes += link.line_bytes
+            if size_bytes <= _LISTING_BYTES:
+                found += some[: limits.MOST_JOBS - len(found)]
+    return tuple(found)
+
+
+def remove_job(link: Link, job: str) -> int:
+    """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
+    return link.query(protocol.RemoveJob(job=job), protocol.Removed).size_bytes
+
+
+def prune_blobs(link: Link, *, removes: bool) -> int:
+    """Return how many bytes of unused blobs the host keeps; with `removes` it has removed them."""
+    return link.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
+
+
+def list_work_dirs(link: Link) -> tuple[protocol.KeptWorkDir, ...]:
+    """Return the working directories that the host keeps."""
+    return link.query(protocol.ListWorkDirs(), protocol.WorkDirs).dirs
+
+
+def remove_work_dir(link: Link, name: str) -> int:
+    """Remove a working directory on the host; return the bytes. Raises `PreflightError` if a job uses it."""
+    return link.query(protocol.RemoveWorkDir(name=name), protocol.Removed).size_bytes

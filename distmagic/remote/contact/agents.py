@@ -1,0 +1,179 @@
+"""Starts agents, by exec or from a template, and follows those that run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Protocol
+
+from distmagic.remote.contact import relay, template_client
+from distmagic.remote.records import listing, places, work_dirs
+from distmagic.remote.system import logout, processes
+from distmagic.remote.wire import protocol
+
+_AGENT_LOG = "agent.log"
+_GONE_S = 10.0  # its socket is closed already
+
+
+class Notebook(relay.Notebook, Protocol):
+    """The conversation with the notebook, as far as it is needed here.
+
+    `owner` is the notebook whose templates it renews, "" for none.
+    """
+
+    owner: str
+
+    def say(self, message: protocol.Message) -> None:
+        """Send it a message."""
+
+
+class Agents:
+    """What one contact does with agents. `umask` is that of the user, for the ranks."""
+
+    def __init__(self, notebook: Notebook, umask: int) -> None:
+        self._notebook = notebook
+        self._umask = umask
+
+    def start(self, request: protocol.StartNode) -> None:
+        """Make the job's working directory ready, start an agent, and carry bytes until it is gone."""
+        cwd = os.path.expanduser(request.cwd)
+        if cwd and not os.path.isdir(cwd):
+            raise FileNotFoundError(
+                f"the directory {request.cwd} (--cwd) does not exist"
+            )
+        places.log_limit_bytes(request.env)
+        if request.work is None:
+            self._start_agent(replace(request, cwd=cwd))
+            return
+        ready = work_dirs.prepare(request.work, request.job, request.node_rank)
+        work = replace(request.work, path=str(ready.path))
+        try:
+            self._notebook.say(
+                protocol.WorkDirReady(path=work.path, notice=ready.notice)
+            )
+            self._start_agent(
+                replace(
+                    request, cwd=cwd or os.path.join(work.path, work.inside), work=work
+                )
+            )
+        finally:
+            if not listing.is_running(
+                request.job, request.node_rank
+            ):  # it has not come to an agent
+                work_dirs.leave(ready.path, request.job, request.node_rank)
+
+    def _start_agent(self, request: protocol.StartNode) -> None:
+        """Start an agent, and carry bytes until it is gone."""
+        folder = places.job_dir(request.job, request.node_rank)
+        try:
+            prefix = logout.survivor_prefix(must=request.terms.survives_logout)
+        except PermissionError as error:
+            self._notebook.say(protocol.Refused(what="detach_job", error=str(error)))
+            return
+        for each in (folder.parent.parent, folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=each is not folder)
+        listing.remember(folder, request)
+        run_dir = places.make_run_dir(request.job, request.node_rank)
+        try:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(run_dir / places.READERS))
+            (run_dir / places.READERS).chmod(0o600)
+            listener.listen(places.BACKLOG)
+            # Before there is an agent: its first connection is this one, however many others come while it starts.
+            conn = relay.connect(run_dir / places.READERS)
+            wait = self._spawn(request, listener, folder, prefix)
+        except BaseException:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise
+        listener.close()
+        follow = protocol.FollowJob(job=request.job, node_rank=request.node_rank)
+        has_spoken = relay.relay(self._notebook, conn, follow)
+        wait()
+        if not has_spoken and not processes.marked(request.job):
+            shutil.rmtree(
+                run_dir, ignore_errors=True
+            )  # an agent that has not begun removes nothing itself
+        self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
+
+    def _spawn(
+        self,
+        request: protocol.StartNode,
+        listener: socket.socket,
+        folder: Path,
+        prefix: tuple[str, ...],
+    ) -> Callable[[], object]:
+        """Start the agent, by fork or by exec; return a function that waits for its end."""
+        with (folder / _AGENT_LOG).open("wb") as log:
+            if request.warm is not None:
+                self._notebook.owner = request.warm.owner
+                agent = template_client.fork_agent(
+                    request, listener, log.fileno(), self._umask, prefix
+                )
+                if agent is not None:
+                    return partial(processes.wait_gone, agent, _GONE_S)
+            return _exec(request, listener, log, prefix, self._umask)
+
+    def follow(self, request: protocol.FollowJob) -> None:
+        """Carry bytes to and from an agent that runs, and speaks our protocol."""
+        listing.check_protocol(request.job, request.node_rank)
+        run_dir = places.run_dir(request.job, request.node_rank)
+        try:
+            places.check_run_dir(run_dir)
+            has_spoken = relay.relay(
+                self._notebook, relay.connect(run_dir / places.READERS), request
+            )
+        except BlockingIOError:
+            text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
+            raise TimeoutError(text) from None
+        except (FileNotFoundError, ConnectionError):
+            has_spoken = False
+        if not has_spoken:
+            relay.replay(
+                self._notebook, request
+            )  # the agent has ended meanwhile; its journal says how
+        folder = places.job_dir(request.job, request.node_rank)
+        self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
+
+
+def _exec(
+    request: protocol.StartNode,
+    listener: socket.socket,
+    log: IO[bytes],
+    prefix: tuple[str, ...],
+    umask: int,
+) -> Callable[[], object]:
+    """Start the agent in its own session, its listening socket inherited, its `StartNode` on stdin: no secret in argv."""
+    log_bytes = str(places.log_limit_bytes(request.env))
+    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
+    child = subprocess.Popen(
+        [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=env,
+        pass_fds=(listener.fileno(),),
+        start_new_session=True,
+        umask=umask,
+    )
+    assert child.stdin is not None
+    child.stdin.write(protocol.encode(request))
+    child.stdin.close()
+    return child.wait
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a log that isn't blank, "" for none; of a long one its beginning."""
+    try:
+        text = path.read_bytes()[-8192:].decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.split("\n")]
+    lines = [line for line in lines if line]
+    return lines[-1][:500] if lines else ""

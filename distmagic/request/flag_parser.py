@@ -1,0 +1,135 @@
+"""Flags of a line, one by one: the parser, its errors, the help text and the names that the Tab key offers. Pure.
+
+All of it follows flag_table.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import NoReturn
+
+from distmagic.errors import SpecError
+from distmagic.request.flag_table import FLAGS
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Return the values of all flags. Raises `SpecError` that names the flag, with the closest known one."""
+    args, unknown = _parser().parse_known_args([_hyphened(word) for word in words])
+    if unknown:
+        raise _unknown(unknown[0])
+    return args
+
+
+def help_text() -> str:
+    """Return the help of `%%distributed`."""
+    return _parser().format_help()
+
+
+def flag_names() -> tuple[str, ...]:
+    """Return every long flag, for tab completion."""
+    return ("--help", *(f"--{flag.name}" for flag in FLAGS))
+
+
+def values_after(word: str) -> int:
+    """Return how many words of the line after a flag are its own: 1 after `--hosts`, none after `--hosts=gpu-a`."""
+    name = _hyphened(word)
+    if name == "-o":
+        return 1
+    for flag in FLAGS:
+        if name == f"--{flag.name}":
+            return len(flag.metavar.split())
+    return 0
+
+
+def _hyphened(word: str) -> str:
+    """Return a word of the line with the hyphens of a flag's name in place of underscores; a value stays as it is."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+# Flags of other launchers for what has another name here, and whose nearest name here is something else.
+_FOREIGN = dict.fromkeys(
+    (
+        "--nprocs",
+        "--nproc",
+        "--num-processes",
+        "--gpus",
+        "--ngpus",
+        "--num-gpus",
+        "-np",
+        "-n",
+    ),
+    "--nproc-per-node",
+)
+
+
+def _unknown(word: str) -> SpecError:
+    if not word.startswith("-"):
+        return SpecError(
+            f"{word!r} is not a flag.",
+            f"Hosts are named with --hosts {word}; %distributed --help lists all flags.",
+        )
+    name = word.partition("=")[0]
+    if name in _FOREIGN:
+        return SpecError(
+            f"{name} is not a flag of %%distributed.",
+            f"The number of ranks on each host is {_FOREIGN[name]}.",
+        )
+    close = (
+        difflib.get_close_matches(name, flag_names(), n=1)
+        if name.startswith("--")
+        else []
+    )
+    guess = f"Did you mean {close[0]}? " if close else ""
+    return SpecError(
+        f"{name} is not a flag of %%distributed.",
+        f"{guess}%distributed --help lists all flags.",
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that neither prints nor exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(
+            f"{message.removeprefix('argument ')}.",
+            "%distributed --help lists all flags.",
+        )
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="%%distributed",
+        description="Run the cell's last expression on every rank of the hosts, under torchrun.",
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(
+            prog, max_help_position=32, width=110
+        ),
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="print this text")
+    for flag in FLAGS:
+        names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
+        if not flag.metavar:
+            parser.add_argument(*names, action="store_true", help=flag.help)
+        elif flag.name == "export":
+            parser.add_argument(
+                *names, nargs=2, metavar=tuple(flag.metavar.split()), help=flag.help
+            )
+        elif flag.name in ("env", "fetch", "python", "slurm"):  # may be repeated
+            parser.add_argument(
+                *names,
+                metavar=flag.metavar,
+                type=flag.read,
+                action="append",
+                default=[],
+                help=flag.help,
+            )
+        else:
+            parser.add_argument(
+                *names, metavar=flag.metavar, type=flag.read, help=flag.help
+            )
+    return parser

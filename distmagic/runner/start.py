@@ -1,0 +1,242 @@
+"""The start of a job: its hosts are sent what they lack, then every node is started, or none stays.
+
+Where a start comes about on some hosts only, it is rolled back before the error is raised: what had started is stopped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+
+from distmagic.connection.lease_keeper import LeaseKeeper
+from distmagic.connection.link import Link
+from distmagic.connection.parallel import in_parallel, raise_first, threads_for
+from distmagic.connection.reach import Reaching
+from distmagic.connection.requests.host_requests import free_port
+from distmagic.errors import (
+    Cancelled,
+    ConnectionLost,
+    DistmagicError,
+    PreflightError,
+    Unreachable,
+)
+from distmagic.payload.pack import Payload
+from distmagic.planning.plan import Plan, at_port
+from distmagic.planning.start_messages import start_message
+from distmagic.remote.wire import protocol
+from distmagic.runner import interrupts
+from distmagic.runner.delivery import Delivery
+from distmagic.runner.run_loop import RunLoop
+from distmagic.state.events import Sending, Starting, Warned
+
+# For hosts to tell that they have started, and again that they have ended.
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The part of a launch in which hosts are sent what they lack, and their agents start. `links` are by node rank."""
+
+    loop: RunLoop
+    reaching: Reaching
+    plan: Plan
+    payload: Payload
+    links: tuple[Link, ...]
+
+    def run(self) -> tuple[protocol.StartNode, dict[int, str]]:
+        """Return the message that started the lead, and the nodes without which an elastic job begins, with why.
+
+        If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
+        """
+        pool = threads_for(len(self.links), "start")
+        # Nodes that have started have a lease, and a slow host may take longer than that to start.
+        lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
+        started: list[Future[None]] = []
+        try:
+            self.loop.result(pool.submit(self._deliver))
+            requests = self._requests(self.loop.result(pool.submit(self._at_free_port)))
+            for node_rank, request in enumerate(requests):
+                self.loop.note(Starting(), node_rank=node_rank)
+                started.append(
+                    pool.submit(self._start_node, node_rank, request, lease_keeper)
+                )
+            self.loop.wait_for(started)
+            lost = lost_at_start(self.plan, [future.exception() for future in started])
+            if not lost:
+                raise_first(started)
+            self._tell_of_work_dirs()
+        except BaseException as error:
+            unsure = roll_back(self.links, started)
+            in_parallel(partial(self._give_up, started), range(len(self.links)))
+            if isinstance(error, KeyboardInterrupt):
+                raise cancelled(began=bool(started), unsure=unsure) from None
+            if isinstance(error, ConnectionLost) and not error.hint:
+                error.hint = "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
+            raise
+        finally:
+            lease_keeper.close()
+            pool.shutdown(wait=False)
+        return requests[0], lost
+
+    def _tell_of_work_dirs(self) -> None:
+        for node_rank, link in enumerate(self.links):
+            if link.work is not None and link.work.notice:
+                self.loop.note(
+                    Warned(text=f"{link.host.name}: {link.work.notice}"),
+                    node_rank=node_rank,
+                )
+
+    def _at_free_port(self) -> Plan:
+        """Return the plan with a port that is free now: minutes may have gone by since it was made."""
+        if not self.plan.chose_port:
+            return self.plan
+        try:
+            port = free_port(self.links[0], self.plan.nodes[0].address)
+        except PreflightError:  # a port of this address can't be tried there: the one from before is as good as any
+            return self.plan
+        return at_port(self.plan, port)
+
+    def _requests(self, plan: Plan) -> list[protocol.StartNode]:
+        secret = secrets.token_hex(32)  # of the gang channel
+        requests = []
+        for node, link in zip(plan.nodes, self.links, strict=True):
+            requests.append(start_message(plan, node, self.payload, secret, link.warm))
+        return requests
+
+    def _start_node(
+        self, node_rank: int, request: protocol.StartNode, lease_keeper: LeaseKeeper
+    ) -> None:
+        self.links[node_rank].start(request)
+        lease_keeper.keep_over_one_more(self.links[node_rank])
+
+    def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
+        """Close a link. One whose host has refused to start has nothing more to say, and may rest."""
+        if _has_refused(started, node_rank):
+            self.reaching.give_back(
+                self.reaching.present[node_rank], self.links[node_rank]
+            )
+        else:
+            self.links[node_rank].close()
+
+    def _deliver(self) -> None:
+        queue = self.loop.queue
+
+        def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
+            queue.tell(
+                Sending(sent_bytes=sent_bytes, total_bytes=total_bytes),
+                node_rank=node_rank,
+            )
+
+        def note(node_rank: int, text: str) -> None:
+            host = self.links[node_rank].host.name
+            queue.tell(Warned(text=f"{host}: {text}"), node_rank=node_rank)
+
+        addresses = [node.address for node in self.plan.nodes]
+        Delivery(self.links, addresses, self.payload.blobs, tell, note).run()
+
+
+def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[int, str]:
+    """Return the nodes without which an elastic job can begin, and why they did not start; {} if it can't, or needn't.
+
+    `errors` are what the start of each node ended with.
+    """
+    failed: dict[int, str] = {}
+    for node_rank, error in enumerate(errors):
+        if error is None:
+            continue
+        if node_rank == 0 or not isinstance(error, (ConnectionLost, Unreachable)):
+            return {}
+        first_line, _, _ = str(error).partition("\n")
+        failed[node_rank] = first_line
+    is_enough = len(errors) - len(failed) >= plan.terms.min_nodes
+    if plan.join_template is None or not is_enough:
+        return {}
+    return failed
+
+
+def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
+    """Stop the nodes that did start, and wait until they are gone; return the hosts that did not confirm it.
+
+    No interrupt ends this, but its limits do.
+    """
+    with interrupts.sent_to(_hold):
+        tried = []
+        for link, future in zip(links, started, strict=False):
+            if not future.cancel():
+                tried.append((link, future))
+        wait([future for _, future in tried], _PATIENCE_S)
+        running = []
+        for link, future in tried:
+            if future.done() and future.exception() is None:
+                running.append(link)
+        # Threads of its own: those of the starts may hang yet.
+        stopping = threads_for(len(running), "rollback")
+        stops = [stopping.submit(_stop_and_wait, link) for link in running]
+        stopping.shutdown(wait=False)
+        wait(stops, _PATIENCE_S)
+    unsure = []
+    for link, future in tried:
+        if not future.done() or _may_run(future.exception()):
+            unsure.append(link.host.name)
+    for link, stop in zip(running, stops, strict=True):
+        if not _is_confirmed(stop):
+            unsure.append(link.host.name)
+    return unsure
+
+
+def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
+    """Return the error of an interrupt while hosts start; `unsure` are those that did not confirm their end."""
+    if not began:
+        return Cancelled(
+            "Interrupted while the hosts were being sent what they need; nothing was started."
+        )
+    if not unsure:
+        return Cancelled(
+            "Interrupted while the hosts were starting; what had started was stopped."
+        )
+    names = ", ".join(unsure)
+    return Cancelled(
+        f"Interrupted while the hosts were starting; {names} did not confirm that nothing runs there any more.",
+        f"What may still run on {names} ends by itself when its lease runs out.",
+    )
+
+
+def _has_refused(started: Sequence[Future[None]], node_rank: int) -> bool:
+    """Whether the host of this node has answered that it does not start it."""
+    if (
+        node_rank >= len(started)
+        or not started[node_rank].done()
+        or started[node_rank].cancelled()
+    ):
+        return False
+    return isinstance(started[node_rank].exception(), PreflightError)
+
+
+def _stop_and_wait(link: Link) -> bool:
+    """Return whether nothing of the run is left there."""
+    try:
+        link.send(protocol.StopNode(grace_s=0.0, reason="another host could not start"))
+        for _, what in link.events():
+            if isinstance(
+                what, protocol.Final
+            ):  # the agent itself may have to wait for the other nodes yet
+                return not what.survivors
+    except DistmagicError:
+        pass  # the first error is the one to raise; this node's lease ends what is left
+    return False
+
+
+def _is_confirmed(stop: Future[bool]) -> bool:
+    return stop.done() and stop.exception() is None and stop.result()
+
+
+def _may_run(error: BaseException | None) -> bool:
+    """Whether an agent may run all the same where its start ended so."""
+    return isinstance(error, ConnectionLost | Unreachable)
+
+
+def _hold(*_: object) -> None:
+    """Ignore an interrupt: the start is being rolled back already."""

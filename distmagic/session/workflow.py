@@ -69,6 +69,7 @@ class WorkflowRun:
         )
         self._loop.note(planned)
         self._is_over = threading.Event()  # the workflow; or nobody waits for it
+        self._has_left = threading.Event()  # nobody reads its log any more
         self._stream: osmo.LogStream | None = None
 
     def run(self) -> Run:
@@ -85,6 +86,7 @@ class WorkflowRun:
                     self._cancel(pool, following)
                 return self._finish(following.result())
         finally:
+            self._has_left.set()
             self._is_over.set()
             self._end_stream()
             self._queue.close()
@@ -146,11 +148,14 @@ class WorkflowRun:
             has_all = self._is_over.is_set()  # of a stream that is opened from now on
             with suppress(DistmagicError):  # the other thread says what is wrong
                 self._stream = stream = osmo.LogStream(self.workflow_id)
+                if self._has_left.is_set():
+                    stream.end()
                 self._reader.begin()
                 with closing(stream):
                     for line in stream.lines():
                         self._reader.read(line)
-            if has_all or len(self._reader.finished) == len(self._tasks):
+            is_whole = len(self._reader.finished) == len(self._tasks)
+            if has_all or is_whole or self._has_left.is_set():
                 return
             self._is_over.wait(pause_s)
 

@@ -172,10 +172,11 @@ class Service:
 
     def _copy(self, name: str, task: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            stamp = time.strftime("%Y/%m/%d %H:%M:%S")
-            with self._lock, (self.state / f"{name}.log").open("a") as log:
-                log.write(f"{stamp} [{task}] {line}")
+        with process.stdout as pipe:
+            for line in pipe:
+                stamp = time.strftime("%Y/%m/%d %H:%M:%S")
+                with self._lock, (self.state / f"{name}.log").open("a") as log:
+                    log.write(f"{stamp} [{task}] {line}")
 
     def _set(
         self, name: str, status: str, tasks: list[dict[str, Any]], of_task: str

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from distmagic.errors import Cancelled, NoResult, RunError, WorkerFailed
+from distmagic.errors import Cancelled, NoResult, WorkerFailed
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
 from distmagic.runner.outcome import Run
-from distmagic.session import osmo, workflow
+from distmagic.session import osmo
 from tests.builders.osmo_service import Service, playing
 from tests.e2e.runner import Watch
 from tests.lab import Lab
@@ -166,36 +166,6 @@ def test_an_interrupt_cancels_the_workflow_and_ends_every_rank(
         submit(train, Watch(has_advanced, interrupt))
     assert (service.state / "cell-1.cancel").exists()
     service.over.set()
-
-
-def test_an_interrupt_while_it_waits_cancels_it(service: Service) -> None:
-    service.never_starts = True
-
-    def waits(state: Any) -> bool:
-        return any("PENDING: master SCHEDULING" in text for text in state.notices)
-
-    with pytest.raises(Cancelled):
-        submit(dict, Watch(waits, interrupt))
-    assert (service.state / "cell-1.cancel").exists()
-
-
-def test_one_that_can_not_be_cancelled_is_named(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.never_starts = True
-    service.how(cancel="refuse")
-    monkeypatch.setattr(workflow, "LAST_LINES_S", 1.0)
-    watch = Watch(lambda state: "PENDING" in "".join(state.notices), interrupt)
-    with pytest.raises(Cancelled, match="could not be cancelled") as caught:
-        submit(dict, watch)
-    assert caught.value.hint == "End it with: osmo workflow cancel cell-1"
-
-
-def test_a_workflow_that_osmo_ends_says_why(service: Service) -> None:
-    service.never_starts = True
-    service.ends_as = "FAILED_IMAGE_PULL"
-    with pytest.raises(RunError, match="its image can't be had: look at --image"):
-        submit(dict, Watch())
 
 
 def test_a_script_runs_as_a_workflow(service: Service, tmp_path: Path) -> None:

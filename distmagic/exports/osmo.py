@@ -24,6 +24,7 @@ _NODE, _RANKS, _START = "node.sh", "ranks.sh", "start_ranks.py"
 _PORT = 29500
 _LARGEST = 1 << 20  # a file of a task is a secret of Kubernetes, which holds so much
 _WAIT_S = 300
+_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OUTPUT_DIR")
 
 
 def files(job: Job) -> tuple[File, ...]:
@@ -144,6 +145,11 @@ def _task(job: Job, place: int, command: Sequence[str]) -> str:
         f'        MASTER_PORT: "{job.spec.master_port or _PORT}"',
         f'        NODE_RANK: "{place}"',
         '        OUTPUT_DIR: "{{output}}"',
+        # For a script or notebook of distmagic that runs inside the tasks: clusters/inside/osmo.py.
+        '        DISTMAGIC_WORKFLOW: "{{workflow_id}}"',
+        '        DISTMAGIC_MASTER_ADDR: "{{host:master}}"',
+        f'        DISTMAGIC_NNODES: "{job.nodes}"',
+        f'        DISTMAGIC_NODE_RANK: "{place}"',
     ]
     if job.secrets:
         lines += ["      credentials:", f"        {quoting.yaml(_credential(job))}:"]
@@ -178,7 +184,9 @@ def _inline(job: Job, scripts: Sequence[File]) -> str:
 def _begin(job: Job, what: str) -> list[str]:
     """Return the first lines of a task's script: variables, the master's name, and the folder in which ranks begin."""
     lines = [
-        f"# What each task runs: {what}. MASTER_ADDR, MASTER_PORT, NODE_RANK and OUTPUT_DIR are the workflow's.",
+        f"# What each task runs: {what}.",
+        parts.require(_VARIABLES, "the workflow"),
+        parts.below("NODE_RANK", str(job.nodes)),
         *parts.exports(job.variables),
     ]
     if job.request.setup:

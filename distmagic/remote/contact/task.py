@@ -130,7 +130,7 @@ class Task:
         self._next()  # the facts, for which nobody has asked here
         self._send(self._start)
         is_stopping = False
-        renewed_at = time.monotonic()
+        renewed_at = flushed_at = time.monotonic()
         while True:
             message = self._next(_EVERY_S)
             now = time.monotonic()
@@ -140,12 +140,14 @@ class Task:
             if now - renewed_at > self._start.terms.lease_s / 4:
                 renewed_at = now
                 self._send(protocol.RenewLease())
-            if message is None:
+            if now - flushed_at >= _EVERY_S:
+                flushed_at = now
                 self._log.flush()
-            elif isinstance(message, protocol.AgentGone | protocol.Refused):
+            if message is None:
+                continue
+            if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break
-            else:
-                self._take(message)
+            self._take(message)
         self._log.flush()
         if message.error:
             text = f"its agent says: {message.error}"
